@@ -1,0 +1,128 @@
+/* One table of calls to a device; the only way that anything above reaches one.
+ *
+ *     driver_cuda.c   the CUDA driver API through dlopen: a GPU, or the simulated library
+ *     driver_host.c   the CPU: jemalloc memory, worker threads as streams
+ *
+ * Rules: every call returns a tn_status and on failure has recorded the failed call by name with
+ * the native code (tn__fail) and cleared any sticky error of the driver. Calls are thread-safe
+ * and make the right device current themselves. Each is counted in the device's statistics.
+ * Sizes and addresses of the VMM calls are multiples of the granularity. A `tn_stream` that the
+ * driver does not know is the caller's fault: the driver may return TN_INVALID_ARGUMENT.
+ */
+#ifndef TENURE_DRIVER_H
+#define TENURE_DRIVER_H
+
+#include "error.h"
+
+typedef struct tn__driver_device tn__driver_device; /* a driver's own state for one device */
+typedef uint64_t tn__handle;                        /* physical memory */
+typedef void *tn__event;
+typedef void *tn__function; /* a kernel of a loaded module */
+typedef void (*tn__host_task)(void *argument);
+
+/* What a simulated kernel does to memory: enough to find races and to model time. */
+typedef struct tn__range {
+    const void *address;
+    size_t bytes;
+    int is_write;
+} tn__range;
+
+typedef struct tn__launch {
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    void **parameters; /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
+} tn__launch;
+
+typedef struct tn__driver {
+    const char *name; /* "cuda" or "host" */
+
+    /* Opens a device; info is filled. Closing a device after the driver is gone is a no-op. */
+    tn_status (*open)(const tn_device_config *config, tn_device_info *info,
+                      tn__driver_device **out);
+    void (*close)(tn__driver_device *device);
+    tn_status (*memory_info)(tn__driver_device *device, size_t *free_bytes, size_t *total_bytes);
+    tn_status (*synchronize)(tn__driver_device *device);
+
+    /* Plain memory. Out of memory is TN_OUT_OF_DEVICE_MEMORY. */
+    tn_status (*mem_alloc)(tn__driver_device *device, size_t bytes, void **out);
+    tn_status (*mem_free)(tn__driver_device *device, void *address);
+
+    /* Virtual memory management; NULL where info.supports_vmm is 0. One handle maps whole. */
+    tn_status (*address_reserve)(tn__driver_device *device, size_t bytes, void **out);
+    tn_status (*address_free)(tn__driver_device *device, void *address, size_t bytes);
+    tn_status (*mem_create)(tn__driver_device *device, size_t bytes, tn__handle *out);
+    tn_status (*mem_release)(tn__driver_device *device, tn__handle handle, size_t bytes);
+    tn_status (*mem_map)(tn__driver_device *device, void *address, size_t bytes,
+                         tn__handle handle);
+    tn_status (*mem_set_access)(tn__driver_device *device, void *address, size_t bytes);
+    tn_status (*mem_unmap)(tn__driver_device *device, void *address, size_t bytes);
+
+    /* Streams and events. stream_id tells apart streams that share a handle value (per-thread
+     * default streams) or re-use one (destroyed and made again); it never repeats. */
+    tn_status (*stream_create)(tn__driver_device *device, tn_stream *out);
+    tn_status (*stream_destroy)(tn__driver_device *device, tn_stream stream);
+    tn_status (*stream_id)(tn__driver_device *device, tn_stream stream, uint64_t *out);
+    tn_status (*stream_synchronize)(tn__driver_device *device, tn_stream stream);
+    tn_status (*stream_is_capturing)(tn__driver_device *device, tn_stream stream, int *out);
+    tn_status (*event_create)(tn__driver_device *device, tn__event *out);
+    tn_status (*event_destroy)(tn__driver_device *device, tn__event event);
+    tn_status (*event_record)(tn__driver_device *device, tn__event event, tn_stream stream);
+    tn_status (*event_is_done)(tn__driver_device *device, tn__event event, int *out);
+    tn_status (*event_synchronize)(tn__driver_device *device, tn__event event);
+    tn_status (*stream_wait_event)(tn__driver_device *device, tn_stream stream, tn__event event);
+
+    /* Work in stream order. */
+    tn_status (*copy)(tn__driver_device *device, void *dst, const void *src, size_t bytes,
+                      tn_stream stream);
+    tn_status (*fill)(tn__driver_device *device, void *dst, unsigned char byte, size_t bytes,
+                      tn_stream stream);
+    /* Runs task(argument) in stream order on a host thread; the task makes no driver call. */
+    tn_status (*host_task)(tn__driver_device *device, tn__host_task task, void *argument,
+                           tn_stream stream);
+    /* Real CUDA only, else NULL: a module (cubin, fatbin or PTX image), its kernels, a launch. */
+    tn_status (*module_load)(tn__driver_device *device, const void *image, void **out);
+    tn_status (*module_unload)(tn__driver_device *device, void *module);
+    tn_status (*module_function)(tn__driver_device *device, void *module, const char *name,
+                                 tn__function *out);
+    tn_status (*launch)(tn__driver_device *device, tn__function function,
+                        const tn__launch *launch, tn_stream stream);
+    /* Makes the device current on this thread for libraries that need it (cuBLASLt). */
+    tn_status (*make_current)(tn__driver_device *device);
+    /* Simulated CUDA only, else NULL: declares a kernel that touches ranges for duration_us. */
+    tn_status (*ghost_launch)(tn__driver_device *device, const char *kernel,
+                              const tn__range *ranges, size_t range_count, double duration_us,
+                              tn_stream stream);
+    /* Simulated CUDA only, else NULL: a pool hands [address, +bytes) out for use on `stream`; what
+     * touched it before must happen-before this point. Costs no virtual time. */
+    tn_status (*note_take)(tn__driver_device *device, const void *address, size_t bytes,
+                           tn_stream stream);
+    /* Microseconds since some start: the wall clock, or the simulated device's virtual clock
+     * as the host sees it. */
+    double (*now_us)(tn__driver_device *device);
+
+    tn_status (*stats)(tn__driver_device *device, tn_driver_stats *out);
+} tn__driver;
+
+TN_SISTER_API extern const tn__driver tn__driver_cuda;
+TN_SISTER_API extern const tn__driver tn__driver_host;
+
+/* What a tn_device is, for the layers of this library: see device.c. */
+TN_SISTER_API const tn__driver *tn__device_driver(const tn_device *device);
+TN_SISTER_API tn__driver_device *tn__device_state(const tn_device *device);
+
+/* Counts users (pools) that keep tn_device_destroy from closing the device. */
+TN_SISTER_API void tn__device_retain(tn_device *device);
+TN_SISTER_API void tn__device_release(tn_device *device);
+
+/* 1 once driver calls must no longer be made: after exit began or in a forked child. */
+TN_SISTER_API int tn__driver_is_gone(void);
+
+/* A pool asks to hear when one of our streams ends (after its work is done). The callback runs
+ * with no lock of device.c held. */
+typedef void (*tn__stream_end_callback)(void *argument, tn_stream stream, uint64_t stream_id);
+tn_status tn__device_watch_streams(tn_device *device, tn__stream_end_callback callback,
+                                   void *argument);
+void tn__device_unwatch_streams(tn_device *device, void *argument);
+
+#endif

@@ -1,0 +1,50 @@
+/* The options: one table makes the struct, the TENURE_ variables, the help and the docs table.
+ *
+ * Read once from the environment at first use; a bad value warns on stderr with name, value and
+ * the accepted form and keeps the default, or with TENURE_STRICT=1 ends the process (exit 2).
+ */
+#ifndef TENURE_OPTIONS_H
+#define TENURE_OPTIONS_H
+
+#include "error.h"
+
+/* X(kind, field, "VARIABLE", "alias" or NULL, default as text, "meaning") */
+#define TN_OPTION_TABLE(X)                                                                       \
+    X(BOOL, strict, "TENURE_STRICT", NULL, "0", "a bad option value ends the process")           \
+    X(BOOL, verbose, "TENURE_VERBOSE", NULL, "0", "print version, driver and options at start")  \
+    X(CHOICE, driver, "TENURE_DRIVER", NULL, "auto", "auto, cuda or host")                       \
+    X(TEXT, cuda_library, "TENURE_CUDA_LIBRARY", NULL, "libcuda.so.1", "the CUDA driver to load") \
+    X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "2MiB", "physical handle size of VMM pools")  \
+    X(SIZE, host_memory_bytes, "TENURE_HOST_MEMORY", NULL, "16GiB",                              \
+      "device memory that the host driver offers")                                               \
+    X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")        \
+    X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                       \
+      "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                              \
+      "drop the columnwise plane of frozen 2D weights after dgrad")
+
+typedef enum tn__driver_choice {
+    TN__DRIVER_CHOICE_AUTO,
+    TN__DRIVER_CHOICE_CUDA,
+    TN__DRIVER_CHOICE_HOST
+} tn__driver_choice;
+
+typedef struct tn__options {
+    int strict;
+    int verbose;
+    int driver; /* tn__driver_choice */
+    const char *cuda_library;
+    size_t page_bytes;
+    size_t host_memory_bytes;
+    const char *trace;
+    int release_frozen_columnwise;
+} tn__options;
+
+TN_SISTER_API const tn__options *tn__options_get(void);
+
+/* Reads the environment again; for tests, while nothing else runs. */
+TN_SISTER_API void tn__options_reload(void);
+
+/* "2MiB", "512", "1.5GiB": 1 and *bytes on success, 0 if the text is no size. */
+TN_SISTER_API int tn__parse_size(const char *text, size_t *bytes);
+
+#endif

@@ -1,0 +1,80 @@
+/* Control interface of the simulated CUDA driver, libtenure-simcuda.so.
+ *
+ * The library exports the cu* calls that driver_cuda.c makes and, besides, these. Programs reach
+ * them with dlsym on the library that they pass as cuda_library; driver_cuda.c itself looks up
+ * tnsim_launch to tell a simulated device from a real one. State is per process and per loaded
+ * library. The environment sets the defaults that tnsim_configure overrides:
+ * TENURE_SIM_MEMORY, TENURE_SIM_DEVICES, TENURE_SIM_BACKED.
+ */
+#ifndef TENURE_SIMCUDA_H
+#define TENURE_SIMCUDA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tnsim_config {
+    size_t size;
+    size_t memory_bytes;      /* of each device; 0: 139 GiB */
+    int device_count;         /* 0: 1 */
+    int backed;               /* 1: memory can be touched by the host, poisoned, red zones */
+    size_t granularity_bytes; /* 0: 2 MiB */
+    size_t address_space_bytes; /* 0: 128 TiB; reserving beyond it fails */
+    uint64_t seed;            /* of stalls and all else random */
+} tnsim_config;
+
+/* Clears everything (also leaks) and starts again with this configuration. */
+int tnsim_configure(const tnsim_config *config);
+
+typedef struct tnsim_range {
+    const void *address;
+    size_t bytes;
+    int is_write;
+} tnsim_range;
+
+/* Declares a kernel on a stream: what it reads and writes and how long it runs (virtual time).
+ * Touching memory that is not mapped is a CUDA error 700; conflicting unordered touches race. */
+int tnsim_launch(void *stream, const char *kernel, const tnsim_range *ranges, size_t range_count,
+                 double duration_us);
+
+/* The caller takes [address, +bytes) into use on `stream`: everything that touched it before
+ * must happen-before this point, else it is a race. What an allocator hands out is declared so. */
+int tnsim_take(void *stream, const void *address, size_t bytes);
+
+/* Fails the nth call from now (1 is the next) of `call` ("cuMemMap"; NULL: any call) with
+ * `code`; if and_after, all later ones too. nth 0 ends it. */
+int tnsim_fault(const char *call, long nth, int and_after, int code);
+
+/* Calls so far of `call`, or of all for NULL. */
+uint64_t tnsim_call_count(const char *call);
+
+/* The device shrinks to `bytes`: later creates beyond it fail. */
+int tnsim_set_memory(int device, size_t bytes);
+
+/* The stream does nothing until released. */
+int tnsim_stall(void *stream, int stalled);
+
+uint64_t tnsim_race_count(void);
+/* Words and both stacks of race `index`, NULL if there is none such. */
+const char *tnsim_race_text(uint64_t index);
+
+/* Virtual clock of the host side, and the part spent in memory calls, microseconds. */
+double tnsim_now_us(void);
+double tnsim_memory_call_us(void);
+
+/* Physical memory in use and its peak on a device. */
+size_t tnsim_physical_bytes(int device);
+size_t tnsim_physical_peak_bytes(int device);
+
+/* What an unload now would complain of: handles, mappings, reservations, streams, events and
+ * unfinished work that are left. 0 if clean; writes words to text. At unload the same check
+ * prints to stderr, and ends the process with status 97 if TENURE_SIM_STRICT_UNLOAD=1. */
+int tnsim_leftovers(char *text, size_t text_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,115 @@
+/* The seam between the ops' front (checks, leases, scratch) and their three implementations.
+ *
+ *     op_*.c         front: one file per family, public functions, device-independent
+ *     host_*.c       the definition; runs as a host task in stream order
+ *     cuda_*.c/.cu   kernels and cuBLASLt; kernels are loaded from an embedded fatbin
+ *     ghost_*.c      declares ranges and a roofline time to the simulated device
+ *
+ * Each table has one function per op. They get addresses that are valid until the work now on
+ * `stream` is done, never allocate, never wait, and are called only with elements to work on.
+ */
+#ifndef TENURE_OP_KERNELS_H
+#define TENURE_OP_KERNELS_H
+
+#include "../alloc/driver.h"
+#include "tenure_ops.h"
+
+/* A plain matrix or vector in device memory. */
+typedef struct tn__matrix {
+    tn_dtype dtype;
+    void *data;
+    int64_t rows;
+    int64_t cols; /* row-major, stride cols */
+} tn__matrix;
+
+typedef struct tn__quantize_work {
+    tn__matrix src;
+    tn_format format; /* 1D or 2D */
+    tn_scale_mode scale_mode;
+    tn_dtype dtype; /* E4M3 or E5M2 */
+    float amax_epsilon;
+    int has_row, has_col;
+    tn_plane_view row, col;
+} tn__quantize_work;
+
+typedef struct tn__dequantize_work {
+    tn_format format;
+    tn_plane_view src; /* ROW or COL */
+    tn__matrix dst;    /* M x K */
+} tn__dequantize_work;
+
+typedef struct tn__transpose_work {
+    tn_plane_view from;
+    tn_plane_view to;
+} tn__transpose_work;
+
+/* How an FP8 operand is scaled, seen as a matrix of R rows by `contracted` columns. */
+typedef enum tn__operand_kind {
+    TN__OPERAND_PLAIN = 0,
+    TN__OPERAND_VECTOR, /* one scale per row and 128 of the contracted dimension: [k/128][r] */
+    TN__OPERAND_TILE    /* one scale per 128 x 128: [r/128][k/128] */
+} tn__operand_kind;
+
+typedef struct tn__operand {
+    tn__operand_kind kind;
+    tn_dtype dtype;
+    const void *data;
+    int is_transposed; /* PLAIN only: stored [contracted, rows] instead of [rows, contracted] */
+    int64_t rows;
+    const float *scale;
+    int64_t scale_stride;
+} tn__operand;
+
+/* d [a.rows, b.rows] = (accumulate ? d : 0) + sum over k of a[r, k] * b[c, k] */
+typedef struct tn__gemm_work {
+    tn__operand a;
+    tn__operand b;
+    int64_t contracted;
+    tn__matrix d;
+    int accumulate;
+    void *scratch; /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
+    size_t scratch_bytes;
+} tn__gemm_work;
+
+typedef struct tn__axpy_work {
+    tn__matrix x, y;
+    float alpha;
+} tn__axpy_work;
+
+typedef struct tn__embed_work {
+    const unsigned char *tokens;
+    tn__matrix table, y;
+} tn__embed_work;
+
+typedef struct tn__cross_entropy_work {
+    tn__matrix logits, dlogits;
+    const unsigned char *targets;
+    float *loss;
+} tn__cross_entropy_work;
+
+typedef struct tn__op_table {
+    const char *name; /* "host", "cuda", "ghost" */
+    tn_status (*quantize)(tn_device *device, const tn__quantize_work *work, tn_stream stream);
+    tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work,
+                            tn_stream stream);
+    tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
+    /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
+    tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);
+    tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+    /* contracted == 0: d = accumulate ? d : 0 is done by the front with a fill. */
+    tn_status (*axpy)(tn_device *device, const tn__axpy_work *work, tn_stream stream);
+    tn_status (*convert)(tn_device *device, const tn__matrix *x, const tn__matrix *y,
+                         tn_stream stream);
+    tn_status (*embed)(tn_device *device, const tn__embed_work *work, tn_stream stream);
+    tn_status (*cross_entropy)(tn_device *device, const tn__cross_entropy_work *work,
+                               tn_stream stream);
+} tn__op_table;
+
+extern const tn__op_table tn__op_table_host;
+extern const tn__op_table tn__op_table_cuda; /* every call TN_UNSUPPORTED without kernels */
+extern const tn__op_table tn__op_table_ghost;
+
+/* The table for a device; NULL never. */
+const tn__op_table *tn__op_table_of(tn_device *device);
+
+#endif

@@ -1,0 +1,201 @@
+/* Tenure: FP8 block-scaled operations on tensors: casts, GEMMs, a Linear layer.
+ *
+ *     tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+ *     quantize.src = activation;                       (PLAIN, bf16, M x K)
+ *     quantize.dst = quantized;                        (FP8_BLOCK_1D)
+ *     quantize.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+ *     tn_quantize(&quantize, stream);                  (reads the source once)
+ *
+ *     tn_gemm_args gemm = TN_GEMM_ARGS_INIT;
+ *     gemm.form = TN_GEMM_FPROP;
+ *     gemm.a = quantized, gemm.b = weight, gemm.d = output, gemm.scope = op_scope;
+ *     tn_gemm(&gemm, stream);
+ *
+ * Rules for every op: inputs and outputs are tensors whose planes are leased for the length of
+ * the call; work goes on `stream`, the call never waits for the device; scratch lives in the
+ * scope that the caller names and is freed in stream order before the call returns; any sizes,
+ * a tensor without elements is success without a launch; a call that fails has put no result
+ * anywhere (an output plane that it made is freed again). Three implementations beside each
+ * other, chosen by the device: host (the definition), CUDA, and a ghost of it on the simulated
+ * device, which moves no data but touches the same ranges for the time it would take.
+ *
+ * Errors of all: TN_STALE_HANDLE, TN_INVALID_ARGUMENT (shapes, formats, dtypes: the text gives
+ * both sides), TN_IN_USE (an output is leased), TN_UNSUPPORTED (no kernels in this build, or no
+ * such GEMM on this GPU), out of memory, TN_DRIVER_ERROR. Thread-safe for distinct tensors.
+ */
+#ifndef TENURE_OPS_H
+#define TENURE_OPS_H
+
+#include "tenure_tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- casts -------------------------------------------------------------------------------- */
+
+/* Quantizes PLAIN src (fp32, bf16 or fp16) to the FP8 tensor dst of the same rows and columns.
+ * For each 1x128 (1D ROW), 128x1 (1D COL) or 128x128 (2D) block of valid elements:
+ *
+ *     amax      = max of |x|, NaN ignored, at least amax_epsilon
+ *     scale     = 1 if amax is 0, infinite or NaN, else max_of_format / amax (rounded to
+ *                 nearest), at most the largest finite number of src's type,
+ *                 and in POW2 mode rounded down to a power of two
+ *     q         = cast(x * scale), round to nearest even, saturating, NaN kept, -0 kept
+ *     stored    = 1 / scale
+ *
+ * as TransformerEngine's block-scaling recipe does, to the bit. Padding of scales is 0. */
+enum { TN_QUANTIZE_ROW = 1, TN_QUANTIZE_COL = 2 };
+
+typedef struct tn_quantize_args {
+    size_t size;
+    tn_tensor src;
+    tn_tensor dst;
+    unsigned planes;    /* TN_QUANTIZE_ROW, TN_QUANTIZE_COL or both; 0 means ROW */
+    float amax_epsilon; /* finite, at least 0 */
+} tn_quantize_args;
+#define TN_QUANTIZE_ARGS_INIT {sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f}
+
+TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
+
+/* dst (PLAIN fp32, bf16 or fp16, same rows and columns) = q * stored scale of the ROW or COL
+ * plane of src, in fp32, rounded to nearest even to dst's type. */
+typedef struct tn_dequantize_args {
+    size_t size;
+    tn_tensor src;
+    tn_plane plane; /* TN_PLANE_ROW or TN_PLANE_COL; DATA (0) means ROW */
+    tn_tensor dst;
+} tn_dequantize_args;
+#define TN_DEQUANTIZE_ARGS_INIT {sizeof(tn_dequantize_args), {0}, TN_PLANE_DATA, {0}}
+
+TN_API TN_MUST_USE tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream);
+
+/* Makes the missing plane of a 2D tensor from the other one: data and scales transposed, exact.
+ * The same as tn_plane_require(tensor, to, stream), which uses it. */
+typedef struct tn_transpose_args {
+    size_t size;
+    tn_tensor tensor;
+    tn_plane to; /* TN_PLANE_ROW or TN_PLANE_COL */
+} tn_transpose_args;
+#define TN_TRANSPOSE_ARGS_INIT {sizeof(tn_transpose_args), {0}, TN_PLANE_COL}
+
+TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stream stream);
+
+/* ---- GEMM --------------------------------------------------------------------------------- */
+
+/*     form    D           A                     B
+ *     FPROP   y [M, N]    x  [M, K], ROW, 1D    w [N, K], ROW, 2D or 1D
+ *     DGRAD   dx [M, K]   dy [M, N], ROW, 1D    w [N, K], COL, 2D
+ *     WGRAD   dw [N, K]   dy [M, N], COL, 1D    x [M, K], COL, 1D
+ *
+ * D = A B^T, A B, A^T B: of the dequantized values, in fp32, written in D's type (fp32, bf16 or
+ * fp16), or added to D if `accumulate`. A and B both FP8, or both PLAIN of one type (bf16, fp16,
+ * fp32): then the same forms on DATA. E5M2 x E5M2 is TN_UNSUPPORTED. A plane of B that is absent
+ * is derived where it can be and stays by the policy of its tensor.
+ *
+ * Host FP8, for each block of 128 along the contracted dimension (tail shorter): p = sum of
+ * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); at the end one rounding to
+ * D's type; accumulate adds after that rounding. CUDA: cuBLASLt's block-scaled kernels. */
+typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn_gemm_form;
+
+typedef struct tn_gemm_args {
+    size_t size;
+    tn_gemm_form form;
+    tn_tensor a;
+    tn_tensor b;
+    tn_tensor d;
+    int accumulate;
+    tn_scope scope; /* for scratch (workspace, padded operands) */
+} tn_gemm_args;
+#define TN_GEMM_ARGS_INIT {sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}}
+
+TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);
+
+/* ---- small operations of a trainer ---------------------------------------------------------- */
+
+/* y = alpha * x + y, element by element, in fp32, rounded once; PLAIN, any mix of types. */
+typedef struct tn_axpy_args {
+    size_t size;
+    tn_tensor x;
+    tn_tensor y;
+    float alpha;
+} tn_axpy_args;
+#define TN_AXPY_ARGS_INIT {sizeof(tn_axpy_args), {0}, {0}, 1.0f}
+TN_API TN_MUST_USE tn_status tn_axpy(const tn_axpy_args *args, tn_stream stream);
+
+/* y = x in y's type, rounded to nearest even; PLAIN, same element count. */
+typedef struct tn_convert_args {
+    size_t size;
+    tn_tensor x;
+    tn_tensor y;
+} tn_convert_args;
+#define TN_CONVERT_ARGS_INIT {sizeof(tn_convert_args), {0}, {0}}
+TN_API TN_MUST_USE tn_status tn_convert(const tn_convert_args *args, tn_stream stream);
+
+/* y[t, :] = table[tokens[t], :]; tokens are TN_BYTE [T], table PLAIN [256, H], y [T, H] of the
+ * table's type. */
+typedef struct tn_embed_args {
+    size_t size;
+    tn_tensor tokens;
+    tn_tensor table;
+    tn_tensor y;
+} tn_embed_args;
+#define TN_EMBED_ARGS_INIT {sizeof(tn_embed_args), {0}, {0}, {0}}
+TN_API TN_MUST_USE tn_status tn_embed(const tn_embed_args *args, tn_stream stream);
+
+/* loss[t] = -log softmax(logits[t, :])[targets[t]] (fp32 [T]); dlogits = (softmax - one_hot) / T
+ * in dlogits' type. logits PLAIN [T, V], V at most 65536; targets TN_BYTE [T] (V >= 256). The
+ * order of all sums is fixed: the same input gives the same bits. */
+typedef struct tn_cross_entropy_args {
+    size_t size;
+    tn_tensor logits;
+    tn_tensor targets;
+    tn_tensor loss;
+    tn_tensor dlogits;
+} tn_cross_entropy_args;
+#define TN_CROSS_ENTROPY_ARGS_INIT {sizeof(tn_cross_entropy_args), {0}, {0}, {0}, {0}}
+TN_API TN_MUST_USE tn_status tn_cross_entropy(const tn_cross_entropy_args *args,
+                                              tn_stream stream);
+
+/* ---- Linear layer --------------------------------------------------------------------------- */
+
+/* y = x w^T with block-scaled FP8: x [M, K] PLAIN is quantized to 1D ROW in scratch, w [N, K] is
+ * FP8_BLOCK_2D. If the weight is trainable, `saved_x` (an FP8_BLOCK_1D tensor without planes that
+ * the caller made in its saved-for-backward scope) receives x's COL plane, which wgrad reads;
+ * for a frozen weight nothing is saved and saved_x is {0}. */
+typedef struct tn_linear_forward_args {
+    size_t size;
+    tn_tensor x;
+    tn_tensor weight;
+    tn_tensor y;
+    tn_tensor saved_x;
+    tn_scope scope;
+} tn_linear_forward_args;
+#define TN_LINEAR_FORWARD_ARGS_INIT \
+    {sizeof(tn_linear_forward_args), {0}, {0}, {0}, {0}, {0}}
+TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *args,
+                                               tn_stream stream);
+
+/* dx = dy w (skipped if dx is {0}) and dw = dy^T x (skipped if dw is {0}; needs saved_x). dgrad
+ * reads w's COL plane, deriving it if it is absent, and calls tn_plane_release on it directly
+ * after, also on a layer that computes no dgrad. dy is quantized once for both. saved_x is not
+ * freed: it ends with its scope. */
+typedef struct tn_linear_backward_args {
+    size_t size;
+    tn_tensor dy;
+    tn_tensor weight;
+    tn_tensor saved_x;
+    tn_tensor dx;
+    tn_tensor dw;
+    int accumulate_dw;
+    tn_scope scope;
+} tn_linear_backward_args;
+#define TN_LINEAR_BACKWARD_ARGS_INIT \
+    {sizeof(tn_linear_backward_args), {0}, {0}, {0}, {0}, {0}, 0, {0}}
+TN_API TN_MUST_USE tn_status tn_linear_backward(const tn_linear_backward_args *args,
+                                                tn_stream stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,310 @@
+/* Tenure: tensors that own their planes, leases to use them, scopes to bound them, a ledger.
+ *
+ *     tn_scope model, op;
+ *     tn_tensor weight;
+ *     tn_lease lease;
+ *     tn_plane_view view;
+ *     tn_scope_config scope_config = TN_SCOPE_CONFIG_INIT;
+ *     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+ *     scope_config.pool = pool;
+ *     tn_scope_create(&scope_config, &model);
+ *     config.format = TN_FORMAT_FP8_BLOCK_2D;
+ *     config.dtype = TN_E4M3;
+ *     config.rank = 2, config.shape[0] = 4096, config.shape[1] = 4096;
+ *     tn_tensor_create(model, &config, &weight);             (no plane yet: 0 bytes)
+ *     tn_lease_begin(weight, TN_PLANE_ROW, TN_WRITE, stream, &lease, &view);
+ *     ... work on `stream` writes view.data and view.scale ...
+ *     tn_lease_end(lease);                                   (the plane is valid, the use known)
+ *     tn_scope_close(model);                                 (everything in it is freed)
+ *
+ * A tensor is flattened to a matrix of M rows (all dimensions but the last) and K columns (the
+ * last). A *plane* is one complete copy of its values with the scales that belong to it:
+ *
+ *     DATA  M x K elements of a high-precision type, row-major
+ *     ROW   M x K FP8 row-major, and its scales
+ *     COL   K x M FP8 row-major (stored transposed), and its scales
+ *
+ * Scale layouts (fp32 dequantization scales, row-major; up4 rounds up to a multiple of 4; what
+ * is beyond the valid part is written as 0):
+ *
+ *     1D ROW [ceil(K/128), up4(M)]   scale of (m, k) at [k/128][m]
+ *     1D COL [ceil(M/128), up4(K)]   scale of (m, k) at [m/128][k]
+ *     2D ROW [ceil(M/128), up4(ceil(K/128))]   at [m/128][k/128]
+ *     2D COL [ceil(K/128), up4(ceil(M/128))]   at [k/128][m/128]
+ *
+ * Only the tensor owns plane memory and only a lease gives an address. Handles are values with a
+ * generation: one that is not alive is TN_STALE_HANDLE, never undefined behaviour; {0} is none.
+ *
+ * Threads: handles may be used from any thread; one tensor, and one scope's list of tensors, by
+ * one thread at a time. Leases may be ended by any thread.
+ */
+#ifndef TENURE_TENSOR_H
+#define TENURE_TENSOR_H
+
+#include "tenure_alloc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tn_scope {
+    uint64_t value;
+} tn_scope;
+typedef struct tn_tensor {
+    uint64_t value;
+} tn_tensor;
+typedef struct tn_lease {
+    uint64_t value;
+} tn_lease;
+
+/* ---- formats ------------------------------------------------------------------------------ */
+
+typedef enum tn_dtype {
+    TN_FP32 = 0,
+    TN_BF16,
+    TN_FP16,
+    TN_E4M3, /* 4 exponent, 3 mantissa bits, maximum 448, NaN but no infinity */
+    TN_E5M2, /* 5 exponent, 2 mantissa bits, maximum 57344 */
+    TN_BYTE, /* bytes without a meaning: workspaces, token ids */
+    TN_DTYPE_COUNT
+} tn_dtype;
+
+typedef enum tn_format {
+    TN_FORMAT_PLAIN = 0,    /* DATA in fp32, bf16, fp16 or bytes */
+    TN_FORMAT_FP8_BLOCK_1D, /* ROW scaled 1x128, COL scaled 128x1: COL is not derived from ROW */
+    TN_FORMAT_FP8_BLOCK_2D, /* ROW and COL scaled 128x128: each is the other's exact transpose */
+    TN_FORMAT_COUNT
+} tn_format;
+
+typedef enum tn_plane { TN_PLANE_DATA = 0, TN_PLANE_ROW, TN_PLANE_COL, TN_PLANE_COUNT } tn_plane;
+
+typedef enum tn_scale_mode {
+    TN_SCALE_POW2 = 0, /* scales are powers of two */
+    TN_SCALE_FP32
+} tn_scale_mode;
+
+/* How long the derived plane of a 2D tensor (the one that was made from the other) lives. */
+typedef enum tn_plane_policy {
+    TN_POLICY_DEFAULT = 0,    /* frozen weights: TENURE_RELEASE_FROZEN_COLUMNWISE, else KEEP */
+    TN_POLICY_KEEP,           /* until dropped */
+    TN_POLICY_UNTIL_LAST_USE  /* dropped, in stream order, when tn_plane_release is called */
+} tn_plane_policy;
+
+TN_API const char *tn_dtype_name(tn_dtype dtype);
+TN_API const char *tn_format_name(tn_format format);
+TN_API const char *tn_plane_name(tn_plane plane);
+TN_API size_t tn_dtype_bytes(tn_dtype dtype);
+
+/* ---- scopes ------------------------------------------------------------------------------- */
+
+typedef enum tn_scope_kind {
+    TN_SCOPE_PROCESS = 0,
+    TN_SCOPE_MODEL,
+    TN_SCOPE_STEP,
+    TN_SCOPE_LAYER,
+    TN_SCOPE_OP,
+    TN_SCOPE_SAVED /* saved for backward */
+} tn_scope_kind;
+
+typedef struct tn_scope_config {
+    size_t size;
+    tn_pool *pool;   /* of a root scope; NULL in a child: its parent's */
+    tn_scope parent; /* {0}: a root scope */
+    tn_scope_kind kind;
+    const char *name; /* copied */
+} tn_scope_config;
+#define TN_SCOPE_CONFIG_INIT {sizeof(tn_scope_config), NULL, {0}, TN_SCOPE_PROCESS, NULL}
+
+TN_API TN_MUST_USE tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out);
+
+/* Destroys the tensors in the scope and in its children, and those scopes, in stream order.
+ * TN_IN_USE if any plane in it is leased: nothing is destroyed, and the text names tensor, plane
+ * and the lease's stream. {0} is a no-op. */
+TN_API tn_status tn_scope_close(tn_scope scope);
+
+/* ---- tensors ------------------------------------------------------------------------------ */
+
+#define TN_RANK_MAX 8
+
+typedef struct tn_tensor_config {
+    size_t size;
+    tn_format format;
+    tn_dtype dtype;           /* element type of its planes */
+    int rank;                 /* 0 is one element */
+    int64_t shape[TN_RANK_MAX]; /* any may be 0 */
+    tn_scale_mode scale_mode;
+    tn_plane_policy policy;
+    int frozen;               /* 1: no gradient of it is wanted */
+    const char *name;         /* copied */
+} tn_tensor_config;
+#define TN_TENSOR_CONFIG_INIT                                                              \
+    {                                                                                      \
+        sizeof(tn_tensor_config), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, TN_SCALE_POW2,         \
+            TN_POLICY_DEFAULT, 0, NULL                                                     \
+    }
+
+/* A tensor with no planes. TN_INVALID_ARGUMENT names what does not fit (FP8 format with a
+ * high-precision dtype, a size that overflows, ...). */
+TN_API TN_MUST_USE tn_status tn_tensor_create(tn_scope scope, const tn_tensor_config *config,
+                                              tn_tensor *out);
+
+/* Frees all planes in the order of `stream` and ends the handle. TN_IN_USE while leased.
+ * {0} is a no-op. */
+TN_API tn_status tn_tensor_destroy(tn_tensor tensor, tn_stream stream);
+
+typedef struct tn_tensor_info {
+    size_t size;
+    tn_format format;
+    tn_dtype dtype;
+    int rank;
+    int64_t shape[TN_RANK_MAX];
+    int64_t rows; /* M */
+    int64_t cols; /* K */
+    tn_scale_mode scale_mode;
+    tn_plane_policy policy; /* DEFAULT resolved to what it means */
+    int frozen;
+    tn_scope scope;
+    tn_pool *pool;
+    const char *name; /* as long as the tensor lives */
+} tn_tensor_info;
+#define TN_TENSOR_INFO_INIT \
+    {sizeof(tn_tensor_info), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, 0, 0, TN_SCALE_POW2, \
+     TN_POLICY_DEFAULT, 0, {0}, NULL, NULL}
+
+TN_API TN_MUST_USE tn_status tn_tensor_info_get(tn_tensor tensor, tn_tensor_info *out);
+
+/* From now on no gradient of it is wanted (or again wanted). */
+TN_API TN_MUST_USE tn_status tn_tensor_set_frozen(tn_tensor tensor, int frozen);
+TN_API TN_MUST_USE tn_status tn_tensor_set_policy(tn_tensor tensor, tn_plane_policy policy);
+
+/* Into another scope of the same pool: how outputs outlive the scope that made them. */
+TN_API TN_MUST_USE tn_status tn_tensor_move(tn_tensor tensor, tn_scope scope);
+
+/* ---- planes ------------------------------------------------------------------------------- */
+
+typedef enum tn_plane_state {
+    TN_PLANE_ABSENT = 0, /* no memory */
+    TN_PLANE_ALLOCATED,  /* memory, contents undefined */
+    TN_PLANE_VALID,
+    TN_PLANE_STALE       /* another plane has been written since */
+} tn_plane_state;
+
+typedef struct tn_plane_layout {
+    int64_t rows; /* as stored: COL has K rows */
+    int64_t cols;
+    size_t data_bytes;
+    int64_t scale_rows; /* 0: no scales */
+    int64_t scale_cols; /* valid columns of a scale row */
+    int64_t scale_stride; /* floats from one scale row to the next */
+    size_t scale_bytes;
+} tn_plane_layout;
+
+/* Shape and bytes of a plane, present or not. TN_INVALID_ARGUMENT if the format has none such. */
+TN_API TN_MUST_USE tn_status tn_plane_layout_get(tn_tensor tensor, tn_plane plane,
+                                                 tn_plane_layout *out);
+TN_API TN_MUST_USE tn_status tn_plane_state_get(tn_tensor tensor, tn_plane plane,
+                                                tn_plane_state *out);
+
+/* Allocates the plane, contents undefined; success if it has memory already. */
+TN_API TN_MUST_USE tn_status tn_plane_make(tn_tensor tensor, tn_plane plane, tn_stream stream);
+
+/* Makes the plane valid: success if it is, else derives it from the other plane where the format
+ * says how (2D, either way). TN_UNSUPPORTED where it can not be derived; TN_INVALID_STATE if
+ * there is nothing valid to derive it from. */
+TN_API TN_MUST_USE tn_status tn_plane_require(tn_tensor tensor, tn_plane plane,
+                                              tn_stream stream);
+
+/* Frees the plane in the order of `stream`. TN_IN_USE while it is leased; TN_INVALID_STATE if it
+ * is the last valid plane (destroy the tensor instead). Absent is success. */
+TN_API TN_MUST_USE tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_stream stream);
+
+/* The consumer is done with the plane for now: drops it if the tensor's policy is
+ * UNTIL_LAST_USE, it is frozen, and the plane can be derived again (2D, the other plane valid,
+ * not leased); success without effect otherwise. */
+TN_API TN_MUST_USE tn_status tn_plane_release(tn_tensor tensor, tn_plane plane,
+                                              tn_stream stream);
+
+/* How a plane is derived: set once for a format by the library that can (libtenure-ops does so
+ * when it is first used). Puts work on `stream`; both addresses are valid and leased. */
+typedef struct tn_plane_view tn_plane_view;
+typedef tn_status (*tn_derive_function)(tn_device *device, const tn_plane_view *from,
+                                        const tn_plane_view *to, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_format_set_derive(tn_format format, tn_derive_function derive);
+
+/* ---- leases ------------------------------------------------------------------------------- */
+
+typedef enum tn_access {
+    TN_READ = 0, /* the plane must be valid (or derivable: then it is derived) */
+    TN_WRITE,    /* all of it will be written: makes it if absent */
+    TN_UPDATE    /* read and written: must be valid */
+} tn_access;
+
+struct tn_plane_view {
+    tn_dtype dtype;
+    tn_plane plane;
+    void *data;   /* NULL if the plane has no elements */
+    float *scale; /* NULL without scales */
+    tn_plane_layout layout;
+};
+
+/* Gives the plane's addresses for work on `stream`, until tn_lease_end. Any number of READ
+ * leases at once; WRITE and UPDATE exclude all others on that plane (TN_IN_USE names the
+ * holder). Work that earlier leases put on other streams is waited for on the device. Beginning
+ * a WRITE or UPDATE makes the tensor's other planes stale, but for those that are themselves
+ * under a WRITE lease (an op that makes both at once); planes under READ refuse it. */
+TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access,
+                                            tn_stream stream, tn_lease *lease,
+                                            tn_plane_view *view);
+
+/* The work is on the stream: records the use there; a written plane is valid from here.
+ * A lease ended before is TN_STALE_HANDLE. */
+TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);
+
+/* Ends a lease whose work was not (wholly) put on the stream: a written plane's contents are
+ * undefined (it is ALLOCATED, or freed again if this lease made it). */
+TN_API TN_MUST_USE tn_status tn_lease_abandon(tn_lease lease);
+
+/* Copies a whole plane from or to host memory, in stream order; the sizes must be exact.
+ * scale is NULL and scale_bytes 0 where there are none. Writing makes a plane that is absent.
+ * The host side must stay valid until the stream has done the copy. */
+TN_API TN_MUST_USE tn_status tn_plane_write(tn_tensor tensor, tn_plane plane, const void *data,
+                                            size_t data_bytes, const void *scale,
+                                            size_t scale_bytes, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_plane_read(tn_tensor tensor, tn_plane plane, void *data,
+                                           size_t data_bytes, void *scale, size_t scale_bytes,
+                                           tn_stream stream);
+
+/* ---- the ledger --------------------------------------------------------------------------- */
+
+typedef struct tn_ledger {
+    size_t size;
+    size_t total_bytes;
+    size_t data_bytes[TN_PLANE_COUNT];  /* by plane, elements */
+    size_t scale_bytes[TN_PLANE_COUNT]; /* by plane, scales */
+    size_t peak_total_bytes;
+    size_t peak_plane_bytes[TN_PLANE_COUNT]; /* elements and scales, each plane's own peak */
+    uint64_t tensors;
+    uint64_t planes; /* with memory */
+    uint64_t leases; /* open now */
+} tn_ledger;
+#define TN_LEDGER_INIT {sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0}
+
+/* What the scope and all below it own now, and the peaks since it was made or last reset. */
+TN_API TN_MUST_USE tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out);
+TN_API TN_MUST_USE tn_status tn_scope_ledger_reset_peaks(tn_scope scope);
+
+/* One call per tensor with memory below the scope, in order of creation. */
+typedef void (*tn_ledger_visitor)(void *argument, tn_tensor tensor, const tn_tensor_info *info,
+                                  const size_t data_bytes[TN_PLANE_COUNT],
+                                  const size_t scale_bytes[TN_PLANE_COUNT]);
+TN_API TN_MUST_USE tn_status tn_scope_visit(tn_scope scope, tn_ledger_visitor visitor,
+                                            void *argument);
+
+/* TN_OK if the bytes of all tensors of the pool, counted plane by plane, equal the scopes' sums
+ * and the pool's owned_bytes; else TN_LEAK with the three numbers. */
+TN_API TN_MUST_USE tn_status tn_ledger_check(tn_pool *pool);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
