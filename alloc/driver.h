@@ -53,8 +53,7 @@ typedef struct tn__driver {
     tn_status (*address_free)(tn__driver_device *device, void *address, size_t bytes);
     tn_status (*mem_create)(tn__driver_device *device, size_t bytes, tn__handle *out);
     tn_status (*mem_release)(tn__driver_device *device, tn__handle handle, size_t bytes);
-    tn_status (*mem_map)(tn__driver_device *device, void *address, size_t bytes,
-                         tn__handle handle);
+    tn_status (*mem_map)(tn__driver_device *device, void *address, size_t bytes, tn__handle handle);
     tn_status (*mem_set_access)(tn__driver_device *device, void *address, size_t bytes);
     tn_status (*mem_unmap)(tn__driver_device *device, void *address, size_t bytes);
 
@@ -85,8 +84,8 @@ typedef struct tn__driver {
     tn_status (*module_unload)(tn__driver_device *device, void *module);
     tn_status (*module_function)(tn__driver_device *device, void *module, const char *name,
                                  tn__function *out);
-    tn_status (*launch)(tn__driver_device *device, tn__function function,
-                        const tn__launch *launch, tn_stream stream);
+    tn_status (*launch)(tn__driver_device *device, tn__function function, const tn__launch *launch,
+                        tn_stream stream);
     /* Makes the device current on this thread for libraries that need it (cuBLASLt). */
     tn_status (*make_current)(tn__driver_device *device);
     /* Simulated CUDA only, else NULL: declares a kernel that touches ranges for duration_us. */

@@ -22,27 +22,27 @@ TN_SISTER_API tn_status tn__fail(tn_status status, int native, const char *file,
                                  const char *format, ...) TN_PRINTF(5, 6);
 
 #define TN_FAIL(status, ...) tn__fail((status), 0, __FILE__, __LINE__, __VA_ARGS__)
-#define TN_FAIL_NATIVE(status, native, ...) \
+#define TN_FAIL_NATIVE(status, native, ...)                                                        \
     tn__fail((status), (native), __FILE__, __LINE__, __VA_ARGS__)
 
 /* Returns from the calling function with the status of `call` if that is not TN_OK. */
-#define TN_TRY(call)                                   \
-    do {                                               \
-        tn_status tn_try_status_ = (call);             \
-        if (tn_try_status_ != TN_OK) return tn_try_status_; \
+#define TN_TRY(call)                                                                               \
+    do {                                                                                           \
+        tn_status tn_try_status_ = (call);                                                         \
+        if (tn_try_status_ != TN_OK) return tn_try_status_;                                        \
     } while (0)
 
 /* TN_REQUIRE: always on, at the public border: returns TN_INVALID_ARGUMENT with the words. */
-#define TN_REQUIRE(condition, ...)                                            \
-    do {                                                                      \
-        if (!(condition)) return TN_FAIL(TN_INVALID_ARGUMENT, __VA_ARGS__);   \
+#define TN_REQUIRE(condition, ...)                                                                 \
+    do {                                                                                           \
+        if (!(condition)) return TN_FAIL(TN_INVALID_ARGUMENT, __VA_ARGS__);                        \
     } while (0)
 
 /* TN_CHECK: always on and cheap; a broken invariant ends the process with file, line and text.
  * TN_ASSERT: debug builds. TN_ASSERT_SLOW: builds with TENURE_SLOW_ASSERTS (walks everything). */
 TN_SISTER_API void tn__check_failed(const char *file, int line, const char *text)
     __attribute__((noreturn));
-#define TN_CHECK(condition) \
+#define TN_CHECK(condition)                                                                        \
     ((condition) ? (void)0 : tn__check_failed(__FILE__, __LINE__, #condition))
 #ifndef NDEBUG
 #define TN_ASSERT(condition) TN_CHECK(condition)

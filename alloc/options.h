@@ -9,17 +9,17 @@
 #include "error.h"
 
 /* X(kind, field, "VARIABLE", "alias" or NULL, default as text, "meaning") */
-#define TN_OPTION_TABLE(X)                                                                       \
-    X(BOOL, strict, "TENURE_STRICT", NULL, "0", "a bad option value ends the process")           \
-    X(BOOL, verbose, "TENURE_VERBOSE", NULL, "0", "print version, driver and options at start")  \
-    X(CHOICE, driver, "TENURE_DRIVER", NULL, "auto", "auto, cuda or host")                       \
-    X(TEXT, cuda_library, "TENURE_CUDA_LIBRARY", NULL, "libcuda.so.1", "the CUDA driver to load") \
-    X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "2MiB", "physical handle size of VMM pools")  \
-    X(SIZE, host_memory_bytes, "TENURE_HOST_MEMORY", NULL, "16GiB",                              \
-      "device memory that the host driver offers")                                               \
-    X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")        \
-    X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                       \
-      "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                              \
+#define TN_OPTION_TABLE(X)                                                                         \
+    X(BOOL, strict, "TENURE_STRICT", NULL, "0", "a bad option value ends the process")             \
+    X(BOOL, verbose, "TENURE_VERBOSE", NULL, "0", "print version, driver and options at start")    \
+    X(CHOICE, driver, "TENURE_DRIVER", NULL, "auto", "auto, cuda or host")                         \
+    X(TEXT, cuda_library, "TENURE_CUDA_LIBRARY", NULL, "libcuda.so.1", "the CUDA driver to load")  \
+    X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "2MiB", "physical handle size of VMM pools")    \
+    X(SIZE, host_memory_bytes, "TENURE_HOST_MEMORY", NULL, "16GiB",                                \
+      "device memory that the host driver offers")                                                 \
+    X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")          \
+    X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
+      "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
       "drop the columnwise plane of frozen 2D weights after dgrad")
 
 typedef enum tn__driver_choice {

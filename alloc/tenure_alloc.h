@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-#define TN_API __attribute__((visibility("default")))
+#define TN_API      __attribute__((visibility("default")))
 #define TN_MUST_USE __attribute__((warn_unused_result))
 #else
 #define TN_API
@@ -38,9 +38,9 @@ extern "C" {
 
 /* ---- version ------------------------------------------------------------------------------ */
 
-#define TN_VERSION_MAJOR 0
-#define TN_VERSION_MINOR 1
-#define TN_VERSION_PATCH 0
+#define TN_VERSION_MAJOR  0
+#define TN_VERSION_MINOR  1
+#define TN_VERSION_PATCH  0
 #define TN_VERSION_STRING "0.1.0"
 
 /* The version of the library that runs, "major.minor.patch"; never NULL. */
@@ -100,27 +100,29 @@ typedef enum tn_driver_kind {
 } tn_driver_kind;
 
 typedef struct tn_device_config {
-    size_t size;              /* sizeof(tn_device_config) */
-    tn_driver_kind driver;    /* AUTO also obeys TENURE_DRIVER=auto|cuda|host */
-    int ordinal;              /* which device of that driver */
-    const char *cuda_library; /* NULL: TENURE_CUDA_LIBRARY, else libcuda.so.1 */
+    size_t size;               /* sizeof(tn_device_config) */
+    tn_driver_kind driver;     /* AUTO also obeys TENURE_DRIVER=auto|cuda|host */
+    int ordinal;               /* which device of that driver */
+    const char *cuda_library;  /* NULL: TENURE_CUDA_LIBRARY, else libcuda.so.1 */
     size_t memory_limit_bytes; /* host driver: device memory to offer; 0 means 16 GiB */
 } tn_device_config;
-#define TN_DEVICE_CONFIG_INIT {sizeof(tn_device_config), TN_DRIVER_AUTO, 0, NULL, 0}
+#define TN_DEVICE_CONFIG_INIT                                                                      \
+    { sizeof(tn_device_config), TN_DRIVER_AUTO, 0, NULL, 0 }
 
 typedef struct tn_device_info {
     size_t size;
     tn_driver_kind driver;
-    int simulated;             /* 1 on the simulated CUDA driver */
+    int simulated; /* 1 on the simulated CUDA driver */
     int ordinal;
-    int compute_major;         /* 9 on Hopper; 0 on the host driver */
+    int compute_major; /* 9 on Hopper; 0 on the host driver */
     int compute_minor;
-    int supports_vmm;          /* physical handles that can be mapped: else plain memory */
+    int supports_vmm; /* physical handles that can be mapped: else plain memory */
     char name[128];
-    size_t memory_bytes;       /* all of the device's memory */
-    size_t granularity_bytes;  /* of physical handles; 2 MiB on today's GPUs */
+    size_t memory_bytes;      /* all of the device's memory */
+    size_t granularity_bytes; /* of physical handles; 2 MiB on today's GPUs */
 } tn_device_info;
-#define TN_DEVICE_INFO_INIT {sizeof(tn_device_info), TN_DRIVER_AUTO, 0, 0, 0, 0, 0, "", 0, 0}
+#define TN_DEVICE_INFO_INIT                                                                        \
+    { sizeof(tn_device_info), TN_DRIVER_AUTO, 0, 0, 0, 0, 0, "", 0, 0 }
 
 /* Opens a device. A library loaded by path gives the simulated device its own state: two devices
  * of one library and ordinal share that device. Errors: TN_UNSUPPORTED (no such driver; the text
@@ -163,7 +165,8 @@ typedef struct tn_driver_stats {
     uint64_t calls[TN_CALL_COUNT];
     double time_us; /* in the memory calls (create ... free): measured, or of the virtual clock */
 } tn_driver_stats;
-#define TN_DRIVER_STATS_INIT {sizeof(tn_driver_stats), {0}, 0.0}
+#define TN_DRIVER_STATS_INIT                                                                       \
+    { sizeof(tn_driver_stats), {0}, 0.0 }
 
 TN_API TN_MUST_USE tn_status tn_device_driver_stats(const tn_device *device, tn_driver_stats *out);
 
@@ -186,8 +189,8 @@ TN_API TN_MUST_USE tn_status tn_copy(tn_device *device, void *dst, const void *s
                                      tn_stream stream);
 
 /* Fills device memory with a byte in stream order. */
-TN_API TN_MUST_USE tn_status tn_fill(tn_device *device, void *dst, unsigned char byte,
-                                     size_t bytes, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_fill(tn_device *device, void *dst, unsigned char byte, size_t bytes,
+                                     tn_stream stream);
 
 /* ---- pools -------------------------------------------------------------------------------- */
 
@@ -201,13 +204,14 @@ typedef enum tn_pool_backing {
 
 typedef struct tn_pool_config {
     size_t size;
-    const char *name;        /* shown in reports; copied; NULL means "pool" */
+    const char *name; /* shown in reports; copied; NULL means "pool" */
     tn_pool_backing backing;
-    size_t limit_bytes;      /* most that the pool may reserve; 0: no limit but the device */
-    size_t address_bytes;    /* VMM: addresses to reserve at a time; 0: device memory, see docs */
-    size_t page_bytes;       /* physical handle size; 0: TENURE_PAGE_BYTES, else 2 MiB */
+    size_t limit_bytes;   /* most that the pool may reserve; 0: no limit but the device */
+    size_t address_bytes; /* VMM: addresses to reserve at a time; 0: device memory, see docs */
+    size_t page_bytes;    /* physical handle size; 0: TENURE_PAGE_BYTES, else 2 MiB */
 } tn_pool_config;
-#define TN_POOL_CONFIG_INIT {sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0}
+#define TN_POOL_CONFIG_INIT                                                                        \
+    { sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0 }
 
 TN_API TN_MUST_USE tn_status tn_pool_create(tn_device *device, const tn_pool_config *config,
                                             tn_pool **out);
@@ -227,12 +231,13 @@ typedef enum tn_lifetime {
 
 typedef struct tn_alloc_options {
     size_t size;
-    size_t alignment;     /* power of two up to 2 MiB; 0: 512 */
+    size_t alignment; /* power of two up to 2 MiB; 0: 512 */
     tn_lifetime lifetime;
-    const char *owner;    /* shown in leak reports; not copied, must outlive the block */
-    const char *site;     /* "file:line" of the call; not copied, likewise */
+    const char *owner; /* shown in leak reports; not copied, must outlive the block */
+    const char *site;  /* "file:line" of the call; not copied, likewise */
 } tn_alloc_options;
-#define TN_ALLOC_OPTIONS_INIT {sizeof(tn_alloc_options), 0, TN_LIFETIME_AUTO, NULL, NULL}
+#define TN_ALLOC_OPTIONS_INIT                                                                      \
+    { sizeof(tn_alloc_options), 0, TN_LIFETIME_AUTO, NULL, NULL }
 
 /* Allocates `bytes` for use on `stream` at once, in stream order. 0 bytes gives NULL and TN_OK.
  * options may be NULL. The block may have been used before on other streams: then `stream` was
@@ -257,8 +262,7 @@ TN_API TN_MUST_USE tn_status tn_block_info(const void *block, size_t *bytes, tn_
 
 /* Gives idle memory above keep_bytes back to the driver; writes the bytes given back. Never
  * waits for the device: what is still in use there stays. released_bytes may be NULL. */
-TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes,
-                                          size_t *released_bytes);
+TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes);
 
 /* live + cached + pending + partial + driver_held == reserved, to the byte, at all times. */
 typedef struct tn_pool_stats {
@@ -274,12 +278,13 @@ typedef struct tn_pool_stats {
     size_t peak_live_bytes;
     size_t peak_reserved_bytes;
     uint64_t live_blocks;
-    uint64_t allocs;          /* calls that gave a block */
+    uint64_t allocs; /* calls that gave a block */
     uint64_t frees;
-    uint64_t stream_waits;    /* device-side waits put in to reuse a block across streams */
-    uint64_t out_of_memory;   /* calls that failed so */
+    uint64_t stream_waits;  /* device-side waits put in to reuse a block across streams */
+    uint64_t out_of_memory; /* calls that failed so */
 } tn_pool_stats;
-#define TN_POOL_STATS_INIT {sizeof(tn_pool_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+#define TN_POOL_STATS_INIT                                                                         \
+    { sizeof(tn_pool_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 TN_API TN_MUST_USE tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out);
 

@@ -90,8 +90,7 @@ typedef struct tn__cross_entropy_work {
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
     tn_status (*quantize)(tn_device *device, const tn__quantize_work *work, tn_stream stream);
-    tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work,
-                            tn_stream stream);
+    tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work, tn_stream stream);
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);

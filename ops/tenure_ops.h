@@ -54,7 +54,8 @@ typedef struct tn_quantize_args {
     unsigned planes;    /* TN_QUANTIZE_ROW, TN_QUANTIZE_COL or both; 0 means ROW */
     float amax_epsilon; /* finite, at least 0 */
 } tn_quantize_args;
-#define TN_QUANTIZE_ARGS_INIT {sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f}
+#define TN_QUANTIZE_ARGS_INIT                                                                      \
+    { sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f }
 
 TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
 
@@ -66,7 +67,10 @@ typedef struct tn_dequantize_args {
     tn_plane plane; /* TN_PLANE_ROW or TN_PLANE_COL; DATA (0) means ROW */
     tn_tensor dst;
 } tn_dequantize_args;
-#define TN_DEQUANTIZE_ARGS_INIT {sizeof(tn_dequantize_args), {0}, TN_PLANE_DATA, {0}}
+#define TN_DEQUANTIZE_ARGS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(tn_dequantize_args), {0}, TN_PLANE_DATA, { 0 }                                      \
+    }
 
 TN_API TN_MUST_USE tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream);
 
@@ -77,7 +81,8 @@ typedef struct tn_transpose_args {
     tn_tensor tensor;
     tn_plane to; /* TN_PLANE_ROW or TN_PLANE_COL */
 } tn_transpose_args;
-#define TN_TRANSPOSE_ARGS_INIT {sizeof(tn_transpose_args), {0}, TN_PLANE_COL}
+#define TN_TRANSPOSE_ARGS_INIT                                                                     \
+    { sizeof(tn_transpose_args), {0}, TN_PLANE_COL }
 
 TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stream stream);
 
@@ -107,7 +112,10 @@ typedef struct tn_gemm_args {
     int accumulate;
     tn_scope scope; /* for scratch (workspace, padded operands) */
 } tn_gemm_args;
-#define TN_GEMM_ARGS_INIT {sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}}
+#define TN_GEMM_ARGS_INIT                                                                          \
+    {                                                                                              \
+        sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, { 0 }                               \
+    }
 
 TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);
 
@@ -120,7 +128,8 @@ typedef struct tn_axpy_args {
     tn_tensor y;
     float alpha;
 } tn_axpy_args;
-#define TN_AXPY_ARGS_INIT {sizeof(tn_axpy_args), {0}, {0}, 1.0f}
+#define TN_AXPY_ARGS_INIT                                                                          \
+    { sizeof(tn_axpy_args), {0}, {0}, 1.0f }
 TN_API TN_MUST_USE tn_status tn_axpy(const tn_axpy_args *args, tn_stream stream);
 
 /* y = x in y's type, rounded to nearest even; PLAIN, same element count. */
@@ -129,7 +138,10 @@ typedef struct tn_convert_args {
     tn_tensor x;
     tn_tensor y;
 } tn_convert_args;
-#define TN_CONVERT_ARGS_INIT {sizeof(tn_convert_args), {0}, {0}}
+#define TN_CONVERT_ARGS_INIT                                                                       \
+    {                                                                                              \
+        sizeof(tn_convert_args), {0}, { 0 }                                                        \
+    }
 TN_API TN_MUST_USE tn_status tn_convert(const tn_convert_args *args, tn_stream stream);
 
 /* y[t, :] = table[tokens[t], :]; tokens are TN_BYTE [T], table PLAIN [256, H], y [T, H] of the
@@ -140,7 +152,10 @@ typedef struct tn_embed_args {
     tn_tensor table;
     tn_tensor y;
 } tn_embed_args;
-#define TN_EMBED_ARGS_INIT {sizeof(tn_embed_args), {0}, {0}, {0}}
+#define TN_EMBED_ARGS_INIT                                                                         \
+    {                                                                                              \
+        sizeof(tn_embed_args), {0}, {0}, { 0 }                                                     \
+    }
 TN_API TN_MUST_USE tn_status tn_embed(const tn_embed_args *args, tn_stream stream);
 
 /* loss[t] = -log softmax(logits[t, :])[targets[t]] (fp32 [T]); dlogits = (softmax - one_hot) / T
@@ -153,9 +168,11 @@ typedef struct tn_cross_entropy_args {
     tn_tensor loss;
     tn_tensor dlogits;
 } tn_cross_entropy_args;
-#define TN_CROSS_ENTROPY_ARGS_INIT {sizeof(tn_cross_entropy_args), {0}, {0}, {0}, {0}}
-TN_API TN_MUST_USE tn_status tn_cross_entropy(const tn_cross_entropy_args *args,
-                                              tn_stream stream);
+#define TN_CROSS_ENTROPY_ARGS_INIT                                                                 \
+    {                                                                                              \
+        sizeof(tn_cross_entropy_args), {0}, {0}, {0}, { 0 }                                        \
+    }
+TN_API TN_MUST_USE tn_status tn_cross_entropy(const tn_cross_entropy_args *args, tn_stream stream);
 
 /* ---- Linear layer --------------------------------------------------------------------------- */
 
@@ -171,8 +188,10 @@ typedef struct tn_linear_forward_args {
     tn_tensor saved_x;
     tn_scope scope;
 } tn_linear_forward_args;
-#define TN_LINEAR_FORWARD_ARGS_INIT \
-    {sizeof(tn_linear_forward_args), {0}, {0}, {0}, {0}, {0}}
+#define TN_LINEAR_FORWARD_ARGS_INIT                                                                \
+    {                                                                                              \
+        sizeof(tn_linear_forward_args), {0}, {0}, {0}, {0}, { 0 }                                  \
+    }
 TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *args,
                                                tn_stream stream);
 
@@ -190,8 +209,10 @@ typedef struct tn_linear_backward_args {
     int accumulate_dw;
     tn_scope scope;
 } tn_linear_backward_args;
-#define TN_LINEAR_BACKWARD_ARGS_INIT \
-    {sizeof(tn_linear_backward_args), {0}, {0}, {0}, {0}, {0}, 0, {0}}
+#define TN_LINEAR_BACKWARD_ARGS_INIT                                                               \
+    {                                                                                              \
+        sizeof(tn_linear_backward_args), {0}, {0}, {0}, {0}, {0}, 0, { 0 }                         \
+    }
 TN_API TN_MUST_USE tn_status tn_linear_backward(const tn_linear_backward_args *args,
                                                 tn_stream stream);
 

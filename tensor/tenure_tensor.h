@@ -85,9 +85,9 @@ typedef enum tn_scale_mode {
 
 /* How long the derived plane of a 2D tensor (the one that was made from the other) lives. */
 typedef enum tn_plane_policy {
-    TN_POLICY_DEFAULT = 0,    /* frozen weights: TENURE_RELEASE_FROZEN_COLUMNWISE, else KEEP */
-    TN_POLICY_KEEP,           /* until dropped */
-    TN_POLICY_UNTIL_LAST_USE  /* dropped, in stream order, when tn_plane_release is called */
+    TN_POLICY_DEFAULT = 0,   /* frozen weights: TENURE_RELEASE_FROZEN_COLUMNWISE, else KEEP */
+    TN_POLICY_KEEP,          /* until dropped */
+    TN_POLICY_UNTIL_LAST_USE /* dropped, in stream order, when tn_plane_release is called */
 } tn_plane_policy;
 
 TN_API const char *tn_dtype_name(tn_dtype dtype);
@@ -113,7 +113,8 @@ typedef struct tn_scope_config {
     tn_scope_kind kind;
     const char *name; /* copied */
 } tn_scope_config;
-#define TN_SCOPE_CONFIG_INIT {sizeof(tn_scope_config), NULL, {0}, TN_SCOPE_PROCESS, NULL}
+#define TN_SCOPE_CONFIG_INIT                                                                       \
+    { sizeof(tn_scope_config), NULL, {0}, TN_SCOPE_PROCESS, NULL }
 
 TN_API TN_MUST_USE tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out);
 
@@ -129,18 +130,18 @@ TN_API tn_status tn_scope_close(tn_scope scope);
 typedef struct tn_tensor_config {
     size_t size;
     tn_format format;
-    tn_dtype dtype;           /* element type of its planes */
-    int rank;                 /* 0 is one element */
+    tn_dtype dtype;             /* element type of its planes */
+    int rank;                   /* 0 is one element */
     int64_t shape[TN_RANK_MAX]; /* any may be 0 */
     tn_scale_mode scale_mode;
     tn_plane_policy policy;
-    int frozen;               /* 1: no gradient of it is wanted */
-    const char *name;         /* copied */
+    int frozen;       /* 1: no gradient of it is wanted */
+    const char *name; /* copied */
 } tn_tensor_config;
-#define TN_TENSOR_CONFIG_INIT                                                              \
-    {                                                                                      \
-        sizeof(tn_tensor_config), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, TN_SCALE_POW2,         \
-            TN_POLICY_DEFAULT, 0, NULL                                                     \
+#define TN_TENSOR_CONFIG_INIT                                                                      \
+    {                                                                                              \
+        sizeof(tn_tensor_config), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, TN_SCALE_POW2,                 \
+            TN_POLICY_DEFAULT, 0, NULL                                                             \
     }
 
 /* A tensor with no planes. TN_INVALID_ARGUMENT names what does not fit (FP8 format with a
@@ -167,9 +168,11 @@ typedef struct tn_tensor_info {
     tn_pool *pool;
     const char *name; /* as long as the tensor lives */
 } tn_tensor_info;
-#define TN_TENSOR_INFO_INIT \
-    {sizeof(tn_tensor_info), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, 0, 0, TN_SCALE_POW2, \
-     TN_POLICY_DEFAULT, 0, {0}, NULL, NULL}
+#define TN_TENSOR_INFO_INIT                                                                        \
+    {                                                                                              \
+        sizeof(tn_tensor_info), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, 0, 0, TN_SCALE_POW2,             \
+            TN_POLICY_DEFAULT, 0, {0}, NULL, NULL                                                  \
+    }
 
 TN_API TN_MUST_USE tn_status tn_tensor_info_get(tn_tensor tensor, tn_tensor_info *out);
 
@@ -186,15 +189,15 @@ typedef enum tn_plane_state {
     TN_PLANE_ABSENT = 0, /* no memory */
     TN_PLANE_ALLOCATED,  /* memory, contents undefined */
     TN_PLANE_VALID,
-    TN_PLANE_STALE       /* another plane has been written since */
+    TN_PLANE_STALE /* another plane has been written since */
 } tn_plane_state;
 
 typedef struct tn_plane_layout {
     int64_t rows; /* as stored: COL has K rows */
     int64_t cols;
     size_t data_bytes;
-    int64_t scale_rows; /* 0: no scales */
-    int64_t scale_cols; /* valid columns of a scale row */
+    int64_t scale_rows;   /* 0: no scales */
+    int64_t scale_cols;   /* valid columns of a scale row */
     int64_t scale_stride; /* floats from one scale row to the next */
     size_t scale_bytes;
 } tn_plane_layout;
@@ -211,8 +214,7 @@ TN_API TN_MUST_USE tn_status tn_plane_make(tn_tensor tensor, tn_plane plane, tn_
 /* Makes the plane valid: success if it is, else derives it from the other plane where the format
  * says how (2D, either way). TN_UNSUPPORTED where it can not be derived; TN_INVALID_STATE if
  * there is nothing valid to derive it from. */
-TN_API TN_MUST_USE tn_status tn_plane_require(tn_tensor tensor, tn_plane plane,
-                                              tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_plane_require(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* Frees the plane in the order of `stream`. TN_IN_USE while it is leased; TN_INVALID_STATE if it
  * is the last valid plane (destroy the tensor instead). Absent is success. */
@@ -221,8 +223,7 @@ TN_API TN_MUST_USE tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_
 /* The consumer is done with the plane for now: drops it if the tensor's policy is
  * UNTIL_LAST_USE, it is frozen, and the plane can be derived again (2D, the other plane valid,
  * not leased); success without effect otherwise. */
-TN_API TN_MUST_USE tn_status tn_plane_release(tn_tensor tensor, tn_plane plane,
-                                              tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_plane_release(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* How a plane is derived: set once for a format by the library that can (libtenure-ops does so
  * when it is first used). Puts work on `stream`; both addresses are valid and leased. */
@@ -253,8 +254,7 @@ struct tn_plane_view {
  * a WRITE or UPDATE makes the tensor's other planes stale, but for those that are themselves
  * under a WRITE lease (an op that makes both at once); planes under READ refuse it. */
 TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access,
-                                            tn_stream stream, tn_lease *lease,
-                                            tn_plane_view *view);
+                                            tn_stream stream, tn_lease *lease, tn_plane_view *view);
 
 /* The work is on the stream: records the use there; a written plane is valid from here.
  * A lease ended before is TN_STALE_HANDLE. */
@@ -287,7 +287,8 @@ typedef struct tn_ledger {
     uint64_t planes; /* with memory */
     uint64_t leases; /* open now */
 } tn_ledger;
-#define TN_LEDGER_INIT {sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0}
+#define TN_LEDGER_INIT                                                                             \
+    { sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0 }
 
 /* What the scope and all below it own now, and the peaks since it was made or last reset. */
 TN_API TN_MUST_USE tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out);

@@ -18,12 +18,12 @@ extern "C" {
 
 typedef struct tnsim_config {
     size_t size;
-    size_t memory_bytes;      /* of each device; 0: 139 GiB */
-    int device_count;         /* 0: 1 */
-    int backed;               /* 1: memory can be touched by the host, poisoned, red zones */
-    size_t granularity_bytes; /* 0: 2 MiB */
+    size_t memory_bytes;        /* of each device; 0: 139 GiB */
+    int device_count;           /* 0: 1 */
+    int backed;                 /* 1: memory can be touched by the host, poisoned, red zones */
+    size_t granularity_bytes;   /* 0: 2 MiB */
     size_t address_space_bytes; /* 0: 128 TiB; reserving beyond it fails */
-    uint64_t seed;            /* of stalls and all else random */
+    uint64_t seed;              /* of stalls and all else random */
 } tnsim_config;
 
 /* Clears everything (also leaks) and starts again with this configuration. */

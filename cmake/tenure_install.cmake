@@ -1,0 +1,26 @@
+# Installed: libraries, headers as <tenure/...>, programs, find_package(tenure), tenure.pc.
+include(CMakePackageConfigHelpers)
+
+get_property(libraries GLOBAL PROPERTY TENURE_LIBRARIES)
+foreach(library ${libraries})
+  get_target_property(headers ${library} PUBLIC_HEADERS)
+  if(headers)
+    install(FILES ${headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tenure)
+  endif()
+endforeach()
+install(TARGETS ${libraries} EXPORT tenure-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(program tenure tenure-demo)
+  if(TARGET ${program}-program)
+    install(TARGETS ${program}-program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endforeach()
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tenure)
+install(EXPORT tenure-targets NAMESPACE tenure:: DESTINATION ${package_dir})
+configure_package_config_file(cmake/tenure-config.cmake.in
+  ${CMAKE_BINARY_DIR}/tenure-config.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/tenure-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/tenure-config.cmake
+  ${CMAKE_BINARY_DIR}/tenure-config-version.cmake DESTINATION ${package_dir})
+configure_file(cmake/tenure.pc.in ${CMAKE_BINARY_DIR}/tenure.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/tenure.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,37 @@
+# The programs: tenure (bench/cli), tenure-demo (bench/demo), and what they share.
+
+find_library(TENURE_CJSON cjson)
+find_path(TENURE_CJSON_INCLUDE cjson/cJSON.h)
+if(NOT TENURE_CJSON OR NOT TENURE_CJSON_INCLUDE)
+  message(FATAL_ERROR "cJSON is missing: install libcjson-dev (./run does it)")
+endif()
+
+file(GLOB support_sources CONFIGURE_DEPENDS bench/cli/*.c)
+list(FILTER support_sources EXCLUDE REGEX "_main\\.c$")
+if(support_sources)
+  add_library(tenure_bench_support STATIC ${support_sources})
+  target_include_directories(tenure_bench_support PUBLIC bench/cli alloc/simcuda
+    ${TENURE_CJSON_INCLUDE})
+  target_link_libraries(tenure_bench_support PUBLIC tenure ZLIB::ZLIB ${TENURE_CJSON}
+    ${CMAKE_DL_LIBS} m)
+endif()
+
+function(tenure_add_program name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${arg_SOURCES})
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(${name}-program ${sources})
+  set_target_properties(${name}-program PROPERTIES OUTPUT_NAME ${name})
+  target_link_libraries(${name}-program PRIVATE ${arg_LINK})
+endfunction()
+
+if(TARGET tenure_bench_support)
+  tenure_add_program(tenure SOURCES bench/cli/cli_main.c LINK tenure_bench_support)
+  if(TARGET tenure-ops)
+    tenure_add_program(tenure-demo SOURCES bench/demo/*.c LINK tenure_bench_support tenure-ops)
+    tenure_add_program(tenure-bench-gpu SOURCES bench/gpu/*.c
+      LINK tenure_bench_support tenure-ops)
+  endif()
+endif()

@@ -1,0 +1,77 @@
+# Tests: every tests/<kind>/test_*.c is one cmocka program, ctest name <kind>/<name>.
+#
+#   unit, sim, fault, fuzz   linked with the static archives: they see private symbols
+#   api, gpu, misuse         linked with the shared libraries: public headers only
+#   tests/<kind>/*.sh        shell tests, called with the build and the source directory
+# Exit status 77 is a skip; tests/checks/listed_skips.txt lists those that are allowed.
+
+find_library(TENURE_CMOCKA cmocka)
+if(NOT TENURE_CMOCKA)
+  message(FATAL_ERROR "cmocka is missing: install libcmocka-dev (./run does it)")
+endif()
+file(GLOB support CONFIGURE_DEPENDS tests/support/*.c)
+add_library(tenure_test_support STATIC ${support})
+target_include_directories(tenure_test_support PUBLIC tests/support alloc/simcuda)
+target_compile_definitions(tenure_test_support PUBLIC
+  TENURE_SIM_LIBRARY="${CMAKE_BINARY_DIR}/libtenure-simcuda.so")
+
+function(tenure_add_test kind source linkage)
+  get_filename_component(name ${source} NAME_WE)
+  string(REGEX REPLACE "^test_" "" short ${name})
+  set(target ${kind}_${name})
+  file(GLOB kind_support CONFIGURE_DEPENDS tests/${kind}/*_support.c)
+  add_executable(${target} ${source} ${kind_support})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${target} PRIVATE tests/${kind})
+  target_link_libraries(${target} PRIVATE tenure_test_support)
+  if(TARGET tenure_bench_support AND kind MATCHES "^(fuzz|cli)$")
+    target_include_directories(${target} PRIVATE bench/cli ${TENURE_CJSON_INCLUDE})
+    target_link_libraries(${target} PRIVATE $<TARGET_FILE:tenure_bench_support>
+      ${TENURE_CJSON})
+    add_dependencies(${target} tenure_bench_support)
+  endif()
+  if(TENURE_CUDA_INCLUDE_DIRS AND short MATCHES "abi|gpu")
+    target_include_directories(${target} SYSTEM PRIVATE ${TENURE_CUDA_INCLUDE_DIRS})
+  endif()
+  foreach(library tenure-dist tenure-ops tenure)
+    if(TARGET ${library}${linkage})
+      target_link_libraries(${target} PRIVATE ${library}${linkage})
+    endif()
+  endforeach()
+  target_link_libraries(${target} PRIVATE ${TENURE_CMOCKA} ZLIB::ZLIB ${CMAKE_DL_LIBS} m)
+  target_compile_definitions(${target} PRIVATE TENURE_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+    TENURE_BUILD_DIR="${CMAKE_BINARY_DIR}")
+  if(TARGET tenure-simcuda)
+    add_dependencies(${target} tenure-simcuda)
+  endif()
+  add_test(NAME ${kind}/${short} COMMAND ${target})
+  tenure_set_test_properties(${kind}/${short})
+endfunction()
+
+function(tenure_set_test_properties test)
+  set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600
+    ENVIRONMENT "TENURE_SIM_STRICT_UNLOAD=1;UBSAN_OPTIONS=print_stacktrace=1")
+endfunction()
+
+foreach(kind unit sim fault fuzz)
+  file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
+  foreach(source ${sources})
+    tenure_add_test(${kind} ${source} -internal)
+  endforeach()
+endforeach()
+foreach(kind api gpu misuse)
+  file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
+  foreach(source ${sources})
+    tenure_add_test(${kind} ${source} "")
+  endforeach()
+endforeach()
+
+file(GLOB scripts CONFIGURE_DEPENDS tests/*/test_*.sh)
+foreach(script ${scripts})
+  get_filename_component(name ${script} NAME_WE)
+  get_filename_component(directory ${script} DIRECTORY)
+  get_filename_component(kind ${directory} NAME)
+  string(REGEX REPLACE "^test_" "" short ${name})
+  add_test(NAME ${kind}/${short} COMMAND sh ${script} ${CMAKE_BINARY_DIR} ${CMAKE_SOURCE_DIR})
+  tenure_set_test_properties(${kind}/${short})
+endforeach()

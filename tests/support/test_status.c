@@ -1,0 +1,19 @@
+/* Statuses and errors in tests: see test_support.h. */
+#include "test_support.h"
+
+#include <string.h>
+
+void test_expect_status(tn_status actual, tn_status expected, const char *call, const char *file,
+                        int line) {
+    if (actual == expected) return;
+    print_error("%s:%d: %s gave %s, expected %s\n  %s\n", file, line, call, tn_status_name(actual),
+                tn_status_name(expected), tn_error_last());
+    _fail(file, line);
+}
+
+void test_expect_error_has(const char *words, const char *file, int line) {
+    if (strstr(tn_error_last(), words)) return;
+    print_error("%s:%d: the error does not say \"%s\":\n  %s\n", file, line, words,
+                tn_error_last());
+    _fail(file, line);
+}
