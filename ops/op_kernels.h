@@ -6,7 +6,12 @@
  *     ghost_*.c      declares ranges and a roofline time to the simulated device
  *
  * Each table has one function per op. They get addresses that are valid until the work now on
- * `stream` is done, never allocate, never wait, and are called only with elements to work on.
+ * `stream` is done, never allocate device memory, never wait, and are called only with elements
+ * to work on. The work struct itself is only valid during the call.
+ *
+ * Conversions are exact to the bit in all implementations (host_number.h is the definition):
+ * round to nearest even, denormals kept; every NaN that is stored is the canonical one of its
+ * type (fp32 0x7FFFFFFF, bf16 and fp16 0x7FFF, E4M3 and E5M2 0x7F), as CUDA's cvt makes it.
  */
 #ifndef TENURE_OP_KERNELS_H
 #define TENURE_OP_KERNELS_H
@@ -71,6 +76,7 @@ typedef struct tn__gemm_work {
     size_t scratch_bytes;
 } tn__gemm_work;
 
+/* y = to_type_of_y(fmaf(alpha, x, y)) */
 typedef struct tn__axpy_work {
     tn__matrix x, y;
     float alpha;
