@@ -2,6 +2,7 @@
 #
 #   unit, sim, fault, fuzz   linked with the static archives: they see private symbols
 #   api, gpu, misuse         linked with the shared libraries: public headers only
+#   cli                      likewise, and with what the programs under bench share
 #   tests/<kind>/*.sh        shell tests, called with the build and the source directory
 # Exit status 77 is a skip; tests/checks/listed_skips.txt lists those that are allowed.
 
@@ -59,7 +60,7 @@ foreach(kind unit sim fault fuzz)
     tenure_add_test(${kind} ${source} -internal)
   endforeach()
 endforeach()
-foreach(kind api gpu misuse)
+foreach(kind api cli gpu misuse)
   file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
   foreach(source ${sources})
     tenure_add_test(${kind} ${source} "")

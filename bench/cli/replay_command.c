@@ -1,0 +1,137 @@
+/* `tenure replay`: its options, and what it prints. See replay_command.h. */
+#include "replay_command.h"
+
+#include <getopt.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "options.h"
+#include "replay_engine.h"
+#include "replay_output.h"
+
+enum { EXIT_BAD_USAGE = 2 };
+
+/* Above every character, so that getopt's optopt tells long options from short ones. */
+enum { OPTION_DRIVER = 256, OPTION_MEMORY, OPTION_JSON, OPTION_HELP };
+
+typedef struct replay_request {
+    replay_options options;
+    int as_json;
+    int wants_help;
+} replay_request;
+
+static const char help_text[] =
+    "Usage: tenure replay TRACE [options]\n"
+    "Plays an allocation trace through a pool of Tenure and reports what it took.\n"
+    "\n"
+    "TRACE is a file, plain or gzip, or - for standard input. Its first line names the format:\n"
+    "  op,id,bytes,stream[,time_us]              a,1,4096,0 allocates; f,1,, frees\n"
+    "  Thread,Time,Action,Pointer,Size,Stream    a log of RMM\n"
+    "\n"
+    "  --driver sim|host|cuda   simulated GPU (default), CPU memory, or a real GPU\n"
+    "  --device-memory SIZE     memory of the device, such as 40GiB (sim: 139GiB, host: 16GiB);\n"
+    "                           with cuda, the most that the pool may take\n"
+    "  --json                   print JSON\n"
+    "  -h, --help               print this\n"
+    "\n"
+    "Exit status: 0; 1 if an allocation failed, memory leaked or a race was found, or the device\n"
+    "failed; 2 if the trace or an option is wrong.\n";
+
+void replay_command_print_help(void) { fputs(help_text, stdout); }
+
+__attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, ...) {
+    va_list arguments;
+    fputs("tenure replay: ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputs("; see `tenure help replay`\n", stderr);
+    return EXIT_BAD_USAGE;
+}
+
+static int take_driver(replay_request *request, const char *name) {
+    if (replay_driver_parse(name, &request->options.driver)) return 0;
+    return bad_usage("--driver %s: expected sim, host or cuda", name);
+}
+
+static int take_memory(replay_request *request, const char *text) {
+    size_t bytes = 0;
+    if (!tn__parse_size(text, &bytes) || bytes == 0)
+        return bad_usage("--device-memory %s: expected a size above 0 such as 512MiB or 40GiB",
+                         text);
+    request->options.device_memory_bytes = bytes;
+    return 0;
+}
+
+/* getopt_long leaves optopt 0 for an unknown long option, the option's own value for one that was
+ * given a value it does not take, and the letter for an unknown short option. */
+static int unknown_option(char **argv) {
+    if (optopt == 0) return bad_usage("unknown option %s", argv[optind - 1]);
+    if (optopt >= OPTION_DRIVER) return bad_usage("%s: it takes no value", argv[optind - 1]);
+    return bad_usage("unknown option -%c", optopt);
+}
+
+static int take_option(replay_request *request, int option, char **argv) {
+    switch (option) {
+    case OPTION_DRIVER: return take_driver(request, optarg);
+    case OPTION_MEMORY: return take_memory(request, optarg);
+    case OPTION_JSON: request->as_json = 1; return 0;
+    case 'h':
+    case OPTION_HELP: request->wants_help = 1; return 0;
+    case ':': return bad_usage("option %s needs a value", argv[optind - 1]);
+    default: return unknown_option(argv);
+    }
+}
+
+static int take_trace(replay_request *request, int argc, char **argv) {
+    if (optind == argc) return bad_usage("no TRACE was given");
+    if (optind + 1 < argc)
+        return bad_usage("one TRACE was expected, but there is also %s", argv[optind + 1]);
+    request->options.trace_path = argv[optind];
+    return 0;
+}
+
+static int parse_request(int argc, char **argv, replay_request *request) {
+    static const struct option long_options[] = {
+        {"driver", required_argument, NULL, OPTION_DRIVER},
+        {"device-memory", required_argument, NULL, OPTION_MEMORY},
+        {"json", no_argument, NULL, OPTION_JSON},
+        {"help", no_argument, NULL, OPTION_HELP},
+        {NULL, 0, NULL, 0}};
+    int option = 0;
+    optind = 1;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, ":h", long_options, NULL)) != -1) {
+        int status = take_option(request, option, argv);
+        if (status != 0) return status;
+    }
+    return request->wants_help ? 0 : take_trace(request, argc, argv);
+}
+
+static int print_result(const replay_request *request, const replay_result *result) {
+    if (!request->as_json) return replay_result_print(result, stdout);
+    cJSON *json = replay_result_to_json(result);
+    int printed = json && json_print(json, stdout);
+    cJSON_Delete(json);
+    return printed;
+}
+
+int replay_command(int argc, char **argv) {
+    replay_request request = {.options = REPLAY_OPTIONS_INIT};
+    replay_result result;
+    int usage = parse_request(argc, argv, &request);
+    if (usage != 0) return usage;
+    if (request.wants_help) {
+        replay_command_print_help();
+        return 0;
+    }
+    request.options.progress_label = "replay";
+    replay_status status = replay_run(&request.options, &result);
+    if (result.completed && !print_result(&request, &result)) {
+        fprintf(stderr, "tenure replay: the result could not be written\n");
+        status = REPLAY_FAILED;
+    }
+    if (result.message[0]) fprintf(stderr, "tenure replay: %s\n", result.message);
+    return (int)status;
+}
