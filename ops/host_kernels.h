@@ -1,0 +1,36 @@
+/* The host kernels themselves: plain functions on memory, run now on the calling thread.
+ *
+ * host_table.c puts them into stream order as host tasks; the tests call them directly. They read
+ * and write only what their work names: never a scale's padding, never past a tail.
+ */
+#ifndef TENURE_HOST_KERNELS_H
+#define TENURE_HOST_KERNELS_H
+
+#include "op_kernels.h"
+
+enum { TN__BLOCK = 128 }; /* the side of a scaled block */
+
+void tn__host_quantize(const tn__quantize_work *work);
+void tn__host_dequantize(const tn__dequantize_work *work);
+void tn__host_transpose(const tn__transpose_work *work);
+
+/* Bytes that work->scratch must have, whatever the sizes. */
+size_t tn__host_gemm_scratch_bytes(void);
+void tn__host_gemm(const tn__gemm_work *work);
+void tn__host_gemm_narrow(const tn__gemm_work *work); /* the same bits on any CPU, slower */
+
+void tn__host_axpy(const tn__axpy_work *work);
+void tn__host_convert(const tn__matrix *x, const tn__matrix *y);
+void tn__host_embed(const tn__embed_work *work);
+void tn__host_cross_entropy(const tn__cross_entropy_work *work);
+
+static inline int64_t tn__least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Where a plane's scale for its stored element (row, col) is: 1D scales run along the rows, one
+ * for 128 columns; 2D scales are one for a tile. Both planes alike, as COL is stored turned. */
+static inline int64_t tn__scale_at(tn_format format, int64_t stride, int64_t row, int64_t col) {
+    if (format == TN_FORMAT_FP8_BLOCK_1D) return col / TN__BLOCK * stride + row;
+    return row / TN__BLOCK * stride + col / TN__BLOCK;
+}
+
+#endif

@@ -1,0 +1,237 @@
+/* Quantization to block-scaled FP8 on the host: the definition, and the oracle for CUDA.
+ *
+ * The source is read once, in tiles of 128 x 128, each of which holds whole blocks of every kind:
+ *
+ *                 128 columns
+ *           +-----------------+
+ *           |=================|  1D ROW: each row of the tile is a block
+ *           |||||||||||||||||||  1D COL: each column of the tile is a block
+ *       128 |        #        |  2D: the tile is the block
+ *           +-----------------+
+ *
+ * At the edges the tile is smaller and its blocks cover only what is there. The COL plane is
+ * stored turned, so a tile is quantized into a buffer and written column by column.
+ */
+#include "host_kernels.h"
+#include "host_number.h"
+
+typedef struct tile {
+    int64_t top, left; /* in the source */
+    int rows, cols;
+    float value[TN__BLOCK][TN__BLOCK];
+    uint8_t code[TN__BLOCK][TN__BLOCK];
+} tile;
+
+static void load_tile(const tn__matrix *src, int64_t top, int64_t left, tile *t) {
+    t->top = top, t->left = left;
+    t->rows = (int)tn__least(TN__BLOCK, src->rows - top);
+    t->cols = (int)tn__least(TN__BLOCK, src->cols - left);
+    for (int r = 0; r < t->rows; r++) {
+        tn__load_floats(src->dtype, src->data, (top + r) * src->cols + left, t->cols, t->value[r]);
+    }
+}
+
+/* Magnitudes compare as their bits do; NaN counts as 0, so that it is ignored. */
+static uint32_t magnitude_of(float value) {
+    uint32_t magnitude = tn__bits_of(value) & TN__FP32_MAGNITUDE;
+    return magnitude > TN__FP32_INFINITY ? 0 : magnitude;
+}
+
+static uint32_t row_amax(const float *value, int count) {
+    uint32_t amax = 0;
+    for (int i = 0; i < count; i++) {
+        uint32_t magnitude = magnitude_of(value[i]);
+        amax = magnitude > amax ? magnitude : amax;
+    }
+    return amax;
+}
+
+static void col_amaxes(const tile *t, uint32_t amax[TN__BLOCK]) {
+    memset(amax, 0, TN__BLOCK * sizeof *amax);
+    for (int r = 0; r < t->rows; r++) {
+        for (int c = 0; c < t->cols; c++) {
+            uint32_t magnitude = magnitude_of(t->value[r][c]);
+            amax[c] = magnitude > amax[c] ? magnitude : amax[c];
+        }
+    }
+}
+
+static tn__block_scale scale_of(const tn__quantize_work *work, uint32_t amax) {
+    return tn__scale_of_amax(tn__float_of(amax), work->amax_epsilon, work->dtype, work->src.dtype,
+                             work->scale_mode);
+}
+
+static void encode(tn_dtype dtype, const float *value, const float *factor, int count,
+                   uint8_t *code) {
+    if (dtype == TN_E4M3) {
+        for (int i = 0; i < count; i++)
+            code[i] = tn__float_to_e4m3(value[i] * factor[i]);
+    } else {
+        for (int i = 0; i < count; i++)
+            code[i] = tn__float_to_e5m2(value[i] * factor[i]);
+    }
+}
+
+static void fill_floats(float *out, float value, int count) {
+    for (int i = 0; i < count; i++)
+        out[i] = value;
+}
+
+/* ---- writing a tile of codes ---------------------------------------------------------------- */
+
+static void write_row_codes(const tile *t, const tn_plane_view *row) {
+    uint8_t *out = row->data;
+    for (int r = 0; r < t->rows; r++) {
+        memcpy(out + (t->top + r) * row->layout.cols + t->left, t->code[r], (size_t)t->cols);
+    }
+}
+
+static void write_col_codes(const tile *t, const tn_plane_view *col) {
+    for (int c = 0; c < t->cols; c++) {
+        uint8_t *out = (uint8_t *)col->data + (t->left + c) * col->layout.cols + t->top;
+        for (int r = 0; r < t->rows; r++)
+            out[r] = t->code[r][c];
+    }
+}
+
+/* ---- the three kinds of block --------------------------------------------------------------- */
+
+static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
+    float factor[TN__BLOCK];
+    float *scale = work->row.scale + t->left / TN__BLOCK * work->row.layout.scale_stride + t->top;
+    for (int r = 0; r < t->rows; r++) {
+        tn__block_scale block = scale_of(work, row_amax(t->value[r], t->cols));
+        scale[r] = block.inverse;
+        fill_floats(factor, block.factor, t->cols);
+        encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
+    }
+    write_row_codes(t, &work->row);
+}
+
+static void quantize_col_1d(const tn__quantize_work *work, tile *t) {
+    uint32_t amax[TN__BLOCK];
+    float factor[TN__BLOCK];
+    float *scale = work->col.scale + t->top / TN__BLOCK * work->col.layout.scale_stride + t->left;
+    col_amaxes(t, amax);
+    for (int c = 0; c < t->cols; c++) {
+        tn__block_scale block = scale_of(work, amax[c]);
+        scale[c] = block.inverse;
+        factor[c] = block.factor;
+    }
+    for (int r = 0; r < t->rows; r++) {
+        encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
+    }
+    write_col_codes(t, &work->col);
+}
+
+static void quantize_2d(const tn__quantize_work *work, tile *t) {
+    float factor[TN__BLOCK];
+    uint32_t amax = 0;
+    int64_t tile_row = t->top / TN__BLOCK, tile_col = t->left / TN__BLOCK;
+    for (int r = 0; r < t->rows; r++) {
+        uint32_t of_row = row_amax(t->value[r], t->cols);
+        amax = of_row > amax ? of_row : amax;
+    }
+    tn__block_scale block = scale_of(work, amax);
+    fill_floats(factor, block.factor, t->cols);
+    for (int r = 0; r < t->rows; r++) {
+        encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
+    }
+    if (work->has_row) {
+        work->row.scale[tile_row * work->row.layout.scale_stride + tile_col] = block.inverse;
+        write_row_codes(t, &work->row);
+    }
+    if (work->has_col) {
+        work->col.scale[tile_col * work->col.layout.scale_stride + tile_row] = block.inverse;
+        write_col_codes(t, &work->col);
+    }
+}
+
+static void quantize_tile(const tn__quantize_work *work, tile *t) {
+    if (work->format == TN_FORMAT_FP8_BLOCK_2D) {
+        quantize_2d(work, t);
+        return;
+    }
+    if (work->has_row) quantize_row_1d(work, t);
+    if (work->has_col) quantize_col_1d(work, t);
+}
+
+static void zero_scale_padding(const tn_plane_view *view) {
+    const tn_plane_layout *layout = &view->layout;
+    for (int64_t row = 0; row < layout->scale_rows; row++) {
+        float *scale = view->scale + row * layout->scale_stride;
+        for (int64_t i = layout->scale_cols; i < layout->scale_stride; i++)
+            scale[i] = 0.0f;
+    }
+}
+
+void tn__host_quantize(const tn__quantize_work *work) {
+    tile t;
+    for (int64_t top = 0; top < work->src.rows; top += TN__BLOCK) {
+        for (int64_t left = 0; left < work->src.cols; left += TN__BLOCK) {
+            load_tile(&work->src, top, left, &t);
+            quantize_tile(work, &t);
+        }
+    }
+    if (work->has_row) zero_scale_padding(&work->row);
+    if (work->has_col) zero_scale_padding(&work->col);
+}
+
+/* ---- back ----------------------------------------------------------------------------------- */
+
+/* A row of the stored plane: 128 columns share a scale in either format. */
+static void dequantize_stored_row(const tn__dequantize_work *work, int64_t row, int64_t col,
+                                  int64_t count, float *out) {
+    const tn_plane_view *src = &work->src;
+    int64_t at = tn__scale_at(work->format, src->layout.scale_stride, row, col);
+    float scale = src->scale[at];
+    tn__load_floats(src->dtype, src->data, row * src->layout.cols + col, count, out);
+    for (int64_t i = 0; i < count; i++)
+        out[i] *= scale;
+}
+
+void tn__host_dequantize(const tn__dequantize_work *work) {
+    const tn_plane_layout *layout = &work->src.layout;
+    const tn__matrix *dst = &work->dst;
+    float value[TN__BLOCK];
+    for (int64_t row = 0; row < layout->rows; row++) {
+        for (int64_t col = 0; col < layout->cols; col += TN__BLOCK) {
+            int64_t count = tn__least(TN__BLOCK, layout->cols - col);
+            dequantize_stored_row(work, row, col, count, value);
+            if (work->src.plane == TN_PLANE_ROW) {
+                tn__store_floats(dst->dtype, dst->data, row * dst->cols + col, count, value);
+                continue;
+            }
+            for (int64_t i = 0; i < count; i++) {
+                tn__store_floats(dst->dtype, dst->data, (col + i) * dst->cols + row, 1, &value[i]);
+            }
+        }
+    }
+}
+
+/* ---- the transpose of a 2D-scaled plane ----------------------------------------------------- */
+
+static void transpose_bytes(const tn_plane_view *from, const tn_plane_view *to, int64_t top,
+                            int64_t left) {
+    int64_t bottom = tn__least(top + TN__BLOCK, from->layout.rows);
+    int64_t right = tn__least(left + TN__BLOCK, from->layout.cols);
+    const uint8_t *in = from->data;
+    uint8_t *out = to->data;
+    for (int64_t c = left; c < right; c++) {
+        for (int64_t r = top; r < bottom; r++) {
+            out[c * to->layout.cols + r] = in[r * from->layout.cols + c];
+        }
+    }
+}
+
+void tn__host_transpose(const tn__transpose_work *work) {
+    const tn_plane_view *from = &work->from, *to = &work->to;
+    for (int64_t top = 0; top < from->layout.rows; top += TN__BLOCK) {
+        for (int64_t left = 0; left < from->layout.cols; left += TN__BLOCK) {
+            transpose_bytes(from, to, top, left);
+            to->scale[left / TN__BLOCK * to->layout.scale_stride + top / TN__BLOCK] =
+                from->scale[top / TN__BLOCK * from->layout.scale_stride + left / TN__BLOCK];
+        }
+    }
+    zero_scale_padding(to);
+}
