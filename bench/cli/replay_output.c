@@ -3,7 +3,7 @@
 
 #include "text_table.h"
 
-/* Counts and sizes stay below 10^15 (909 TiB), up to which cJSON prints a double exactly. */
+/* Counts and sizes stay below 2^53, so that the doubles of JSON hold them exactly. */
 cJSON *replay_result_to_json(const replay_result *result) {
     const struct {
         const char *key;

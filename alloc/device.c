@@ -1,0 +1,383 @@
+/* Devices and streams of the public interface: a thin layer over the driver's table.
+ *
+ * It chooses the driver, knows which streams were made here, tells the pools when one ends, and
+ * counts what keeps a device open.
+ *
+ * Invariants, under the device's lock:
+ *   - streams holds each stream made by tn_stream_create and not yet destroyed, once;
+ *   - a watcher is freed by its unwatch alone, and never while its callback runs;
+ *   - spare_events are recorded nowhere that still matters: an event may be recorded anew as soon
+ *     as the wait for it was put on a stream.
+ * No driver call that waits, and no callback, is made under the lock.
+ */
+#include "driver_state.h"
+#include "host_alloc.h"
+#include "options.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SPARE_EVENTS_MAX = 8 };
+
+typedef struct own_stream {
+    tn_stream stream;
+    int is_ending; /* a thread is in tn_stream_destroy with it */
+} own_stream;
+
+typedef struct watcher {
+    struct watcher *next;
+    tn__stream_end_callback callback;
+    void *argument;
+    int running; /* callbacks under way */
+} watcher;
+
+struct tn_device {
+    const tn__driver *driver;
+    tn__driver_device *state;
+    tn_device_info info;
+    atomic_long users; /* pools */
+    pthread_mutex_t lock;
+    pthread_cond_t callback_ended;
+    own_stream *streams;
+    size_t stream_count;
+    size_t stream_capacity;
+    watcher *watchers;
+    tn__event spare_events[SPARE_EVENTS_MAX];
+    size_t spare_event_count;
+};
+
+const char *tn_version(void) { return TN_VERSION_STRING; }
+
+const char *tn_driver_call_name(tn_driver_call call) {
+    static const char *const names[TN_CALL_COUNT] = {
+        [TN_CALL_MEM_CREATE] = "mem_create",
+        [TN_CALL_MEM_RELEASE] = "mem_release",
+        [TN_CALL_ADDRESS_RESERVE] = "address_reserve",
+        [TN_CALL_ADDRESS_FREE] = "address_free",
+        [TN_CALL_MEM_MAP] = "mem_map",
+        [TN_CALL_MEM_SET_ACCESS] = "mem_set_access",
+        [TN_CALL_MEM_UNMAP] = "mem_unmap",
+        [TN_CALL_MEM_ALLOC] = "mem_alloc",
+        [TN_CALL_MEM_FREE] = "mem_free",
+        [TN_CALL_STREAM] = "stream",
+        [TN_CALL_STREAM_WAIT] = "stream_wait",
+        [TN_CALL_EVENT] = "event",
+        [TN_CALL_EVENT_RECORD] = "event_record",
+        [TN_CALL_EVENT_QUERY] = "event_query",
+        [TN_CALL_EVENT_SYNCHRONIZE] = "event_synchronize",
+        [TN_CALL_LAUNCH] = "launch",
+    };
+    int is_known = (int)call >= 0 && (int)call < TN_CALL_COUNT;
+    return is_known ? names[call] : "unknown driver call";
+}
+
+/* ---- the choice of a driver --------------------------------------------------------------------
+ */
+
+static tn_driver_kind kind_of(const tn_device_config *config) {
+    if (config->driver != TN_DRIVER_AUTO) return config->driver;
+    switch (tn__options_get()->driver) {
+    case TN__DRIVER_CHOICE_CUDA: return TN_DRIVER_CUDA;
+    case TN__DRIVER_CHOICE_HOST: return TN_DRIVER_HOST;
+    default: return TN_DRIVER_AUTO;
+    }
+}
+
+/* One who names a library means it: then its absence is no reason to take the CPU instead. */
+static int names_a_library(const tn_device_config *config) {
+    return config->cuda_library || strcmp(tn__options_get()->cuda_library, "libcuda.so.1") != 0;
+}
+
+static tn_status open_as(tn_device *device, const tn__driver *driver,
+                         const tn_device_config *config) {
+    device->driver = driver;
+    return driver->open(config, &device->info, &device->state);
+}
+
+static tn_status open_driver(tn_device *device, const tn_device_config *config) {
+    if (kind_of(config) == TN_DRIVER_CUDA || names_a_library(config))
+        return TN_FAIL(TN_UNSUPPORTED, "this build has no CUDA driver");
+    return open_as(device, &tn__driver_host, config);
+}
+
+static void print_options(void) {
+    char text[4096];
+    (void)tn_options_describe(text, sizeof text);
+    fprintf(stderr, "tenure %s\n%s", TN_VERSION_STRING, text);
+}
+
+static void print_device(const tn_device *device) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (!tn__options_get()->verbose) return;
+    pthread_once(&once, print_options);
+    fprintf(stderr, "tenure device: driver %s, %s%s, ordinal %d, %zu bytes in granules of %zu%s\n",
+            device->driver->name, device->info.name, device->info.simulated ? " (simulated)" : "",
+            device->info.ordinal, device->info.memory_bytes, device->info.granularity_bytes,
+            device->info.supports_vmm ? ", virtual memory management" : "");
+}
+
+/* ---- devices -----------------------------------------------------------------------------------
+ */
+
+static tn_status check_config(const tn_device_config *config) {
+    TN_REQUIRE(config->size == sizeof *config,
+               "tn_device_config.size is %zu, not %zu: begin with TN_DEVICE_CONFIG_INIT",
+               config->size, sizeof *config);
+    TN_REQUIRE((int)config->driver >= TN_DRIVER_AUTO && (int)config->driver <= TN_DRIVER_HOST,
+               "%d is no tn_driver_kind", (int)config->driver);
+    TN_REQUIRE(config->ordinal >= 0, "device ordinal %d", config->ordinal);
+    return TN_OK;
+}
+
+tn_status tn_device_create(const tn_device_config *config, tn_device **out) {
+    static const tn_device_config defaults = TN_DEVICE_CONFIG_INIT;
+    TN_REQUIRE(out, "tn_device_create: out is NULL");
+    if (!config) config = &defaults;
+    TN_TRY(check_config(config));
+    tn_device *device = tn__host_alloc(1, sizeof *device);
+    if (!device) return TN_OUT_OF_HOST_MEMORY;
+    tn_status status = open_driver(device, config);
+    if (status != TN_OK) {
+        tn__host_free(device);
+        return status;
+    }
+    pthread_mutex_init(&device->lock, NULL);
+    pthread_cond_init(&device->callback_ended, NULL);
+    print_device(device);
+    *out = device;
+    return TN_OK;
+}
+
+static void free_device(tn_device *device) {
+    TN_ASSERT(!device->watchers);
+    for (size_t i = 0; i < device->spare_event_count; i++)
+        (void)device->driver->event_destroy(device->state, device->spare_events[i]);
+    device->driver->close(device->state);
+    pthread_cond_destroy(&device->callback_ended);
+    pthread_mutex_destroy(&device->lock);
+    tn__host_free(device->streams);
+    tn__host_free(device);
+}
+
+tn_status tn_device_destroy(tn_device *device) {
+    if (!device || tn__driver_is_gone()) return TN_OK;
+    pthread_mutex_lock(&device->lock);
+    size_t streams = device->stream_count;
+    pthread_mutex_unlock(&device->lock);
+    long users = atomic_load(&device->users);
+    if (users || streams) {
+        return TN_FAIL(TN_IN_USE,
+                       "the device (%s, ordinal %d) is used by %ld pool%s and %zu stream%s: "
+                       "destroy them first",
+                       device->info.name, device->info.ordinal, users, users == 1 ? "" : "s",
+                       streams, streams == 1 ? "" : "s");
+    }
+    free_device(device);
+    return TN_OK;
+}
+
+tn_status tn_device_info_get(const tn_device *device, tn_device_info *out) {
+    TN_REQUIRE(device, "tn_device_info_get: device is NULL");
+    TN_REQUIRE(out && out->size == sizeof *out,
+               "tn_device_info_get: begin with TN_DEVICE_INFO_INIT");
+    *out = device->info;
+    return TN_OK;
+}
+
+tn_status tn_device_synchronize(tn_device *device) {
+    TN_REQUIRE(device, "tn_device_synchronize: device is NULL");
+    return device->driver->synchronize(device->state);
+}
+
+tn_status tn_device_driver_stats(const tn_device *device, tn_driver_stats *out) {
+    TN_REQUIRE(device, "tn_device_driver_stats: device is NULL");
+    TN_REQUIRE(out && out->size == sizeof *out,
+               "tn_device_driver_stats: begin with TN_DRIVER_STATS_INIT");
+    return device->driver->stats(device->state, out);
+}
+
+const tn__driver *tn__device_driver(const tn_device *device) { return device->driver; }
+
+tn__driver_device *tn__device_state(const tn_device *device) { return device->state; }
+
+void tn__device_retain(tn_device *device) { atomic_fetch_add(&device->users, 1); }
+
+void tn__device_release(tn_device *device) {
+    long before = atomic_fetch_sub(&device->users, 1);
+    TN_CHECK(before > 0);
+}
+
+/* ---- streams -----------------------------------------------------------------------------------
+ */
+
+/* Room for one more, so that adding it can not fail once the driver has made it. */
+static tn_status make_stream_room_locked(tn_device *device) {
+    if (device->stream_count < device->stream_capacity) return TN_OK;
+    size_t capacity = device->stream_capacity ? device->stream_capacity * 2 : 8;
+    own_stream *grown =
+        tn__host_realloc(device->streams, device->stream_capacity, capacity, sizeof *grown);
+    if (!grown) return TN_OUT_OF_HOST_MEMORY;
+    device->streams = grown;
+    device->stream_capacity = capacity;
+    return TN_OK;
+}
+
+tn_status tn_stream_create(tn_device *device, tn_stream *out) {
+    TN_REQUIRE(device && out, "tn_stream_create: device or out is NULL");
+    tn_stream stream = NULL;
+    pthread_mutex_lock(&device->lock);
+    tn_status status = make_stream_room_locked(device);
+    if (status == TN_OK) status = device->driver->stream_create(device->state, &stream);
+    if (status == TN_OK) {
+        device->streams[device->stream_count++] = (own_stream){stream, 0};
+        *out = stream;
+    }
+    pthread_mutex_unlock(&device->lock);
+    return status;
+}
+
+static own_stream *find_own_locked(tn_device *device, tn_stream stream) {
+    for (size_t i = 0; i < device->stream_count; i++) {
+        if (device->streams[i].stream == stream) return &device->streams[i];
+    }
+    return NULL;
+}
+
+/* Takes the right to end the stream: one thread gets it. */
+static tn_status claim_ending(tn_device *device, tn_stream stream) {
+    pthread_mutex_lock(&device->lock);
+    own_stream *own = find_own_locked(device, stream);
+    int is_claimed = own && !own->is_ending;
+    if (is_claimed) own->is_ending = 1;
+    pthread_mutex_unlock(&device->lock);
+    TN_REQUIRE(is_claimed, "%p is no stream made by tn_stream_create of this device", stream);
+    return TN_OK;
+}
+
+static void settle_ending(tn_device *device, tn_stream stream, int has_ended) {
+    pthread_mutex_lock(&device->lock);
+    own_stream *own = find_own_locked(device, stream);
+    own->is_ending = 0;
+    if (has_ended) *own = device->streams[--device->stream_count];
+    pthread_mutex_unlock(&device->lock);
+}
+
+/* A watcher under way can not be freed: its unwatch waits. Its successor is read, and put under
+ * way, before the lock is let go. */
+static void tell_watchers(tn_device *device, tn_stream stream, uint64_t id) {
+    pthread_mutex_lock(&device->lock);
+    for (watcher *now = device->watchers; now; now = now->next) {
+        now->running++;
+        pthread_mutex_unlock(&device->lock);
+        now->callback(now->argument, stream, id);
+        pthread_mutex_lock(&device->lock);
+        now->running--;
+        pthread_cond_broadcast(&device->callback_ended);
+    }
+    pthread_mutex_unlock(&device->lock);
+}
+
+static tn_status end_stream(tn_device *device, tn_stream stream) {
+    uint64_t id;
+    TN_TRY(device->driver->stream_id(device->state, stream, &id));
+    TN_TRY(device->driver->stream_synchronize(device->state, stream));
+    tell_watchers(device, stream, id);
+    return device->driver->stream_destroy(device->state, stream);
+}
+
+tn_status tn_stream_destroy(tn_device *device, tn_stream stream) {
+    if (!stream || tn__driver_is_gone()) return TN_OK;
+    TN_REQUIRE(device, "tn_stream_destroy: device is NULL");
+    TN_TRY(claim_ending(device, stream));
+    tn_status status = end_stream(device, stream);
+    settle_ending(device, stream, status == TN_OK);
+    return status;
+}
+
+tn_status tn_stream_synchronize(tn_device *device, tn_stream stream) {
+    TN_REQUIRE(device, "tn_stream_synchronize: device is NULL");
+    return device->driver->stream_synchronize(device->state, stream);
+}
+
+static tn_status take_event(tn_device *device, tn__event *out) {
+    tn__event event = NULL;
+    pthread_mutex_lock(&device->lock);
+    if (device->spare_event_count) event = device->spare_events[--device->spare_event_count];
+    pthread_mutex_unlock(&device->lock);
+    if (!event) return device->driver->event_create(device->state, out);
+    *out = event;
+    return TN_OK;
+}
+
+static void give_event(tn_device *device, tn__event event) {
+    pthread_mutex_lock(&device->lock);
+    int is_kept = device->spare_event_count < SPARE_EVENTS_MAX;
+    if (is_kept) device->spare_events[device->spare_event_count++] = event;
+    pthread_mutex_unlock(&device->lock);
+    if (!is_kept) (void)device->driver->event_destroy(device->state, event);
+}
+
+tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
+    TN_REQUIRE(device, "tn_stream_wait: device is NULL");
+    tn__event event;
+    TN_TRY(take_event(device, &event));
+    tn_status status = device->driver->event_record(device->state, event, other);
+    if (status == TN_OK) status = device->driver->stream_wait_event(device->state, stream, event);
+    give_event(device, event);
+    return status;
+}
+
+tn_status tn_copy(tn_device *device, void *dst, const void *src, size_t bytes, tn_stream stream) {
+    TN_REQUIRE(device, "tn_copy: device is NULL");
+    if (!bytes) return TN_OK;
+    TN_REQUIRE(dst && src, "tn_copy of %zu bytes from %p to %p", bytes, src, dst);
+    return device->driver->copy(device->state, dst, src, bytes, stream);
+}
+
+tn_status tn_fill(tn_device *device, void *dst, unsigned char byte, size_t bytes,
+                  tn_stream stream) {
+    TN_REQUIRE(device, "tn_fill: device is NULL");
+    if (!bytes) return TN_OK;
+    TN_REQUIRE(dst, "tn_fill of %zu bytes at NULL", bytes);
+    return device->driver->fill(device->state, dst, byte, bytes, stream);
+}
+
+/* ---- watchers ----------------------------------------------------------------------------------
+ */
+
+tn_status tn__device_watch_streams(tn_device *device, tn__stream_end_callback callback,
+                                   void *argument) {
+    watcher *added = tn__host_alloc(1, sizeof *added);
+    if (!added) return TN_OUT_OF_HOST_MEMORY;
+    added->callback = callback;
+    added->argument = argument;
+    pthread_mutex_lock(&device->lock);
+    added->next = device->watchers;
+    device->watchers = added;
+    pthread_mutex_unlock(&device->lock);
+    return TN_OK;
+}
+
+static watcher **find_watcher_locked(tn_device *device, const void *argument) {
+    watcher **link = &device->watchers;
+    while (*link && (*link)->argument != argument)
+        link = &(*link)->next;
+    return link;
+}
+
+/* Waits for a callback under way: the caller must hold no lock that its callback takes. */
+void tn__device_unwatch_streams(tn_device *device, void *argument) {
+    watcher *removed = NULL;
+    pthread_mutex_lock(&device->lock);
+    while (*find_watcher_locked(device, argument) &&
+           (*find_watcher_locked(device, argument))->running)
+        pthread_cond_wait(&device->callback_ended, &device->lock);
+    watcher **link = find_watcher_locked(device, argument);
+    if (*link) {
+        removed = *link;
+        *link = removed->next;
+    }
+    pthread_mutex_unlock(&device->lock);
+    tn__host_free(removed);
+}

@@ -1,0 +1,60 @@
+/* Exit and fork, seen by every driver call; counts of calls.
+ *
+ * After exit began another library's handlers may have shut the driver down, and in a forked child
+ * its threads and its device do not exist: a call then hangs or crashes. So from either moment on
+ * no call is made: each fails in words, and closing a device does nothing.
+ */
+#include "driver_state.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+typedef enum gone_reason { NOT_GONE, GONE_BY_EXIT, GONE_BY_FORK, GONE_BY_DRIVER } gone_reason;
+
+static _Atomic int gone;
+static pthread_once_t watch_once = PTHREAD_ONCE_INIT;
+static int watch_failed;
+
+static void mark_exit(void) { atomic_store(&gone, GONE_BY_EXIT); }
+
+static void mark_fork(void) { atomic_store(&gone, GONE_BY_FORK); }
+
+static void watch(void) {
+    watch_failed = atexit(mark_exit) || pthread_atfork(NULL, NULL, mark_fork);
+}
+
+tn_status tn__driver_watch_process(void) {
+    pthread_once(&watch_once, watch);
+    if (!watch_failed) return TN_OK;
+    return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "no memory for the handlers of exit and fork");
+}
+
+int tn__driver_is_gone(void) { return atomic_load_explicit(&gone, memory_order_relaxed); }
+
+void tn__driver_set_gone(void) { atomic_store(&gone, GONE_BY_DRIVER); }
+
+tn_status tn__driver_require_present(const char *call) {
+    switch (tn__driver_is_gone()) {
+    case NOT_GONE: return TN_OK;
+    case GONE_BY_EXIT:
+        return TN_FAIL(TN_DRIVER_ERROR, "%s: not made, since the process is ending", call);
+    case GONE_BY_FORK:
+        return TN_FAIL(TN_DRIVER_ERROR,
+                       "%s: not made in a forked child: the device belongs to the parent; fork "
+                       "before the first tn_device_create, or start a new program",
+                       call);
+    default: return TN_FAIL(TN_DRIVER_ERROR, "%s: not made, since the driver has shut down", call);
+    }
+}
+
+void tn__call_counts_read(const tn__call_counts *counts, tn_driver_stats *out) {
+    for (int i = 0; i < TN_CALL_COUNT; i++)
+        out->calls[i] = atomic_load_explicit(&counts->calls[i], memory_order_relaxed);
+}
+
+uint64_t tn__clock_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
