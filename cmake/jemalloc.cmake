@@ -17,18 +17,13 @@ endif()
 function(tenure_add_jemalloc)
   set(names aligned_alloc calloc dallocx free mallctl mallctlbymib mallctlnametomib malloc
     malloc_conf malloc_conf_2_conf_harder malloc_message malloc_stats_print malloc_usable_size
-    mallocx memalign nallocx posix_memalign pvalloc rallocx realloc sallocx sdallocx valloc xallocx)
+    mallocx memalign nallocx posix_memalign pthread_atfork pvalloc rallocx realloc sallocx sdallocx valloc xallocx)
   list(TRANSFORM names REPLACE "(.+)" "\\1 tn__je_\\1" OUTPUT_VARIABLE renames)
   list(JOIN renames "\n" renames)
   set(directory ${CMAKE_BINARY_DIR}/jemalloc)
   file(CONFIGURE OUTPUT ${directory}/renames.txt CONTENT "${renames}\n")
   file(CONFIGURE OUTPUT ${directory}/exports.map CONTENT
     "{\n  global: tn__je_mallocx; tn__je_dallocx; tn__je_mallctl;\n  local: *;\n};\n")
-  # Read after MALLOC_CONF, which is meant for a jemalloc of the program's own.
-  file(CONFIGURE OUTPUT ${directory}/settings.c CONTENT
-    "extern const char *tn__je_malloc_conf_2_conf_harder;\n\
-const char *tn__je_malloc_conf_2_conf_harder =\n\
-    \"narenas:1,tcache:false,background_thread:false,prof:false,stats_print:false\";\n")
   set(archive ${directory}/libjemalloc_private.a)
   add_custom_command(OUTPUT ${archive}
     COMMAND ${CMAKE_COMMAND} -E copy ${TENURE_JEMALLOC_ARCHIVE} ${archive}
@@ -37,7 +32,7 @@ const char *tn__je_malloc_conf_2_conf_harder =\n\
     DEPENDS ${TENURE_JEMALLOC_ARCHIVE} ${directory}/renames.txt
     COMMENT "Making jemalloc's names private" VERBATIM)
   add_custom_target(tenure_jemalloc_archive DEPENDS ${archive})
-  add_library(tenure_jemalloc SHARED ${directory}/settings.c)
+  add_library(tenure_jemalloc SHARED cmake/jemalloc_settings.c)
   add_dependencies(tenure_jemalloc tenure_jemalloc_archive)
   target_link_options(tenure_jemalloc PRIVATE -Wl,--version-script=${directory}/exports.map)
   target_link_libraries(tenure_jemalloc PRIVATE -Wl,--whole-archive ${archive}

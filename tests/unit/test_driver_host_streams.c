@@ -288,9 +288,10 @@ static void an_unknown_stream_is_refused_and_nothing_is_done(void **state) {
 static void stream_ids_never_repeat(void **state) {
     (void)state;
     uint64_t last = 0, id = 0;
+    char byte;
     tn__driver_device *device = open_device();
     EXPECT_OK(host->stream_id(device, NULL, &last));
-    EXPECT_OK(host->fill(device, &id, 0, sizeof id, NULL)); /* its worker starts now */
+    EXPECT_OK(host->fill(device, &byte, 0, 1, NULL)); /* its worker starts now */
     EXPECT_OK(host->stream_id(device, NULL, &id));
     assert_int_equal(id, last);
     for (int i = 0; i < 50; i++) {
