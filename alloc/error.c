@@ -9,14 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ERROR_TEXT_BYTES = 2048 };
-
-typedef struct last_error {
-    int native;
-    char text[ERROR_TEXT_BYTES];
-} last_error;
-
-static _Thread_local last_error this_thread;
+static _Thread_local tn__saved_error this_thread;
 
 typedef struct status_words {
     const char *name;
@@ -55,6 +48,10 @@ const char *tn_error_last(void) { return this_thread.text; }
 
 int tn_error_last_native(void) { return this_thread.native; }
 
+void tn__error_save(tn__saved_error *out) { *out = this_thread; }
+
+void tn__error_restore(const tn__saved_error *saved) { this_thread = *saved; }
+
 static const char *file_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -62,7 +59,7 @@ static const char *file_of(const char *path) {
 
 tn_status tn__fail(tn_status status, int native, const char *file, int line, const char *format,
                    ...) {
-    char text[ERROR_TEXT_BYTES]; /* the arguments may point into the last text */
+    char text[TN__ERROR_TEXT_BYTES]; /* the arguments may point into the last text */
     va_list args;
     va_start(args, format);
     int used = vsnprintf(text, sizeof text, format, args);

@@ -21,6 +21,15 @@
 TN_SISTER_API tn_status tn__fail(tn_status status, int native, const char *file, int line,
                                  const char *format, ...) TN_PRINTF(5, 6);
 
+/* Keeps this thread's last error over a cleanup that may fail too. */
+enum { TN__ERROR_TEXT_BYTES = 2048 };
+typedef struct tn__saved_error {
+    int native;
+    char text[TN__ERROR_TEXT_BYTES];
+} tn__saved_error;
+TN_SISTER_API void tn__error_save(tn__saved_error *out);
+TN_SISTER_API void tn__error_restore(const tn__saved_error *saved);
+
 #define TN_FAIL(status, ...) tn__fail((status), 0, __FILE__, __LINE__, __VA_ARGS__)
 #define TN_FAIL_NATIVE(status, native, ...)                                                        \
     tn__fail((status), (native), __FILE__, __LINE__, __VA_ARGS__)
