@@ -96,8 +96,12 @@ static tn_status open_as(tn_device *device, const tn__driver *driver,
 }
 
 static tn_status open_driver(tn_device *device, const tn_device_config *config) {
-    if (kind_of(config) == TN_DRIVER_CUDA || names_a_library(config))
-        return TN_FAIL(TN_UNSUPPORTED, "this build has no CUDA driver");
+    tn_driver_kind kind = kind_of(config);
+    if (kind != TN_DRIVER_HOST) {
+        tn_status status = open_as(device, &tn__driver_cuda, config);
+        int is_final = kind == TN_DRIVER_CUDA || status != TN_UNSUPPORTED;
+        if (is_final || names_a_library(config)) return status;
+    }
     return open_as(device, &tn__driver_host, config);
 }
 

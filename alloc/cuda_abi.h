@@ -1,0 +1,143 @@
+/* The part of the CUDA driver's binary interface that we call, declared by ourselves.
+ *
+ * Facts only: names, numbers and layouts of CUDA 11.2 and later on 64-bit Linux, so that everything
+ * builds without a toolkit. Opaque handles are void *, enums are int. Where a toolkit is present,
+ * tests/unit/test_driver_abi.c compares all of this with the real cuda.h; the names here differ
+ * from its names so that both can be included.
+ */
+#ifndef TENURE_CUDA_ABI_H
+#define TENURE_CUDA_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int tn__cu_result;
+typedef int tn__cu_device;
+typedef unsigned long long tn__cu_address;
+typedef unsigned long long tn__cu_handle;
+
+enum {
+    TN__CU_SUCCESS = 0,
+    TN__CU_ERROR_OUT_OF_MEMORY = 2,
+    TN__CU_ERROR_NOT_INITIALIZED = 3,
+    TN__CU_ERROR_DEINITIALIZED = 4,
+    TN__CU_ERROR_STUB_LIBRARY = 34,
+    TN__CU_ERROR_NO_DEVICE = 100,
+    TN__CU_ERROR_INVALID_HANDLE = 400,
+    TN__CU_ERROR_NOT_READY = 600,
+    TN__CU_ERROR_NOT_SUPPORTED = 801,
+    TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT = 906
+};
+
+enum {
+    TN__CU_STREAM_NON_BLOCKING = 1,
+    TN__CU_EVENT_DISABLE_TIMING = 2,
+    TN__CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    TN__CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
+    TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
+    TN__CU_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
+    TN__CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    TN__CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    TN__CU_MEM_ACCESS_READ_WRITE = 3,
+    TN__CU_MEM_GRANULARITY_MINIMUM = 0
+};
+
+/* Handle values of streams that nobody creates. */
+#define TN__CU_STREAM_LEGACY     ((void *)(uintptr_t)1)
+#define TN__CU_STREAM_PER_THREAD ((void *)(uintptr_t)2)
+
+typedef struct tn__cu_location {
+    int type;
+    int id;
+} tn__cu_location;
+
+typedef struct tn__cu_allocation {
+    int type;
+    int handle_types;
+    tn__cu_location location;
+    void *windows_only;
+    unsigned char compression;
+    unsigned char is_rdma_capable;
+    unsigned short usage;
+    unsigned char reserved[4];
+} tn__cu_allocation;
+
+typedef struct tn__cu_access {
+    tn__cu_location location;
+    int flags;
+} tn__cu_access;
+
+/* The calls: X(need, field, "versioned name", (parameters)). NEED is one of REQUIRED; VMM (virtual
+ * memory management, all or none); OPTIONAL. */
+#define TN__CU_CALLS(X)                                                                            \
+    X(REQUIRED, init, "cuInit", (unsigned flags))                                                  \
+    X(REQUIRED, error_name, "cuGetErrorName", (tn__cu_result code, const char **text))             \
+    X(REQUIRED, error_string, "cuGetErrorString", (tn__cu_result code, const char **text))         \
+    X(REQUIRED, device_count, "cuDeviceGetCount", (int *count))                                    \
+    X(REQUIRED, device_get, "cuDeviceGet", (tn__cu_device * device, int ordinal))                  \
+    X(REQUIRED, device_name, "cuDeviceGetName", (char *name, int bytes, tn__cu_device device))     \
+    X(REQUIRED, device_attribute, "cuDeviceGetAttribute",                                          \
+      (int *value, int attribute, tn__cu_device device))                                           \
+    X(REQUIRED, device_memory, "cuDeviceTotalMem_v2", (size_t * bytes, tn__cu_device device))      \
+    X(REQUIRED, context_retain, "cuDevicePrimaryCtxRetain",                                        \
+      (void **context, tn__cu_device device))                                                      \
+    X(REQUIRED, context_release, "cuDevicePrimaryCtxRelease_v2", (tn__cu_device device))           \
+    X(REQUIRED, context_current, "cuCtxGetCurrent", (void **context))                              \
+    X(REQUIRED, context_set, "cuCtxSetCurrent", (void *context))                                   \
+    X(REQUIRED, context_push, "cuCtxPushCurrent_v2", (void *context))                              \
+    X(REQUIRED, context_pop, "cuCtxPopCurrent_v2", (void **context))                               \
+    X(REQUIRED, context_synchronize, "cuCtxSynchronize", (void))                                   \
+    X(REQUIRED, mem_info, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))          \
+    X(REQUIRED, mem_alloc, "cuMemAlloc_v2", (tn__cu_address * out, size_t bytes))                  \
+    X(REQUIRED, mem_free, "cuMemFree_v2", (tn__cu_address address))                                \
+    X(REQUIRED, stream_create, "cuStreamCreate", (void **out, unsigned flags))                     \
+    X(REQUIRED, stream_destroy, "cuStreamDestroy_v2", (void *stream))                              \
+    X(REQUIRED, stream_synchronize, "cuStreamSynchronize", (void *stream))                         \
+    X(REQUIRED, stream_wait_event, "cuStreamWaitEvent",                                            \
+      (void *stream, void *event, unsigned flags))                                                 \
+    X(REQUIRED, event_create, "cuEventCreate", (void **out, unsigned flags))                       \
+    X(REQUIRED, event_destroy, "cuEventDestroy_v2", (void *event))                                 \
+    X(REQUIRED, event_record, "cuEventRecord", (void *event, void *stream))                        \
+    X(REQUIRED, event_query, "cuEventQuery", (void *event))                                        \
+    X(REQUIRED, event_synchronize, "cuEventSynchronize", (void *event))                            \
+    X(REQUIRED, copy, "cuMemcpyAsync",                                                             \
+      (tn__cu_address dst, tn__cu_address src, size_t bytes, void *stream))                        \
+    X(REQUIRED, fill, "cuMemsetD8Async",                                                           \
+      (tn__cu_address dst, unsigned char byte, size_t bytes, void *stream))                        \
+    X(VMM, mem_granularity, "cuMemGetAllocationGranularity",                                       \
+      (size_t * bytes, const tn__cu_allocation *allocation, int option))                           \
+    X(VMM, address_reserve, "cuMemAddressReserve",                                                 \
+      (tn__cu_address * out, size_t bytes, size_t alignment, tn__cu_address hint,                  \
+       unsigned long long flags))                                                                  \
+    X(VMM, address_free, "cuMemAddressFree", (tn__cu_address address, size_t bytes))               \
+    X(VMM, mem_create, "cuMemCreate",                                                              \
+      (tn__cu_handle * out, size_t bytes, const tn__cu_allocation *allocation,                     \
+       unsigned long long flags))                                                                  \
+    X(VMM, mem_release, "cuMemRelease", (tn__cu_handle handle))                                    \
+    X(VMM, mem_map, "cuMemMap",                                                                    \
+      (tn__cu_address address, size_t bytes, size_t offset, tn__cu_handle handle,                  \
+       unsigned long long flags))                                                                  \
+    X(VMM, mem_set_access, "cuMemSetAccess",                                                       \
+      (tn__cu_address address, size_t bytes, const tn__cu_access *access, size_t count))           \
+    X(VMM, mem_unmap, "cuMemUnmap", (tn__cu_address address, size_t bytes))                        \
+    X(OPTIONAL, stream_id, "cuStreamGetId", (void *stream, unsigned long long *id))                \
+    X(OPTIONAL, stream_is_capturing, "cuStreamIsCapturing", (void *stream, int *status))           \
+    X(OPTIONAL, capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                    \
+    X(OPTIONAL, host_task, "cuLaunchHostFunc",                                                     \
+      (void *stream, void (*task)(void *), void *argument))                                        \
+    X(OPTIONAL, module_load, "cuModuleLoadData", (void **out, const void *image))                  \
+    X(OPTIONAL, module_unload, "cuModuleUnload", (void *module))                                   \
+    X(OPTIONAL, module_function, "cuModuleGetFunction",                                            \
+      (void **out, void *module, const char *name))                                                \
+    X(OPTIONAL, launch, "cuLaunchKernel",                                                          \
+      (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
+       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, \
+       void **extra))
+
+#define TN__CU_AS_MEMBER(need, field, name, parameters) tn__cu_result(*field) parameters;
+typedef struct tn__cu_calls {
+    TN__CU_CALLS(TN__CU_AS_MEMBER)
+} tn__cu_calls;
+
+#endif

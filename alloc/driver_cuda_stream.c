@@ -1,0 +1,249 @@
+/* Streams, events and work of the CUDA driver.
+ *
+ * Our streams are non-blocking (they do not wait for the legacy default stream) and our events have
+ * no timing, which makes them cheap. A stream may also be one of the caller's.
+ */
+#include "driver_cuda.h"
+
+/* ---- streams -----------------------------------------------------------------------------------
+ */
+
+tn_status tn__cuda_stream_create(tn__driver_device *device, tn_stream *out) {
+    tn__cuda_call call;
+    void *stream = NULL;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->stream_create(&stream, TN__CU_STREAM_NON_BLOCKING);
+    TN_TRY(tn__cuda_end(&call, code, "cuStreamCreate()"));
+    *out = stream;
+    return TN_OK;
+}
+
+tn_status tn__cuda_stream_destroy(tn__driver_device *device, tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->stream_destroy(stream);
+    return tn__cuda_end(&call, code, "cuStreamDestroy(%p)", stream);
+}
+
+/* This thread's number, never given twice. */
+static uint64_t thread_number(void) {
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t number;
+    if (!number) number = atomic_fetch_add(&last, 1) + 1;
+    return number;
+}
+
+/* For drivers before CUDA 12.0, which can not tell. Handles of created streams are addresses, so
+ * that their low bits are free to tell the default streams apart. A handle that the driver gives
+ * again to a later stream keeps its id here; tn_stream_destroy tells the pools of our own. */
+static uint64_t id_by_handle(tn_stream stream) {
+    if (!stream || stream == TN__CU_STREAM_LEGACY) return 1;
+    if (stream == TN__CU_STREAM_PER_THREAD) return thread_number() << 3 | 2;
+    return (uint64_t)(uintptr_t)stream;
+}
+
+tn_status tn__cuda_stream_id(tn__driver_device *device, tn_stream stream, uint64_t *out) {
+    if (!device->cu->stream_id) return *out = id_by_handle(stream), TN_OK;
+    tn__cuda_call call;
+    unsigned long long id = 0;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->stream_id(stream, &id);
+    TN_TRY(tn__cuda_end(&call, code, "cuStreamGetId(%p)", stream));
+    *out = id;
+    return TN_OK;
+}
+
+tn_status tn__cuda_stream_synchronize(tn__driver_device *device, tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->stream_synchronize(stream);
+    return tn__cuda_end(&call, code, "cuStreamSynchronize(%p)", stream);
+}
+
+/* The legacy stream can not even be asked while a stream that it would wait for captures: what is
+ * illegal in a capture is then illegal for it too. */
+tn_status tn__cuda_stream_is_capturing(tn__driver_device *device, tn_stream stream, int *out) {
+    if (!device->cu->stream_is_capturing) return *out = 0, TN_OK;
+    tn__cuda_call call;
+    int status = TN__CU_STREAM_CAPTURE_STATUS_NONE;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->stream_is_capturing(stream, &status);
+    int is_implicit = code == TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT;
+    TN_TRY(tn__cuda_end(&call, is_implicit ? TN__CU_SUCCESS : code, "cuStreamIsCapturing(%p)",
+                        stream));
+    *out = is_implicit || status != TN__CU_STREAM_CAPTURE_STATUS_NONE;
+    return TN_OK;
+}
+
+/* ---- events ------------------------------------------------------------------------------------
+ */
+
+tn_status tn__cuda_event_create(tn__driver_device *device, tn__event *out) {
+    tn__cuda_call call;
+    void *event = NULL;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT, &call));
+    int code = device->cu->event_create(&event, TN__CU_EVENT_DISABLE_TIMING);
+    TN_TRY(tn__cuda_end(&call, code, "cuEventCreate()"));
+    *out = event;
+    return TN_OK;
+}
+
+tn_status tn__cuda_event_destroy(tn__driver_device *device, tn__event event) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT, &call));
+    int code = device->cu->event_destroy(event);
+    return tn__cuda_end(&call, code, "cuEventDestroy(%p)", event);
+}
+
+tn_status tn__cuda_event_record(tn__driver_device *device, tn__event event, tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT_RECORD, &call));
+    int code = device->cu->event_record(event, stream);
+    return tn__cuda_end(&call, code, "cuEventRecord(%p, stream %p)", event, stream);
+}
+
+tn_status tn__cuda_event_is_done(tn__driver_device *device, tn__event event, int *out) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT_QUERY, &call));
+    int code = device->cu->event_query(event);
+    int is_waiting = code == TN__CU_ERROR_NOT_READY;
+    TN_TRY(tn__cuda_end(&call, is_waiting ? TN__CU_SUCCESS : code, "cuEventQuery(%p)", event));
+    *out = !is_waiting;
+    return TN_OK;
+}
+
+tn_status tn__cuda_event_synchronize(tn__driver_device *device, tn__event event) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT_SYNCHRONIZE, &call));
+    int code = device->cu->event_synchronize(event);
+    return tn__cuda_end(&call, code, "cuEventSynchronize(%p)", event);
+}
+
+tn_status tn__cuda_stream_wait_event(tn__driver_device *device, tn_stream stream, tn__event event) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM_WAIT, &call));
+    int code = device->cu->stream_wait_event(stream, event, 0);
+    return tn__cuda_end(&call, code, "cuStreamWaitEvent(%p, event %p)", stream, event);
+}
+
+/* ---- work --------------------------------------------------------------------------------------
+ */
+
+/* Unified addressing: the driver sees from the addresses what is host and what is device. */
+tn_status tn__cuda_copy(tn__driver_device *device, void *dst, const void *src, size_t bytes,
+                        tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code = device->cu->copy((tn__cu_address)(uintptr_t)dst, (tn__cu_address)(uintptr_t)src,
+                                bytes, stream);
+    return tn__cuda_end(&call, code, "cuMemcpyAsync(%p, %p, %zu bytes, stream %p)", dst, src, bytes,
+                        stream);
+}
+
+tn_status tn__cuda_fill(tn__driver_device *device, void *dst, unsigned char byte, size_t bytes,
+                        tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code = device->cu->fill((tn__cu_address)(uintptr_t)dst, byte, bytes, stream);
+    return tn__cuda_end(&call, code, "cuMemsetD8Async(%p, %zu bytes, stream %p)", dst, bytes,
+                        stream);
+}
+
+tn_status tn__cuda_host_task(tn__driver_device *device, tn__host_task task, void *argument,
+                             tn_stream stream) {
+    tn__cuda_call call;
+    TN__CUDA_NEED(device, host_task, "cuLaunchHostFunc");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code = device->cu->host_task(stream, task, argument);
+    return tn__cuda_end(&call, code, "cuLaunchHostFunc(stream %p)", stream);
+}
+
+static tn_status require_real(const tn__driver_device *device, const char *what) {
+    if (!device->library->is_simulated) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: the simulated device runs no code; declare the kernel with "
+                   "ghost_launch",
+                   what);
+}
+
+tn_status tn__cuda_module_load(tn__driver_device *device, const void *image, void **out) {
+    tn__cuda_call call;
+    void *module = NULL;
+    TN_TRY(require_real(device, "module_load"));
+    TN__CUDA_NEED(device, module_load, "cuModuleLoadData");
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->cu->module_load(&module, image);
+    TN_TRY(tn__cuda_end(&call, code, "cuModuleLoadData()"));
+    *out = module;
+    return TN_OK;
+}
+
+tn_status tn__cuda_module_unload(tn__driver_device *device, void *module) {
+    tn__cuda_call call;
+    TN_TRY(require_real(device, "module_unload"));
+    TN__CUDA_NEED(device, module_unload, "cuModuleUnload");
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->cu->module_unload(module);
+    return tn__cuda_end(&call, code, "cuModuleUnload(%p)", module);
+}
+
+tn_status tn__cuda_module_function(tn__driver_device *device, void *module, const char *name,
+                                   tn__function *out) {
+    tn__cuda_call call;
+    void *function = NULL;
+    TN_TRY(require_real(device, "module_function"));
+    TN__CUDA_NEED(device, module_function, "cuModuleGetFunction");
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->cu->module_function(&function, module, name);
+    TN_TRY(tn__cuda_end(&call, code, "cuModuleGetFunction(%s)", name));
+    *out = function;
+    return TN_OK;
+}
+
+tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
+                          const tn__launch *launch, tn_stream stream) {
+    tn__cuda_call call;
+    const unsigned *grid = launch->grid, *block = launch->block;
+    TN_TRY(require_real(device, "launch"));
+    TN__CUDA_NEED(device, launch, "cuLaunchKernel");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code = device->cu->launch(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                                  launch->shared_bytes, stream, launch->parameters, NULL);
+    return tn__cuda_end(
+        &call, code, "cuLaunchKernel(grid %ux%ux%u, block %ux%ux%u, %u bytes shared, stream %p)",
+        grid[0], grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes, stream);
+}
+
+/* ---- the simulated device ----------------------------------------------------------------------
+ */
+
+_Static_assert(sizeof(tn__range) == sizeof(tnsim_range), "one layout");
+_Static_assert(offsetof(tn__range, address) == offsetof(tnsim_range, address), "one layout");
+_Static_assert(offsetof(tn__range, bytes) == offsetof(tnsim_range, bytes), "one layout");
+_Static_assert(offsetof(tn__range, is_write) == offsetof(tnsim_range, is_write), "one layout");
+
+static tn_status require_simulated(const tn__driver_device *device, const char *what) {
+    if (device->library->is_simulated) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "%s: %s is no simulated driver", what, device->library->path);
+}
+
+tn_status tn__cuda_ghost_launch(tn__driver_device *device, const char *kernel,
+                                const tn__range *ranges, size_t range_count, double duration_us,
+                                tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(require_simulated(device, "ghost_launch"));
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code = device->library->sim.launch(stream, kernel, (const tnsim_range *)ranges, range_count,
+                                           duration_us);
+    return tn__cuda_end(&call, code, "tnsim_launch(%s, stream %p)", kernel, stream);
+}
+
+tn_status tn__cuda_note_take(tn__driver_device *device, const void *address, size_t bytes,
+                             tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(require_simulated(device, "note_take"));
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->library->sim.take(stream, address, bytes);
+    return tn__cuda_end(&call, code, "tnsim_take(%p, %zu bytes, stream %p)", address, bytes,
+                        stream);
+}

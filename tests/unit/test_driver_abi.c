@@ -1,0 +1,160 @@
+/* Our declarations of the CUDA driver's interface against the real cuda.h, where there is one.
+ *
+ * Numbers, sizes, layouts and parameters are compared by the compiler; names when it runs.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda_abi.h"
+
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+
+#define SAME(ours, theirs)      _Static_assert((long long)(ours) == (long long)(theirs), #theirs)
+#define SAME_SIZE(ours, theirs) _Static_assert(sizeof(ours) == sizeof(theirs), #theirs)
+#define SAME_PLACE(ours, our_field, theirs, their_field)                                           \
+    _Static_assert(offsetof(ours, our_field) == offsetof(theirs, their_field), #their_field);      \
+    _Static_assert(sizeof(((ours *)0)->our_field) == sizeof(((theirs *)0)->their_field),           \
+                   #their_field)
+
+SAME(TN__CU_SUCCESS, CUDA_SUCCESS);
+SAME(TN__CU_ERROR_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);
+SAME(TN__CU_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
+SAME(TN__CU_ERROR_DEINITIALIZED, CUDA_ERROR_DEINITIALIZED);
+SAME(TN__CU_ERROR_STUB_LIBRARY, CUDA_ERROR_STUB_LIBRARY);
+SAME(TN__CU_ERROR_NO_DEVICE, CUDA_ERROR_NO_DEVICE);
+SAME(TN__CU_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_HANDLE);
+SAME(TN__CU_ERROR_NOT_READY, CUDA_ERROR_NOT_READY);
+SAME(TN__CU_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED);
+SAME(TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+SAME(TN__CU_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
+SAME(TN__CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
+SAME(TN__CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_CAPTURE_STATUS_NONE);
+SAME(TN__CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+SAME(TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+SAME(TN__CU_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+     CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+SAME(TN__CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(TN__CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(TN__CU_MEM_ACCESS_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+SAME(TN__CU_MEM_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+
+SAME_SIZE(tn__cu_result, CUresult);
+SAME_SIZE(tn__cu_device, CUdevice);
+SAME_SIZE(tn__cu_address, CUdeviceptr);
+SAME_SIZE(tn__cu_handle, CUmemGenericAllocationHandle);
+SAME_SIZE(void *, CUcontext);
+SAME_SIZE(void *, CUstream);
+SAME_SIZE(void *, CUevent);
+SAME_SIZE(void *, CUmodule);
+SAME_SIZE(void *, CUfunction);
+SAME_SIZE(int, CUdevice_attribute);
+SAME_SIZE(int, CUmemAllocationGranularity_flags);
+SAME_SIZE(int, CUstreamCaptureStatus);
+SAME_SIZE(int, CUstreamCaptureMode);
+
+SAME_SIZE(tn__cu_location, CUmemLocation);
+SAME_PLACE(tn__cu_location, type, CUmemLocation, type);
+SAME_PLACE(tn__cu_location, id, CUmemLocation, id);
+SAME_SIZE(tn__cu_allocation, CUmemAllocationProp);
+SAME_PLACE(tn__cu_allocation, type, CUmemAllocationProp, type);
+SAME_PLACE(tn__cu_allocation, handle_types, CUmemAllocationProp, requestedHandleTypes);
+SAME_PLACE(tn__cu_allocation, location, CUmemAllocationProp, location);
+SAME_PLACE(tn__cu_allocation, windows_only, CUmemAllocationProp, win32HandleMetaData);
+SAME_PLACE(tn__cu_allocation, compression, CUmemAllocationProp, allocFlags.compressionType);
+SAME_PLACE(tn__cu_allocation, is_rdma_capable, CUmemAllocationProp,
+           allocFlags.gpuDirectRDMACapable);
+SAME_PLACE(tn__cu_allocation, usage, CUmemAllocationProp, allocFlags.usage);
+SAME_PLACE(tn__cu_allocation, reserved, CUmemAllocationProp, allocFlags.reserved);
+SAME_SIZE(tn__cu_access, CUmemAccessDesc);
+SAME_PLACE(tn__cu_access, location, CUmemAccessDesc, location);
+SAME_PLACE(tn__cu_access, flags, CUmemAccessDesc, flags);
+
+/* Each real call takes our arguments; the operand of sizeof is compiled and never run. */
+#define TAKES(call) _Static_assert(sizeof(call) == sizeof(tn__cu_result), #call)
+#define ADDRESS     ((tn__cu_address)0)
+#define BYTES       ((size_t)0)
+#define OUT_BYTES   ((size_t *)0)
+#define ANY         ((void *)0)
+#define OUT_INT     ((int *)0)
+
+TAKES(cuInit(0u));
+TAKES(cuGetErrorName(CUDA_SUCCESS, (const char **)0));
+TAKES(cuGetErrorString(CUDA_SUCCESS, (const char **)0));
+TAKES(cuDeviceGetCount(OUT_INT));
+TAKES(cuDeviceGet((tn__cu_device *)0, 0));
+TAKES(cuDeviceGetName((char *)0, 0, (tn__cu_device)0));
+TAKES(cuDeviceGetAttribute(OUT_INT, CU_DEVICE_ATTRIBUTE_WARP_SIZE, (tn__cu_device)0));
+TAKES(cuDeviceTotalMem(OUT_BYTES, (tn__cu_device)0));
+TAKES(cuDevicePrimaryCtxRetain(ANY, (tn__cu_device)0));
+TAKES(cuDevicePrimaryCtxRelease((tn__cu_device)0));
+TAKES(cuCtxGetCurrent(ANY));
+TAKES(cuCtxSetCurrent(ANY));
+TAKES(cuCtxPushCurrent(ANY));
+TAKES(cuCtxPopCurrent(ANY));
+TAKES(cuCtxSynchronize());
+TAKES(cuMemGetInfo(OUT_BYTES, OUT_BYTES));
+TAKES(cuMemAlloc((tn__cu_address *)0, BYTES));
+TAKES(cuMemFree(ADDRESS));
+TAKES(cuStreamCreate(ANY, 0u));
+TAKES(cuStreamDestroy(ANY));
+TAKES(cuStreamSynchronize(ANY));
+TAKES(cuStreamWaitEvent(ANY, ANY, 0u));
+TAKES(cuEventCreate(ANY, 0u));
+TAKES(cuEventDestroy(ANY));
+TAKES(cuEventRecord(ANY, ANY));
+TAKES(cuEventQuery(ANY));
+TAKES(cuEventSynchronize(ANY));
+TAKES(cuMemcpyAsync(ADDRESS, ADDRESS, BYTES, ANY));
+TAKES(cuMemsetD8Async(ADDRESS, (unsigned char)0, BYTES, ANY));
+TAKES(cuMemGetAllocationGranularity(OUT_BYTES, ANY, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+TAKES(cuMemAddressReserve((tn__cu_address *)0, BYTES, BYTES, ADDRESS, 0ull));
+TAKES(cuMemAddressFree(ADDRESS, BYTES));
+TAKES(cuMemCreate((tn__cu_handle *)0, BYTES, ANY, 0ull));
+TAKES(cuMemRelease((tn__cu_handle)0));
+TAKES(cuMemMap(ADDRESS, BYTES, BYTES, (tn__cu_handle)0, 0ull));
+TAKES(cuMemSetAccess(ADDRESS, BYTES, ANY, BYTES));
+TAKES(cuMemUnmap(ADDRESS, BYTES));
+TAKES(cuStreamGetId(ANY, (unsigned long long *)0));
+TAKES(cuStreamIsCapturing(ANY, ANY));
+TAKES(cuThreadExchangeStreamCaptureMode(ANY));
+TAKES(cuLaunchHostFunc(ANY, (void (*)(void *))0, ANY));
+TAKES(cuModuleLoadData(ANY, ANY));
+TAKES(cuModuleUnload(ANY));
+TAKES(cuModuleGetFunction(ANY, ANY, (const char *)0));
+TAKES(cuLaunchKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0, (void **)0));
+
+/* cuda.h maps each plain name to its versioned one: the table must name the same. */
+#define AS_TEXT(name)                          AS_TEXT_(name)
+#define AS_TEXT_(name)                         #name
+#define AS_NAME(need, field, name, parameters) {#field, name},
+static const char *const ours[][2] = {TN__CU_CALLS(AS_NAME)};
+static const char *const versioned[] = {
+    AS_TEXT(cuDeviceTotalMem), AS_TEXT(cuDevicePrimaryCtxRelease),
+    AS_TEXT(cuCtxPushCurrent), AS_TEXT(cuCtxPopCurrent),
+    AS_TEXT(cuMemGetInfo),     AS_TEXT(cuMemAlloc),
+    AS_TEXT(cuMemFree),        AS_TEXT(cuStreamDestroy),
+    AS_TEXT(cuEventDestroy)};
+
+int main(void) {
+    size_t found = 0, expected = sizeof versioned / sizeof *versioned, with_version = 0;
+    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
+        with_version += strstr(ours[i][1], "_v") != NULL;
+        for (size_t j = 0; j < expected; j++)
+            found += strcmp(ours[i][1], versioned[j]) == 0;
+    }
+    if (found != expected || with_version != expected) {
+        printf("%zu of %zu versioned names of cuda.h %d are ours, and we have %zu\n", found,
+               expected, CUDA_VERSION, with_version);
+        return 1;
+    }
+    printf("cuda.h %d agrees with alloc/cuda_abi.h\n", CUDA_VERSION);
+    return 0;
+}
+#else
+int main(void) {
+    printf("skipped: no cuda.h to compare alloc/cuda_abi.h with (install the CUDA toolkit)\n");
+    return 77;
+}
+#endif
