@@ -319,7 +319,11 @@ static void give_event(tn_device *device, tn__event event) {
     int is_kept = device->spare_event_count < SPARE_EVENTS_MAX;
     if (is_kept) device->spare_events[device->spare_event_count++] = event;
     pthread_mutex_unlock(&device->lock);
-    if (!is_kept) (void)device->driver->event_destroy(device->state, event);
+    if (is_kept) return;
+    tn__saved_error error;
+    tn__error_save(&error);
+    (void)device->driver->event_destroy(device->state, event);
+    tn__error_restore(&error);
 }
 
 tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
