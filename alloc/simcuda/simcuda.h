@@ -54,7 +54,12 @@ uint64_t tnsim_call_count(const char *call);
 /* The device shrinks to `bytes`: later creates beyond it fail. */
 int tnsim_set_memory(int device, size_t bytes);
 
-/* The stream does nothing until released. */
+/* Why this thread's last call was refused (error 801, or cuGetProcAddress did not find the name);
+ * "" if it was not. */
+const char *tnsim_refusal(void);
+
+/* The stream does nothing that it is given from now on until released, as if a kernel without
+ * end ran on it. Waiting for it gives CUDA_ERROR_LAUNCH_TIMEOUT instead of hanging. */
 int tnsim_stall(void *stream, int stalled);
 
 uint64_t tnsim_race_count(void);

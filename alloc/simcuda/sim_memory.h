@@ -1,0 +1,99 @@
+/* Memory of the simulated devices: physical handles, address regions, and mappings between them.
+ *
+ *     region   a reserved address range            base ... base + bytes, guards around it
+ *       table    granule -> mapping                 which mapping covers an address
+ *     mapping  one handle at one address            access per device, last uses per stream
+ *     handle   physical memory of one device        shadow of its last reads and writes
+ *
+ * A handle lives until it is released and no mapping of it is left. Plain memory (cuMemAlloc) is
+ * a region of its own with one handle mapped in it, so that the rest needs no second case.
+ */
+#ifndef TENURE_SIM_MEMORY_H
+#define TENURE_SIM_MEMORY_H
+
+#include "sim_core.h"
+#include "sim_lifecycle.h"
+#include "sim_race.h"
+
+typedef struct sim_handle {
+    CUmemGenericAllocationHandle token; /* 0: plain memory, that the program has no handle of */
+    int device;
+    size_t bytes;
+    unsigned mapped; /* mappings of it */
+    int is_released;
+    size_t file_offset; /* in the device's file, backed mode */
+    int is_poisoned;    /* its contents have been filled with the poison */
+    sim_shadow shadow;
+} sim_handle;
+
+typedef struct sim_mapping {
+    CUdeviceptr base;
+    sim_handle *handle;
+    uint32_t readable; /* bit d: device d may read */
+    uint32_t writable;
+    sim_use_list uses; /* last use by each stream through this address */
+} sim_mapping;
+
+typedef struct sim_region {
+    CUdeviceptr base;
+    size_t bytes;
+    int is_plain;
+    size_t granule_bytes;
+    size_t mapped; /* mappings in it */
+    sim_mapping ***table;
+    size_t table_chunks;
+    void *guarded; /* what mmap gave: the region between its guards */
+    size_t guarded_bytes;
+} sim_region;
+
+/* ---- sim_address.c: regions and what is where ------------------------------------------------ */
+
+/* A new region of addresses; NULL if there are none left. */
+sim_region *tn__sim_region_create(size_t bytes, size_t alignment, int is_plain);
+void tn__sim_region_destroy(sim_region *region);
+/* The region that contains the address, or NULL. */
+sim_region *tn__sim_region_find(CUdeviceptr address);
+/* The region if all of [address, +bytes) lies in one, else NULL. */
+sim_region *tn__sim_region_containing(CUdeviceptr address, size_t bytes);
+
+sim_mapping *tn__sim_mapping_at(const sim_region *region, CUdeviceptr address);
+sim_mapping *tn__sim_mapping_create(sim_region *region, CUdeviceptr address, sim_handle *handle);
+void tn__sim_mapping_destroy(sim_region *region, sim_mapping *mapping);
+/* 1 if the range consists of whole mappings without a hole. */
+int tn__sim_range_is_mapped_whole(const sim_region *region, CUdeviceptr address, size_t bytes);
+/* Backed mode: makes the host see the memory with the mapping's access. 0: the host refused. */
+int tn__sim_mapping_expose(sim_mapping *mapping);
+
+/* ---- sim_handle.c: physical memory ----------------------------------------------------------- */
+
+/* Charges the device; NULL if it is out of memory. */
+sim_handle *tn__sim_handle_create(int device, size_t bytes, int has_token);
+sim_handle *tn__sim_handle_find(CUmemGenericAllocationHandle token);
+/* The program gives it up; the memory goes when no mapping is left. */
+void tn__sim_handle_release(sim_handle *handle);
+void tn__sim_handle_unmapped(sim_handle *handle);
+/* The device's memory file, backed mode. */
+int tn__sim_device_file(int device);
+
+/* ---- walking over memory --------------------------------------------------------------------- */
+
+/* One stretch of a range: what of which mapping it covers. */
+typedef struct sim_span {
+    sim_mapping *mapping;
+    size_t offset; /* in the handle */
+    size_t bytes;
+} sim_span;
+
+/* Gives the stretch at *address and moves on; 0 if nothing is mapped there. */
+int tn__sim_span_next(const sim_region *region, CUdeviceptr *address, CUdeviceptr end,
+                      sim_span *span);
+
+/* 1 if the device may touch all of the range so. */
+int tn__sim_range_is_accessible(CUdeviceptr address, size_t bytes, int device, int is_write);
+
+void tn__sim_memory_reset(void);
+int tn__sim_memory_leftovers(sim_report *report);
+void tn__sim_handles_reset(void);
+void tn__sim_handles_count(size_t *count, size_t *bytes);
+
+#endif

@@ -1,0 +1,114 @@
+/* Streams of the simulated devices: their order, their virtual time, their queued work.
+ *
+ * A stream is always ready at some virtual time: when all work that it was given has run. Work is
+ * performed when it is submitted, which sets that time, unless something before it has no end
+ * yet: a stall, a wait for an event behind a stall, or a host function that is running. Then it
+ * is queued and performed, in stream order, when the obstacle is gone.
+ *
+ * Why performing at submission moves data rightly: whatever the work must wait for was submitted
+ * before it and, not being queued, has been performed. So memory has the contents of one order
+ * that the waits allow; two pieces of work that no wait orders run in the order of submission,
+ * and the race detection, not the contents, shows that this was luck.
+ */
+#ifndef TENURE_SIM_STREAM_H
+#define TENURE_SIM_STREAM_H
+
+#include "sim_clock.h"
+#include "sim_core.h"
+#include "sim_lifecycle.h"
+
+/* A point in a stream that others wait for. */
+typedef struct sim_ticket {
+    int references;
+    int is_done; /* its time is known */
+    sim_ns time;
+} sim_ticket;
+
+sim_ticket *tn__sim_ticket_create(void);
+void tn__sim_ticket_release(sim_ticket *ticket);
+
+typedef enum sim_work_kind {
+    SIM_WORK_KERNEL,
+    SIM_WORK_COPY,
+    SIM_WORK_FILL,
+    SIM_WORK_HOST_FUNCTION,
+    SIM_WORK_RECORD,
+    SIM_WORK_WAIT,
+    SIM_WORK_STALL
+} sim_work_kind;
+
+typedef struct sim_work {
+    sim_work_kind kind;
+    sim_ns submitted;
+    sim_ns duration;
+    sim_ticket *ticket; /* of RECORD and WAIT; the work holds a reference */
+    CUdeviceptr dst;
+    CUdeviceptr src;
+    size_t bytes;
+    unsigned char byte;
+    CUhostFn function;
+    void *argument;
+    struct sim_work *next;
+} sim_work;
+
+typedef enum sim_stream_kind {
+    SIM_STREAM_FREE, /* a slot to use */
+    SIM_STREAM_CREATED,
+    SIM_STREAM_LEGACY,
+    SIM_STREAM_PER_THREAD,
+    SIM_STREAM_DESTROYED /* its work may go on; free once the host knows its end */
+} sim_stream_kind;
+
+typedef struct sim_stream {
+    sim_stream_kind kind;
+    int is_blocking; /* ordered with the legacy stream */
+    int device;
+    uint32_t slot;
+    uint64_t id; /* never repeats */
+    uint64_t epoch;
+    sim_clock clock;
+    uint64_t host_version; /* of the host's clock that `clock` contains */
+    sim_ns ready;
+    int is_stalled;
+    int is_busy; /* a host function runs, with the lock dropped */
+    sim_work *first;
+    sim_work *last;
+} sim_stream;
+
+/* The stream of a handle, the default ones made on first use; NULL if there is none. The current
+ * context says whose default stream it is: only after tn__sim_enter of a CONTEXT call. */
+sim_stream *tn__sim_stream_find(CUstream handle);
+sim_stream *tn__sim_stream_create(int device, sim_stream_kind kind, int is_blocking);
+CUstream tn__sim_stream_handle(const sim_stream *stream);
+void tn__sim_stream_destroy(sim_stream *stream);
+const sim_stream *tn__sim_stream_in_slot(uint32_t slot);
+
+/* New work of the stream begins here: it happens after all that the host knows, and after what
+ * the legacy stream's rules say. Gives the work its epoch. */
+void tn__sim_stream_begin(sim_stream *stream);
+/* The clock that the stream's next work would have, without beginning any. */
+const sim_clock *tn__sim_stream_peek(sim_stream *stream);
+/* Performs or queues it. Host functions run with the lock dropped. */
+void tn__sim_stream_submit(sim_stream *stream, const sim_work *work);
+void tn__sim_stream_release(sim_stream *stream);
+
+/* The host waits: CUDA_ERROR_LAUNCH_TIMEOUT if that would be for ever. */
+CUresult tn__sim_stream_finish(sim_stream *stream);
+CUresult tn__sim_device_finish(int device);
+CUresult tn__sim_ticket_finish(const sim_ticket *ticket);
+int tn__sim_stream_is_idle(const sim_stream *stream);
+/* What the host now knows to be complete. */
+void tn__sim_host_learns(const sim_clock *clock);
+const sim_clock *tn__sim_host_clock(void);
+
+void tn__sim_streams_load(void);
+void tn__sim_streams_unload(void);
+void tn__sim_streams_reset(void);
+void tn__sim_events_reset(void);
+int tn__sim_stream_leftovers(sim_report *report);
+int tn__sim_event_leftovers(void);
+
+/* Moves the bytes of a COPY or FILL: see sim_work.c. */
+void tn__sim_work_move(const sim_stream *stream, const sim_work *work);
+
+#endif

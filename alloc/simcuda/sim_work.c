@@ -1,0 +1,216 @@
+/* Calls that give streams work: copies, fills, host functions, declared kernels; and the control
+ * functions that declare a take and stall a stream.
+ *
+ * Whether memory may be touched is decided when the work is submitted, in this order: is it mapped
+ * with access (else error 700, after which the context is dead), does it race. Bytes move
+ * when the work is performed, in backed mode only. In unbacked mode a copy or fill that
+ * involves device memory moves nothing: there is no memory behind the addresses.
+ *
+ * An address that no region contains is the host's.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "sim_memory.h"
+#include "sim_stream.h"
+
+static CUresult illegal_address(int device) {
+    tn__sim.devices[device].dead = CUDA_ERROR_ILLEGAL_ADDRESS;
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+static int is_on_device(CUdeviceptr address) { return tn__sim_region_find(address) != NULL; }
+
+/* ---- declaring touches ----------------------------------------------------------------------- */
+
+static void touch_range(sim_operation *operation, CUdeviceptr address, size_t bytes,
+                        sim_access_kind kind) {
+    const sim_region *region = tn__sim_region_containing(address, bytes);
+    CUdeviceptr end = address + bytes;
+    sim_span span;
+    while (region && address < end && tn__sim_span_next(region, &address, end, &span)) {
+        tn__sim_touch(operation, span.mapping, span.offset, span.bytes, kind);
+    }
+}
+
+static int range_is_ok(const tnsim_range *range, int device) {
+    CUdeviceptr address = (uintptr_t)range->address;
+    if (range->bytes == 0) return 1;
+    return tn__sim_range_is_accessible(address, range->bytes, device, range->is_write);
+}
+
+static void submit_kernel(sim_stream *stream, sim_ns duration) {
+    sim_work work = {.kind = SIM_WORK_KERNEL, .submitted = tn__sim.now, .duration = duration};
+    tn__sim_stream_submit(stream, &work);
+}
+
+static CUresult launch(CUstream handle, const char *kernel, const tnsim_range *ranges,
+                       size_t range_count, double duration_us) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_operation operation;
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if ((range_count && !ranges) || !(duration_us >= 0)) return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < range_count; i++) {
+        if (!range_is_ok(&ranges[i], stream->device)) return illegal_address(stream->device);
+    }
+    tn__sim_spend(SIM_COST_SUBMIT);
+    tn__sim_stream_begin(stream);
+    tn__sim_operation_of_stream(&operation, stream, kernel ? kernel : "kernel");
+    for (size_t i = 0; i < range_count; i++) {
+        touch_range(&operation, (uintptr_t)ranges[i].address, ranges[i].bytes,
+                    ranges[i].is_write ? SIM_ACCESS_WRITE : SIM_ACCESS_READ);
+    }
+    submit_kernel(stream, (sim_ns)llround(duration_us * 1e3));
+    return CUDA_SUCCESS;
+}
+
+int tnsim_launch(void *stream, const char *kernel, const tnsim_range *ranges, size_t range_count,
+                 double duration_us) {
+    SIM_ENTER(tnsim_launch);
+    return tn__sim_leave(launch(stream, kernel, ranges, range_count, duration_us));
+}
+
+/* ---- copies and fills ------------------------------------------------------------------------ */
+
+static CUresult submit_transfer(sim_stream *stream, const char *what, sim_work *work) {
+    int has_source = work->kind == SIM_WORK_COPY;
+    int to_device = is_on_device(work->dst);
+    int from_device = has_source && is_on_device(work->src);
+    size_t sides = (size_t)to_device + (size_t)from_device;
+    int crosses_link = has_source && to_device != from_device;
+    int device = stream->device;
+    sim_operation operation;
+    if (to_device && !tn__sim_range_is_accessible(work->dst, work->bytes, device, 1)) {
+        return illegal_address(device);
+    }
+    if (from_device && !tn__sim_range_is_accessible(work->src, work->bytes, device, 0)) {
+        return illegal_address(device);
+    }
+    tn__sim_spend(SIM_COST_SUBMIT);
+    tn__sim_stream_begin(stream);
+    tn__sim_operation_of_stream(&operation, stream, what);
+    if (from_device) touch_range(&operation, work->src, work->bytes, SIM_ACCESS_READ);
+    if (to_device) touch_range(&operation, work->dst, work->bytes, SIM_ACCESS_WRITE);
+    work->submitted = tn__sim.now;
+    work->duration = tn__sim_transfer_time(sides * work->bytes, crosses_link ? work->bytes : 0);
+    tn__sim_stream_submit(stream, work);
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_work work = {.kind = SIM_WORK_COPY, .dst = dst, .src = src, .bytes = bytes};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (!dst || !src) return CUDA_ERROR_INVALID_VALUE;
+    return submit_transfer(stream, "cuMemcpyAsync", &work);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
+    SIM_ENTER(cuMemcpyAsync);
+    return tn__sim_leave(copy(dst, src, bytes, stream));
+}
+
+static CUresult fill(CUdeviceptr dst, unsigned char byte, size_t bytes, CUstream handle) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_work work = {.kind = SIM_WORK_FILL, .dst = dst, .byte = byte, .bytes = bytes};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (!is_on_device(dst)) return CUDA_ERROR_INVALID_VALUE;
+    return submit_transfer(stream, "cuMemsetD8Async", &work);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char byte, size_t count, CUstream stream) {
+    SIM_ENTER(cuMemsetD8Async);
+    return tn__sim_leave(fill(dst, byte, count, stream));
+}
+
+/* 1 if the host can touch the bytes now. Work that was queued may find its memory unmapped: that
+ * race has been reported, and the device meets it as an illegal access. */
+static int can_move(const sim_stream *stream, CUdeviceptr address, size_t bytes, int is_write) {
+    if (!is_on_device(address)) return 1;
+    if (!tn__sim_range_is_accessible(address, bytes, stream->device, is_write)) {
+        illegal_address(stream->device);
+        return 0;
+    }
+    return tn__sim.config.backed;
+}
+
+void tn__sim_work_move(const sim_stream *stream, const sim_work *work) {
+    void *dst = (void *)(uintptr_t)work->dst;
+    if (!can_move(stream, work->dst, work->bytes, 1)) return;
+    if (work->kind == SIM_WORK_FILL) {
+        memset(dst, work->byte, work->bytes);
+    } else if (can_move(stream, work->src, work->bytes, 0)) {
+        memmove(dst, (const void *)(uintptr_t)work->src, work->bytes);
+    }
+}
+
+/* ---- host functions -------------------------------------------------------------------------- */
+
+static CUresult host_function(CUstream handle, CUhostFn function, void *argument) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_work work = {.kind = SIM_WORK_HOST_FUNCTION, .function = function, .argument = argument};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!function) return CUDA_ERROR_INVALID_VALUE;
+    tn__sim_spend(SIM_COST_SUBMIT);
+    tn__sim_stream_begin(stream);
+    work.submitted = tn__sim.now;
+    tn__sim_stream_submit(stream, &work);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
+    SIM_ENTER(cuLaunchHostFunc);
+    return tn__sim_leave(host_function(stream, function, argument));
+}
+
+/* ---- control: take, stall -------------------------------------------------------------------- */
+
+/* As tn__sim_enter for a control function that is about a stream: not counted, no faults. */
+static CUresult enter_control(void) {
+    if (!tn__sim_lock()) return CUDA_ERROR_NOT_INITIALIZED;
+    if (tn__sim_thread()->depth > 0) return CUDA_SUCCESS;
+    tn__sim_unlock();
+    return CUDA_ERROR_INVALID_CONTEXT;
+}
+
+static CUresult take(CUstream handle, CUdeviceptr address, size_t bytes) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_operation operation;
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (bytes == 0) return CUDA_SUCCESS;
+    if (!tn__sim_range_is_accessible(address, bytes, stream->device, 1)) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    tn__sim_operation_of_take(&operation, stream);
+    touch_range(&operation, address, bytes, SIM_ACCESS_TAKE);
+    return CUDA_SUCCESS;
+}
+
+int tnsim_take(void *stream, const void *address, size_t bytes) {
+    CUresult result = enter_control();
+    if (result != CUDA_SUCCESS) return result;
+    return tn__sim_leave(take(stream, (uintptr_t)address, bytes));
+}
+
+static CUresult stall(CUstream handle, int is_stalled) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_work work = {.kind = SIM_WORK_STALL, .submitted = tn__sim.now};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->is_stalled == !!is_stalled) return CUDA_SUCCESS;
+    if (!is_stalled) {
+        tn__sim_stream_release(stream);
+        return CUDA_SUCCESS;
+    }
+    stream->is_stalled = 1;
+    tn__sim_stream_submit(stream, &work);
+    return CUDA_SUCCESS;
+}
+
+int tnsim_stall(void *stream, int stalled) {
+    CUresult result = enter_control();
+    if (result != CUDA_SUCCESS) return result;
+    return tn__sim_leave(stall(stream, stalled));
+}
