@@ -244,7 +244,7 @@ static int run_fork(void) {
 
 static int run_deinitialized(void) {
     int (*fault)(const char *, long, int, int) = NULL;
-    tn_device *device = open_sim_only_here();
+    tn_device *device = device_at_exit = open_sim_only_here(); /* a device left alone is kept */
     *(void **)&fault = dlsym(dlopen(TENURE_SIM_LIBRARY, RTLD_NOW | RTLD_NOLOAD), "tnsim_fault");
     if (!fault || fault("cuCtxSynchronize", 1, 0, 4) != 0) return 1;
     if (tn__driver_is_gone() || tn_device_synchronize(device) != TN_DRIVER_ERROR) return 2;
