@@ -142,7 +142,15 @@ static void after_fork_in_child(void) {
     pthread_mutex_unlock(&tn__sim.lock);
 }
 
-static void when_exit_begins(void) { atomic_store(&is_exiting, 1); }
+static void when_exit_begins(void *ignored) {
+    (void)ignored;
+    atomic_store(&is_exiting, 1);
+}
+
+/* What atexit is made of. ThreadSanitizer's atexit forgets which library asked, and so would call
+ * the handler after this one has been unloaded. */
+int __cxa_atexit(void (*handler)(void *), void *argument, void *library);
+extern void *__dso_handle __attribute__((visibility("hidden")));
 
 __attribute__((constructor)) static void load(void) {
     clear_devices();
@@ -150,7 +158,7 @@ __attribute__((constructor)) static void load(void) {
     tn__sim_streams_load();
     tn__sim_races_load();
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
-    atexit(when_exit_begins);
+    __cxa_atexit(when_exit_begins, NULL, &__dso_handle);
 }
 
 __attribute__((destructor)) static void unload(void) {
