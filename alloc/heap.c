@@ -1,0 +1,440 @@
+/* Pieces, runs and regions, and every change of them: see heap.h. */
+#include "heap.h"
+
+#include "host_alloc.h"
+
+/* ---- pages -------------------------------------------------------------------------------- */
+
+tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintptr_t end) {
+    tn__page_span span;
+    span.first = (begin - region->map.begin + region->page_bytes - 1) / region->page_bytes;
+    span.end = (end - region->map.begin) / region->page_bytes;
+    if (span.end < span.first) span.end = span.first;
+    return span;
+}
+
+tn__page_span tn__pages_touched(const tn__region *region, uintptr_t begin, uintptr_t end) {
+    tn__page_span span;
+    span.first = (begin - region->map.begin) / region->page_bytes;
+    span.end = (end - region->map.begin + region->page_bytes - 1) / region->page_bytes;
+    return span;
+}
+
+/* The bits of word `word` that belong to the span. */
+static uint64_t span_mask(tn__page_span span, size_t word) {
+    uint64_t mask = ~(uint64_t)0;
+    if (word == span.first / 64) mask &= ~(uint64_t)0 << (span.first % 64);
+    if (word == span.end / 64) mask &= ((uint64_t)1 << (span.end % 64)) - 1;
+    return mask;
+}
+
+size_t tn__pages_mapped(const tn__region *region, tn__page_span span) {
+    size_t count = 0;
+    for (size_t word = span.first / 64; word * 64 < span.end; word++) {
+        count += (size_t)__builtin_popcountll(region->mapped[word] & span_mask(span, word));
+    }
+    return count;
+}
+
+void tn__pages_set_mapped(tn__region *region, tn__page_span span, int is_mapped) {
+    for (size_t word = span.first / 64; word * 64 < span.end; word++) {
+        if (is_mapped) {
+            region->mapped[word] |= span_mask(span, word);
+        } else {
+            region->mapped[word] &= ~span_mask(span, word);
+        }
+    }
+}
+
+/* ---- spare pieces --------------------------------------------------------------------------- */
+
+static void spare_piece(tn__heap *heap, tn__piece *piece) {
+    tn__uses_clear(&piece->uses);
+    piece->next = heap->spare_pieces;
+    heap->spare_pieces = piece;
+    heap->spare_count++;
+}
+
+tn_status tn__heap_reserve(tn__heap *heap, size_t count) {
+    while (heap->spare_count < count) {
+        tn__piece *piece = tn__host_alloc(1, sizeof *piece);
+        if (!piece) return TN_OUT_OF_HOST_MEMORY;
+        spare_piece(heap, piece);
+    }
+    return TN_OK;
+}
+
+static tn__piece *new_piece(tn__heap *heap, tn__region *region, uintptr_t address, size_t bytes) {
+    tn__piece *piece = heap->spare_pieces;
+    TN_CHECK(piece != NULL);
+    heap->spare_pieces = piece->next;
+    heap->spare_count--;
+    *piece = (tn__piece){.region = region, .address = address, .bytes = bytes};
+    return piece;
+}
+
+/* ---- the list of pieces ---------------------------------------------------------------------- */
+
+static void link_before(tn__piece *piece, tn__piece *next) {
+    piece->next = next;
+    piece->previous = next->previous;
+    next->previous = piece;
+    if (piece->previous) {
+        piece->previous->next = piece;
+    } else {
+        piece->region->first = piece;
+    }
+}
+
+static void link_after(tn__piece *piece, tn__piece *previous) {
+    piece->previous = previous;
+    piece->next = previous->next;
+    previous->next = piece;
+    if (piece->next) piece->next->previous = piece;
+}
+
+static void unlink_piece(tn__heap *heap, tn__piece *piece) {
+    if (piece->previous) {
+        piece->previous->next = piece->next;
+    } else {
+        piece->region->first = piece->next;
+    }
+    if (piece->next) piece->next->previous = piece->previous;
+    spare_piece(heap, piece);
+}
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+static int is_run_first(const tn__piece *piece) {
+    return !tn__piece_is(piece->previous, TN__PIECE_FREE);
+}
+static int is_run_last(const tn__piece *piece) {
+    return !tn__piece_is(piece->next, TN__PIECE_FREE);
+}
+
+tn__piece *tn__run_first(tn__piece *piece) {
+    TN_ASSERT(piece->kind == TN__PIECE_FREE);
+    if (is_run_last(piece)) return piece->run_other;
+    while (!is_run_first(piece)) piece = piece->previous;
+    return piece;
+}
+
+static void insert_run(tn__piece *first, tn__piece *last) {
+    tn__zone *zone = first->region->zone;
+    first->run_other = last;
+    last->run_other = first;
+    tn__tree_insert(&zone->runs, &first->node, tn__piece_end(last) - first->address,
+                    first->address);
+    zone->run_count++;
+}
+
+static void remove_run(tn__piece *first) {
+    tn__zone *zone = first->region->zone;
+    tn__tree_remove(&zone->runs, &first->node);
+    zone->run_count--;
+}
+
+/* A FREE piece that is in no run yet becomes one with its neighbours. */
+static void enter_run(tn__piece *piece) {
+    tn__piece *first = piece;
+    tn__piece *last = piece;
+    if (tn__piece_is(piece->previous, TN__PIECE_FREE)) {
+        first = piece->previous->run_other;
+        remove_run(first);
+    }
+    if (tn__piece_is(piece->next, TN__PIECE_FREE)) {
+        last = piece->next->run_other;
+        remove_run(piece->next);
+    }
+    insert_run(first, last);
+}
+
+/* A FREE piece leaves its run, which becomes what is left and right of it. */
+static void leave_run(tn__piece *piece) {
+    tn__piece *first = tn__run_first(piece);
+    tn__piece *last = first->run_other;
+    remove_run(first);
+    if (first != piece) insert_run(first, piece->previous);
+    if (last != piece) insert_run(piece->next, last);
+}
+
+/* ---- indexes of VOID and RETIRED -------------------------------------------------------------- */
+
+static void enter_index(tn__piece *piece) {
+    tn__zone *zone = piece->region->zone;
+    int is_void = piece->kind == TN__PIECE_VOID;
+    tn__tree_insert(is_void ? &zone->voids : &zone->retired, &piece->node, piece->address, 0);
+    *(is_void ? &zone->void_count : &zone->retired_count) += 1;
+}
+
+static void leave_index(tn__piece *piece) {
+    tn__zone *zone = piece->region->zone;
+    int is_void = piece->kind == TN__PIECE_VOID;
+    tn__tree_remove(is_void ? &zone->voids : &zone->retired, &piece->node);
+    *(is_void ? &zone->void_count : &zone->retired_count) -= 1;
+}
+
+/* ---- joining and cutting ------------------------------------------------------------------- */
+
+static int is_alike(tn__piece *a, tn__piece *b) {
+    if (!a || !b || a->kind != b->kind) return 0;
+    if (a->kind == TN__PIECE_VOID) return 1;
+    if (a->kind != TN__PIECE_FREE) return 0;
+    return a->stream == b->stream && tn__uses_equal(&a->uses, &b->uses);
+}
+
+/* The piece takes over the one after it, which is alike. A run keeps its extent, and so its place
+ * in the index. */
+static void absorb_next(tn__heap *heap, tn__piece *piece) {
+    tn__piece *next = piece->next;
+    if (piece->kind == TN__PIECE_VOID) {
+        leave_index(next);
+    } else if (is_run_last(next)) {
+        tn__piece *first = next->run_other;
+        first->run_other = piece;
+        piece->run_other = first;
+    }
+    piece->bytes += next->bytes;
+    if (piece->age < next->age) piece->age = next->age;
+    unlink_piece(heap, next);
+}
+
+void tn__heap_join(tn__heap *heap, tn__piece *piece) {
+    if (is_alike(piece, piece->next)) absorb_next(heap, piece);
+    if (is_alike(piece->previous, piece)) absorb_next(heap, piece->previous);
+}
+
+tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at) {
+    tn__piece *right;
+    tn__uses uses = {0};
+    TN_ASSERT(piece->kind != TN__PIECE_LIVE);
+    TN_ASSERT(piece->address < at && at < tn__piece_end(piece));
+    TN_TRY(tn__uses_copy(&uses, &piece->uses));
+    right = new_piece(heap, piece->region, at, tn__piece_end(piece) - at);
+    right->kind = piece->kind;
+    right->stream = piece->stream;
+    right->age = piece->age;
+    right->uses = uses;
+    if (piece->kind == TN__PIECE_FREE && is_run_last(piece)) {
+        tn__piece *first = piece->run_other;
+        right->run_other = first;
+        first->run_other = right;
+    }
+    piece->bytes = at - piece->address;
+    link_after(right, piece);
+    if (piece->kind != TN__PIECE_FREE) enter_index(right);
+    return TN_OK;
+}
+
+void tn__heap_change(tn__heap *heap, tn__piece *piece, tn__piece_kind kind) {
+    TN_ASSERT(piece->kind != TN__PIECE_LIVE);
+    TN_ASSERT(kind != TN__PIECE_LIVE);
+    if (piece->kind == TN__PIECE_FREE) {
+        leave_run(piece);
+    } else {
+        leave_index(piece);
+    }
+    piece->kind = kind;
+    if (kind == TN__PIECE_FREE) {
+        enter_run(piece);
+    } else {
+        enter_index(piece);
+    }
+    tn__heap_join(heap, piece);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address) {
+    tn__tree_node *node = tn__tree_at_least(heap->blocks, address, 0);
+    return node && node->major == address ? TN__TREE_ITEM(node, tn__piece, node) : NULL;
+}
+
+/* Removes [address, end) from the FREE pieces from `piece` on. */
+static void consume(tn__heap *heap, tn__piece *piece, uintptr_t end) {
+    while (piece && piece->address < end) {
+        tn__piece *next = piece->next;
+        if (tn__piece_end(piece) <= end) {
+            unlink_piece(heap, piece);
+        } else {
+            piece->bytes = tn__piece_end(piece) - end;
+            piece->address = end;
+        }
+        piece = next;
+    }
+}
+
+static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *request) {
+    block->kind = TN__PIECE_LIVE;
+    block->is_owned = request->is_owned;
+    block->asked_bytes = request->asked_bytes;
+    block->owner = request->owner;
+    block->site = request->site;
+    block->stream = request->stream;
+    tn__tree_insert(&heap->blocks, &block->node, block->address, 0);
+    heap->block_count++;
+    heap->operation++;
+    heap->live_bytes += request->asked_bytes;
+    if (request->is_owned) heap->owned_bytes += request->asked_bytes;
+}
+
+tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
+                        const tn__request *request, tn__piece **out) {
+    tn__piece *at = run;
+    tn__piece *last;
+    tn__piece *block;
+    while (tn__piece_end(at) <= address) at = at->next;
+    if (at->address < address) {
+        TN_TRY(tn__heap_split(heap, at, address));
+        at = at->next;
+    }
+    last = run->run_other;
+    remove_run(run);
+    block = new_piece(heap, run->region, address, request->bytes);
+    link_before(block, at);
+    consume(heap, at, address + request->bytes);
+    if (tn__piece_is(block->previous, TN__PIECE_FREE)) insert_run(run, block->previous);
+    if (tn__piece_is(block->next, TN__PIECE_FREE)) insert_run(block->next, last);
+    fill_block(heap, block, request);
+    *out = block;
+    return TN_OK;
+}
+
+void tn__heap_give(tn__heap *heap, tn__piece *piece) {
+    TN_ASSERT(piece->kind == TN__PIECE_LIVE);
+    tn__tree_remove(&heap->blocks, &piece->node);
+    heap->block_count--;
+    heap->live_bytes -= piece->asked_bytes;
+    if (piece->is_owned) heap->owned_bytes -= piece->asked_bytes;
+    piece->kind = TN__PIECE_FREE;
+    piece->asked_bytes = 0;
+    piece->is_owned = 0;
+    piece->owner = NULL;
+    piece->site = NULL;
+    piece->trace_id = 0;
+    piece->age = ++heap->operation;
+    enter_run(piece);
+    tn__heap_join(heap, piece);
+}
+
+/* Settles the pieces of one run; those that become alike become one. */
+static void settle_run(tn__heap *heap, tn__piece *first) {
+    tn__piece *piece = first;
+    for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
+        tn__uses_settle(&piece->uses);
+        if (piece->uses.count == 0) piece->stream = NULL;
+        if (piece != first && is_alike(piece->previous, piece)) {
+            piece = piece->previous;
+            absorb_next(heap, piece);
+        }
+    }
+}
+
+void tn__heap_settle(tn__heap *heap) {
+    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+        tn__tree_node *root = heap->zones[zone].runs;
+        tn__tree_node *node = tn__tree_at_least(root, 0, 0);
+        for (; node; node = tn__tree_next(root, node)) settle_run(heap, tn__run_of(node));
+        root = heap->zones[zone].retired;
+        node = tn__tree_at_least(root, 0, 0);
+        for (; node; node = tn__tree_next(root, node)) {
+            tn__uses_settle(&TN__TREE_ITEM(node, tn__piece, node)->uses);
+        }
+    }
+}
+
+/* ---- regions --------------------------------------------------------------------------------- */
+
+static void free_region(tn__region *region) {
+    if (!region) return;
+    tn__host_free(region->mapped);
+    tn__host_free(region->handles);
+    tn__host_free(region);
+}
+
+static tn__region *make_region(size_t page_count, int has_handles) {
+    tn__region *region = tn__host_alloc(1, sizeof *region);
+    if (!region) return NULL;
+    region->mapped = tn__host_alloc(page_count / 64 + 1, sizeof *region->mapped);
+    if (region->mapped && has_handles) {
+        region->handles = tn__host_alloc(page_count, sizeof *region->handles);
+    }
+    if (!region->mapped || (has_handles && !region->handles)) {
+        free_region(region);
+        return NULL;
+    }
+    return region;
+}
+
+tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kind zone,
+                              void *address, size_t bytes, size_t page_bytes, int is_mapped,
+                              tn__region **out) {
+    tn__region *region = NULL;
+    tn__piece *piece;
+    tn_status status;
+    TN_TRY(tn__heap_reserve(heap, 1));
+    region = make_region(bytes / page_bytes, !is_mapped);
+    if (!region) return TN_OUT_OF_HOST_MEMORY;
+    region->map.begin = (uintptr_t)address;
+    region->map.end = (uintptr_t)address + bytes;
+    region->pool = pool;
+    region->zone = &heap->zones[zone];
+    region->page_bytes = page_bytes;
+    region->page_count = bytes / page_bytes;
+    status = tn__page_map_add(&region->map);
+    if (status != TN_OK) {
+        free_region(region);
+        return status;
+    }
+    piece = new_piece(heap, region, region->map.begin, bytes);
+    piece->kind = is_mapped ? TN__PIECE_FREE : TN__PIECE_VOID;
+    region->first = piece;
+    if (is_mapped) {
+        tn__pages_set_mapped(region, (tn__page_span){0, region->page_count}, 1);
+        heap->mapped_bytes += bytes;
+        enter_run(piece);
+    } else {
+        enter_index(piece);
+    }
+    region->next = heap->regions;
+    heap->regions = region;
+    heap->address_bytes += bytes;
+    *out = region;
+    return TN_OK;
+}
+
+void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
+    tn__region **at = &heap->regions;
+    tn__piece *piece = region->first;
+    size_t bytes = region->map.end - region->map.begin;
+    TN_ASSERT(piece->next == NULL);
+    TN_ASSERT(piece->kind != TN__PIECE_LIVE);
+    while (*at != region) at = &(*at)->next;
+    *at = region->next;
+    if (piece->kind == TN__PIECE_FREE) {
+        leave_run(piece);
+        heap->mapped_bytes -= bytes;
+    } else {
+        leave_index(piece);
+    }
+    heap->address_bytes -= bytes;
+    unlink_piece(heap, piece);
+    tn__page_map_remove(&region->map);
+    free_region(region);
+}
+
+void tn__heap_clear(tn__heap *heap) {
+    while (heap->regions) {
+        tn__region *region = heap->regions;
+        heap->regions = region->next;
+        while (region->first) unlink_piece(heap, region->first);
+        tn__page_map_remove(&region->map);
+        free_region(region);
+    }
+    while (heap->spare_pieces) {
+        tn__piece *piece = heap->spare_pieces;
+        heap->spare_pieces = piece->next;
+        tn__host_free(piece);
+    }
+    *heap = (tn__heap){0};
+}

@@ -1,0 +1,220 @@
+/* The heap of a pool: pieces that tile its address space, and the indexes to find holes in it.
+ *
+ *   region   a reservation of addresses (VMM) or one segment of plain memory (PLAIN)
+ *   page     what goes to and comes from the driver as a whole: a physical handle, or a segment
+ *   piece    a stretch of a region that is all the same:
+ *              LIVE     in a caller's hands
+ *              FREE     mapped memory, with the streams that may still use it
+ *              VOID     addresses with no memory behind them
+ *              RETIRED  addresses whose memory has moved elsewhere; still to be unmapped
+ *   run      neighbouring FREE pieces, as many as there are: what a block can be cut from
+ *   gap      neighbouring FREE and VOID pieces: a block fits once the VOID pages are filled
+ *
+ *      |  LIVE  | FREE s1 | FREE s2 |        VOID         | FREE | LIVE |   pieces
+ *               '------ run --------'                     'run --'
+ *               '-------------------- gap ----------------------'
+ *      |    page    |    page    |    page    |    page    |    page    |
+ *
+ * Invariants: the pieces of a region are in order of address and tile it; VOID and RETIRED are
+ * whole pages; LIVE and FREE lie in mapped pages; neighbouring FREE pieces differ in their uses
+ * (equal ones are one piece) and neighbouring VOIDs are one piece, except inside one call; every
+ * LIVE piece is in the index of blocks, the first piece of every run in its zone's index of
+ * runs, and every VOID and RETIRED in theirs. A page is idle if it lies in a run as a whole.
+ *
+ * Zones keep small blocks apart from large ones, so that a small one that lives long does not
+ * split a large hole. Pages move freely between the zones.
+ */
+#ifndef TENURE_HEAP_H
+#define TENURE_HEAP_H
+
+#include "heap_tree.h"
+#include "page_map.h"
+#include "pool_order.h"
+
+#define TN__BLOCK_ALIGN ((size_t)512)
+#define TN__SMALL_BYTES ((size_t)1 << 20) /* smaller blocks go to the small zone */
+
+typedef enum tn__piece_kind {
+    TN__PIECE_LIVE,
+    TN__PIECE_FREE,
+    TN__PIECE_VOID,
+    TN__PIECE_RETIRED
+} tn__piece_kind;
+
+typedef enum tn__zone_kind { TN__ZONE_LARGE, TN__ZONE_SMALL, TN__ZONE_COUNT } tn__zone_kind;
+
+typedef struct tn__region tn__region;
+typedef struct tn__piece tn__piece;
+
+struct tn__piece {
+    tn__tree_node node; /* LIVE, VOID, RETIRED: by address; first of a run: by (bytes, address) */
+    tn__piece *previous;
+    tn__piece *next;
+    tn__region *region;
+    tn__piece *run_other; /* first and last piece of a run: each other */
+    uintptr_t address;
+    size_t bytes;
+    tn__piece_kind kind;
+    int is_owned;            /* LIVE: by a tensor */
+    size_t asked_bytes;      /* LIVE: what the caller asked for */
+    const char *owner;       /* LIVE */
+    const char *site;        /* LIVE */
+    tn__pool_stream *stream; /* LIVE: allocated for; FREE: freed on (NULL: no use is left) */
+    tn__uses uses;           /* LIVE: recorded; FREE, RETIRED: may still run */
+    uint64_t age;            /* FREE: when it was last freed, in operations of the pool */
+    uint64_t trace_id;       /* LIVE: in the trace that is being written; 0: not in it */
+};
+
+typedef struct tn__zone {
+    tn__tree_node *runs;
+    tn__tree_node *voids;
+    tn__tree_node *retired;
+    size_t run_count;
+    size_t void_count;
+    size_t retired_count;
+} tn__zone;
+
+struct tn__region {
+    tn__mapped_region map; /* first: the page map finds it */
+    struct tn_pool *pool;
+    tn__region *next;
+    tn__zone *zone;
+    size_t page_bytes;
+    size_t page_count;
+    uint64_t *mapped;    /* a bit a page */
+    tn__handle *handles; /* VMM: of each mapped page; NULL on PLAIN */
+    tn__piece *first;
+};
+
+typedef struct tn__heap {
+    tn__zone zones[TN__ZONE_COUNT];
+    tn__region *regions;
+    tn__tree_node *blocks;
+    size_t block_count;
+    tn__piece *spare_pieces; /* linked by next */
+    size_t spare_count;
+    uint64_t operation; /* counts allocs and frees: the clock of ages */
+    size_t live_bytes;  /* of LIVE pieces, as asked for */
+    size_t owned_bytes; /* part of live_bytes that tensors own */
+    size_t mapped_bytes;
+    size_t address_bytes;
+} tn__heap;
+
+static inline uintptr_t tn__piece_end(const tn__piece *piece) {
+    return piece->address + piece->bytes;
+}
+static inline int tn__piece_is(const tn__piece *piece, tn__piece_kind kind) {
+    return piece && piece->kind == kind;
+}
+
+/* What a caller asks for, once the arguments are found good. */
+typedef struct tn__request {
+    size_t asked_bytes;
+    size_t bytes; /* asked_bytes rounded up to TN__BLOCK_ALIGN */
+    size_t alignment;
+    tn__pool_stream *stream;
+    tn__zone_kind zone;
+    int is_owned;
+    const char *owner;
+    const char *site;
+} tn__request;
+
+/* ---- heap.c: pieces and their changes ------------------------------------------------------ */
+
+/* At least `count` spare pieces, so that the next changes can not fail. */
+tn_status tn__heap_reserve(tn__heap *heap, size_t count);
+
+/* A region that is one VOID piece, or (is_mapped) one FREE piece; known to the page map. */
+tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kind zone,
+                              void *address, size_t bytes, size_t page_bytes, int is_mapped,
+                              tn__region **out);
+
+/* Forgets a region that is one piece and not LIVE. Its memory is the caller's business. */
+void tn__heap_remove_region(tn__heap *heap, tn__region *region);
+
+/* Frees everything, whatever is in it: when the driver is gone. */
+void tn__heap_clear(tn__heap *heap);
+
+/* The live block that begins at the address; NULL if none does. */
+tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address);
+
+/* Cuts a FREE, VOID or RETIRED piece in two at an address inside; takes a spare piece. */
+tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at);
+
+/* Makes the request's bytes at the address, which lie in the run, a LIVE piece for its stream.
+ * Takes two spare pieces. */
+tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
+                        const tn__request *request, tn__piece **out);
+
+/* Makes a LIVE piece FREE and joins it with its neighbours. piece->uses and ->stream are set. */
+void tn__heap_give(tn__heap *heap, tn__piece *piece);
+
+/* Changes the kind of a FREE, VOID or RETIRED piece to another of these, and joins what is then
+ * alike. Uses and ages are left as they are. */
+void tn__heap_change(tn__heap *heap, tn__piece *piece, tn__piece_kind kind);
+
+/* Forgets what has completed in every piece and joins what is then alike. */
+void tn__heap_settle(tn__heap *heap);
+
+/* Joins a FREE or VOID piece with neighbours that are alike. */
+void tn__heap_join(tn__heap *heap, tn__piece *piece);
+
+/* The first piece of the run that a FREE piece is in. */
+tn__piece *tn__run_first(tn__piece *piece);
+
+static inline tn__piece *tn__run_of(tn__tree_node *node) {
+    return TN__TREE_ITEM(node, tn__piece, node);
+}
+
+/* Whole pages of a mapped stretch: [first, end) are page indexes of the region. */
+typedef struct tn__page_span {
+    size_t first;
+    size_t end;
+} tn__page_span;
+tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintptr_t end);
+tn__page_span tn__pages_touched(const tn__region *region, uintptr_t begin, uintptr_t end);
+size_t tn__pages_mapped(const tn__region *region, tn__page_span span);
+void tn__pages_set_mapped(tn__region *region, tn__page_span span, int is_mapped);
+static inline uintptr_t tn__page_address(const tn__region *region, size_t page) {
+    return region->map.begin + page * region->page_bytes;
+}
+
+/* ---- heap_search.c: where a block goes ------------------------------------------------------ */
+
+typedef struct tn__place {
+    tn__region *region;
+    tn__piece *run; /* found in a run; NULL: in a gap or a new region */
+    uintptr_t address;
+    size_t missing_pages;
+} tn__place;
+
+/* The best place in a run: 1 if found. Smallest sufficient run first, lowest address first, and
+ * places that need no wait before those that do. */
+int tn__heap_find_run(tn__heap *heap, const tn__request *request, tn__place *out);
+
+/* The best place in a gap: fewest missing pages, then smallest gap, then lowest address. */
+int tn__heap_find_gap(tn__heap *heap, const tn__request *request, tn__place *out);
+
+/* Makes the request's stream wait for all uses of what lies in [address, +bytes). */
+tn_status tn__heap_wait_window(tn__order *order, const tn__request *request, tn__piece *from,
+                               uintptr_t address);
+
+/* The largest run of the heap in bytes. */
+size_t tn__heap_largest_run(tn__heap *heap);
+
+/* ---- heap_check.c: sums and invariants ------------------------------------------------------- */
+
+typedef struct tn__heap_sums {
+    size_t cached_bytes;
+    size_t pending_bytes;
+    size_t partial_bytes;
+} tn__heap_sums;
+
+/* Pending: FREE pieces with a use, not known complete, on another stream than the one that freed
+ * them. Cached: the rest of idle pages. Partial: the rest of FREE, and LIVE's rounding. */
+void tn__heap_sum(tn__heap *heap, tn__heap_sums *out);
+
+/* TN_INVALID_STATE with the first thing that does not hold. */
+tn_status tn__heap_check(tn__heap *heap);
+
+#endif

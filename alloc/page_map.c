@@ -1,0 +1,135 @@
+/* The radix tree of page_map.h. */
+#include "page_map.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "host_alloc.h"
+
+#define LEVEL_BITS  12
+#define LEVEL_COUNT ((size_t)1 << LEVEL_BITS)
+#define SLOTS       2
+
+typedef struct map_leaf {
+    _Atomic(tn__mapped_region *) slots[LEVEL_COUNT][SLOTS];
+} map_leaf;
+
+typedef struct map_middle {
+    _Atomic(map_leaf *) leaves[LEVEL_COUNT];
+} map_middle;
+
+static _Atomic(map_middle *) root[LEVEL_COUNT];
+static pthread_mutex_t map_mutex = PTHREAD_MUTEX_INITIALIZER;
+static size_t map_users;
+
+static size_t root_index(uintptr_t page) { return page >> (2 * LEVEL_BITS); }
+static size_t middle_index(uintptr_t page) { return (page >> LEVEL_BITS) & (LEVEL_COUNT - 1); }
+static size_t leaf_index(uintptr_t page) { return page & (LEVEL_COUNT - 1); }
+
+static void free_nodes(void) {
+    for (size_t r = 0; r < LEVEL_COUNT; r++) {
+        map_middle *middle = atomic_load(&root[r]);
+        if (!middle) continue;
+        for (size_t m = 0; m < LEVEL_COUNT; m++) tn__host_free(atomic_load(&middle->leaves[m]));
+        tn__host_free(middle);
+        atomic_store(&root[r], NULL);
+    }
+}
+
+void tn__page_map_retain(void) {
+    pthread_mutex_lock(&map_mutex);
+    map_users++;
+    pthread_mutex_unlock(&map_mutex);
+}
+
+void tn__page_map_release(void) {
+    pthread_mutex_lock(&map_mutex);
+    TN_ASSERT(map_users > 0);
+    if (--map_users == 0) free_nodes();
+    pthread_mutex_unlock(&map_mutex);
+}
+
+static map_leaf *find_leaf(uintptr_t page) {
+    map_middle *middle;
+    if (root_index(page) >= LEVEL_COUNT) return NULL;
+    middle = atomic_load_explicit(&root[root_index(page)], memory_order_acquire);
+    if (!middle) return NULL;
+    return atomic_load_explicit(&middle->leaves[middle_index(page)], memory_order_acquire);
+}
+
+/* Under the mutex: the leaf of a page, made if need be; NULL without host memory. */
+static map_leaf *make_leaf(uintptr_t page) {
+    map_middle *middle = atomic_load(&root[root_index(page)]);
+    map_leaf *leaf;
+    if (!middle) {
+        middle = tn__host_alloc(1, sizeof *middle);
+        if (!middle) return NULL;
+        atomic_store_explicit(&root[root_index(page)], middle, memory_order_release);
+    }
+    leaf = atomic_load(&middle->leaves[middle_index(page)]);
+    if (!leaf) {
+        leaf = tn__host_alloc(1, sizeof *leaf);
+        if (!leaf) return NULL;
+        atomic_store_explicit(&middle->leaves[middle_index(page)], leaf, memory_order_release);
+    }
+    return leaf;
+}
+
+/* Under the mutex: puts `to` where `from` is in the page's slots; 0 if `from` is in none. */
+static int replace_slot(map_leaf *leaf, uintptr_t page, tn__mapped_region *from,
+                        tn__mapped_region *to) {
+    for (size_t slot = 0; slot < SLOTS; slot++) {
+        _Atomic(tn__mapped_region *) *entry = &leaf->slots[leaf_index(page)][slot];
+        if (atomic_load(entry) != from) continue;
+        atomic_store_explicit(entry, to, memory_order_release);
+        return 1;
+    }
+    return 0;
+}
+
+tn_status tn__page_map_add(tn__mapped_region *region) {
+    uintptr_t first = region->begin >> TN__MAP_PAGE_SHIFT;
+    uintptr_t last = (region->end - 1) >> TN__MAP_PAGE_SHIFT;
+    tn_status status = TN_OK;
+    TN_ASSERT(region->end - region->begin >= TN__MAP_PAGE_BYTES);
+    if (last >> (TN__MAP_BITS - TN__MAP_PAGE_SHIFT)) {
+        return TN_FAIL(TN_UNSUPPORTED, "the driver gave memory at %#zx, beyond %d bits of address",
+                       (size_t)region->end, TN__MAP_BITS);
+    }
+    pthread_mutex_lock(&map_mutex);
+    /* First all the nodes, so that nothing can fail once an entry is written. */
+    for (uintptr_t page = first; page <= last && status == TN_OK;
+         page = (page | (LEVEL_COUNT - 1)) + 1) {
+        if (!make_leaf(page)) status = TN_OUT_OF_HOST_MEMORY;
+    }
+    for (uintptr_t page = first; page <= last && status == TN_OK; page++) {
+        int placed = replace_slot(find_leaf(page), page, NULL, region);
+        TN_CHECK(placed);
+    }
+    pthread_mutex_unlock(&map_mutex);
+    return status;
+}
+
+void tn__page_map_remove(tn__mapped_region *region) {
+    uintptr_t first = region->begin >> TN__MAP_PAGE_SHIFT;
+    uintptr_t last = (region->end - 1) >> TN__MAP_PAGE_SHIFT;
+    pthread_mutex_lock(&map_mutex);
+    for (uintptr_t page = first; page <= last; page++) {
+        int removed = replace_slot(find_leaf(page), page, region, NULL);
+        TN_CHECK(removed);
+    }
+    pthread_mutex_unlock(&map_mutex);
+}
+
+tn__mapped_region *tn__page_map_find(const void *address) {
+    uintptr_t at = (uintptr_t)address;
+    uintptr_t page = at >> TN__MAP_PAGE_SHIFT;
+    const map_leaf *leaf = find_leaf(page);
+    if (!leaf) return NULL;
+    for (size_t slot = 0; slot < SLOTS; slot++) {
+        tn__mapped_region *region =
+            atomic_load_explicit(&leaf->slots[leaf_index(page)][slot], memory_order_acquire);
+        if (region && region->begin <= at && at < region->end) return region;
+    }
+    return NULL;
+}

@@ -1,0 +1,284 @@
+/* Streams, epochs and events: see pool_order.h. */
+#include "pool_order.h"
+
+#include <time.h>
+
+#include "host_alloc.h"
+
+/* ---- streams ------------------------------------------------------------------------------ */
+
+static tn__pool_stream **bucket_of(tn__order *order, uint64_t id) {
+    return &order->buckets[id % TN__STREAM_BUCKETS];
+}
+
+tn__pool_stream *tn__order_known(tn__order *order, uint64_t id) {
+    tn__pool_stream *stream = *bucket_of(order, id);
+    while (stream && stream->id != id) stream = stream->next;
+    return stream;
+}
+
+/* By the driver's id and not by the handle alone: handles are shared between threads (per-thread
+ * default streams) and used again after a stream was destroyed and its work still runs. */
+tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out) {
+    tn__pool_stream *stream;
+    uint64_t id = 0;
+    TN_TRY(order->driver->stream_id(order->device, handle, &id));
+    stream = tn__order_known(order, id);
+    if (!stream) {
+        stream = tn__host_alloc(1, sizeof *stream);
+        if (!stream) return TN_OUT_OF_HOST_MEMORY;
+        stream->handle = handle;
+        stream->id = id;
+        stream->epoch = 1;
+        stream->trace_number = -1;
+        stream->next = *bucket_of(order, id);
+        *bucket_of(order, id) = stream;
+        order->stream_count++;
+    }
+    *out = stream;
+    return TN_OK;
+}
+
+tn__use tn__order_use_now(tn__pool_stream *stream) {
+    stream->is_used = 1;
+    return (tn__use){stream, stream->epoch};
+}
+
+tn_status tn__order_check_capture(const tn__order *order, tn_stream handle, const char *what) {
+    int is_capturing = 0;
+    TN_TRY(order->driver->stream_is_capturing(order->device, handle, &is_capturing));
+    if (!is_capturing) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "the stream captures a graph and the pool would have to %s: allocate what the "
+                   "capture needs once before it",
+                   what);
+}
+
+/* ---- events ------------------------------------------------------------------------------- */
+
+/* The list of spare events always has room for every event that exists. */
+static tn_status make_event(tn__order *order, tn__event *out) {
+    if (order->spare_count > 0) {
+        *out = order->spare_events[--order->spare_count];
+        return TN_OK;
+    }
+    if (order->event_count == order->spare_capacity) {
+        size_t capacity = order->spare_capacity ? 2 * order->spare_capacity : 16;
+        tn__event *events = tn__host_realloc(order->spare_events, order->spare_capacity, capacity,
+                                             sizeof *events);
+        if (!events) return TN_OUT_OF_HOST_MEMORY;
+        order->spare_events = events;
+        order->spare_capacity = capacity;
+    }
+    TN_TRY(order->driver->event_create(order->device, out));
+    order->event_count++;
+    return TN_OK;
+}
+
+static void spare_event(tn__order *order, tn__event event) {
+    TN_ASSERT(order->spare_count < order->spare_capacity);
+    order->spare_events[order->spare_count++] = event;
+}
+
+/* Drops every second event. A dropped one's epoch is covered by the next one kept: waits for it
+ * get longer, never too short. The last stays. */
+static void thin_events(tn__order *order, tn__pool_stream *stream) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < stream->closed_count; i++) {
+        if (i % 2 == 0 && i + 1 < stream->closed_count) {
+            spare_event(order, stream->closed[i].event);
+        } else {
+            stream->closed[kept++] = stream->closed[i];
+        }
+    }
+    stream->closed_count = kept;
+}
+
+tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
+    tn__event event = NULL;
+    tn_status status;
+    if (!stream->is_used) return TN_OK;
+    TN_TRY(tn__order_check_capture(order, stream->handle, "record an event on it"));
+    TN_TRY(make_event(order, &event));
+    status = order->driver->event_record(order->device, event, stream->handle);
+    if (status != TN_OK) {
+        spare_event(order, event);
+        return status;
+    }
+    if (stream->closed_count == TN__CLOSED_MAX) thin_events(order, stream);
+    stream->closed[stream->closed_count++] = (tn__closed_epoch){stream->epoch, event};
+    stream->epoch++;
+    stream->is_used = 0;
+    return TN_OK;
+}
+
+static void complete_first(tn__order *order, tn__pool_stream *stream) {
+    stream->complete = stream->closed[0].epoch;
+    spare_event(order, stream->closed[0].event);
+    stream->closed_count--;
+    for (uint32_t i = 0; i < stream->closed_count; i++) stream->closed[i] = stream->closed[i + 1];
+}
+
+static int poll_stream(tn__order *order, tn__pool_stream *stream) {
+    int any = 0;
+    while (stream->closed_count > 0) {
+        int is_done = 0;
+        tn_status status =
+            order->driver->event_is_done(order->device, stream->closed[0].event, &is_done);
+        if (status != TN_OK || !is_done) break;
+        complete_first(order, stream);
+        any = 1;
+    }
+    return any;
+}
+
+int tn__order_poll(tn__order *order) {
+    int any = 0;
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        for (tn__pool_stream *stream = order->buckets[bucket]; stream; stream = stream->next) {
+            if (tn__order_close_epoch(order, stream) != TN_OK) continue;
+            any |= poll_stream(order, stream);
+        }
+    }
+    return any;
+}
+
+/* ---- waits -------------------------------------------------------------------------------- */
+
+/* How far `stream` has waited for the stream with that id. */
+static uint64_t waited_for(const tn__pool_stream *stream, uint64_t source_id) {
+    for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
+        if (stream->waited[i].epoch && stream->waited[i].source_id == source_id) {
+            return stream->waited[i].epoch;
+        }
+    }
+    return 0;
+}
+
+static void remember_wait(tn__pool_stream *stream, uint64_t source_id, uint64_t epoch) {
+    for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
+        if (stream->waited[i].epoch && stream->waited[i].source_id == source_id) {
+            stream->waited[i].epoch = epoch;
+            return;
+        }
+    }
+    stream->waited[stream->waited_next] = (tn__stream_waited){source_id, epoch};
+    stream->waited_next = (stream->waited_next + 1) % TN__WAITS_MAX;
+}
+
+static int is_after(const tn__pool_stream *stream, tn__use use) {
+    if (use.stream == stream) return 1;
+    if (use.epoch <= use.stream->complete) return 1;
+    return use.epoch <= waited_for(stream, use.stream->id);
+}
+
+int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses) {
+    const tn__use *items = tn__uses_items(uses);
+    for (uint32_t i = 0; i < uses->count; i++) {
+        if (!is_after(stream, items[i])) return 0;
+    }
+    return 1;
+}
+
+/* Waits for the first event of the source that covers the use: the tightest one there is. */
+static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use) {
+    tn__pool_stream *source = use.stream;
+    if (use.epoch == source->epoch) {
+        TN_ASSERT(source->is_used);
+        TN_TRY(tn__order_close_epoch(order, source));
+    }
+    for (uint32_t i = 0; i < source->closed_count; i++) {
+        if (source->closed[i].epoch < use.epoch) continue;
+        TN_TRY(order->driver->stream_wait_event(order->device, stream->handle,
+                                                source->closed[i].event));
+        remember_wait(stream, source->id, source->closed[i].epoch);
+        order->wait_count++;
+        return TN_OK;
+    }
+    TN_CHECK(!"an incomplete use has an event that covers it");
+    return TN_OK;
+}
+
+tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *uses) {
+    for (uint32_t i = 0; i < uses->count; i++) {
+        tn__use use = tn__uses_items(uses)[i];
+        if (!is_after(stream, use)) TN_TRY(wait_for(order, stream, use));
+    }
+    return TN_OK;
+}
+
+/* The host polls, so that the wait has a bound. On the simulated device time passes for those who
+ * wait in a call and not for those who poll; the call itself ends when nothing can happen. */
+static tn_status host_wait_event(tn__order *order, tn__event event, int is_simulated,
+                                 double *budget_us) {
+    const double nap_us = 50;
+    const struct timespec nap = {0, 50 * 1000};
+    int is_done = 0;
+    if (is_simulated) return order->driver->event_synchronize(order->device, event);
+    for (;;) {
+        TN_TRY(order->driver->event_is_done(order->device, event, &is_done));
+        if (is_done) return TN_OK;
+        if (*budget_us <= 0) {
+            return TN_FAIL(TN_INVALID_STATE, "work that uses freed memory did not end within %.0f s",
+                           TN__WAIT_US_MAX / 1e6);
+        }
+        nanosleep(&nap, NULL);
+        *budget_us -= nap_us;
+    }
+}
+
+tn_status tn__order_host_wait(tn__order *order, int is_simulated) {
+    double budget_us = TN__WAIT_US_MAX;
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        for (tn__pool_stream *stream = order->buckets[bucket]; stream; stream = stream->next) {
+            TN_TRY(tn__order_close_epoch(order, stream));
+            while (stream->closed_count > 0) {
+                TN_TRY(host_wait_event(order, stream->closed[0].event, is_simulated, &budget_us));
+                complete_first(order, stream);
+            }
+        }
+    }
+    return TN_OK;
+}
+
+int tn__order_is_busy(const tn__order *order) {
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        const tn__pool_stream *stream = order->buckets[bucket];
+        for (; stream; stream = stream->next) {
+            if (stream->is_used || stream->closed_count > 0) return 1;
+        }
+    }
+    return 0;
+}
+
+/* ---- end ---------------------------------------------------------------------------------- */
+
+/* Other streams may remember waits for the id; ids never repeat, so those are harmless. */
+void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
+    tn__pool_stream **at = bucket_of(order, stream->id);
+    while (*at != stream) at = &(*at)->next;
+    *at = stream->next;
+    for (uint32_t i = 0; i < stream->closed_count; i++) {
+        spare_event(order, stream->closed[i].event);
+    }
+    tn__host_free(stream);
+    order->stream_count--;
+}
+
+tn_status tn__order_close(tn__order *order) {
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        while (order->buckets[bucket]) tn__order_remove(order, order->buckets[bucket]);
+    }
+    while (order->spare_count > 0) {
+        if (!tn__driver_is_gone()) {
+            TN_TRY(order->driver->event_destroy(order->device,
+                                                order->spare_events[order->spare_count - 1]));
+        }
+        order->spare_count--;
+        order->event_count--;
+    }
+    tn__host_free(order->spare_events);
+    order->spare_events = NULL;
+    order->spare_capacity = 0;
+    return TN_OK;
+}

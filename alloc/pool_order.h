@@ -1,0 +1,146 @@
+/* Stream order: which streams may still use a piece of memory, and how others come after them.
+ *
+ * Each stream counts epochs. A use that is put on a stream belongs to its open epoch; recording
+ * an event closes that epoch and opens the next, so the event covers the uses of its own epoch
+ * and of all before it. Nothing is recorded when memory is freed: only when another stream wants
+ * the memory, or when the pool is about to grow and asks what has completed.
+ *
+ *      epoch 1        epoch 2          epoch 3 (open)
+ *   --use--use--[event]--use--[event]--use--use--> time on the stream
+ *                  ^ completes 1   ^ completes 1, 2
+ *
+ * Invariants: complete < epoch; events are in order of epoch, each above complete and below
+ * epoch; a use with epoch <= complete is over and may be forgotten; what a stream has waited for
+ * (waits) only grows. Everything here is under the pool's mutex.
+ */
+#ifndef TENURE_POOL_ORDER_H
+#define TENURE_POOL_ORDER_H
+
+#include "driver.h"
+
+typedef struct tn__pool_stream tn__pool_stream;
+
+/* ---- uses --------------------------------------------------------------------------------- */
+
+typedef struct tn__use {
+    tn__pool_stream *stream;
+    uint64_t epoch;
+} tn__use;
+
+/* A set of uses, at most one a stream. Three fit in place; more are on the heap. */
+#define TN__USES_LOCAL 3
+typedef struct tn__uses {
+    uint32_t count;
+    uint32_t capacity; /* of many; meaningless while many is NULL */
+    tn__use *many;
+    tn__use local[TN__USES_LOCAL];
+} tn__uses;
+
+static inline tn__use *tn__uses_items(tn__uses *uses) {
+    return uses->many ? uses->many : uses->local;
+}
+
+/* Room for `capacity` uses in all, so that adds up to there can not fail. */
+tn_status tn__uses_reserve(tn__uses *uses, uint32_t capacity);
+
+/* Adds a use, or raises the epoch of the one on that stream. Room must have been reserved. */
+void tn__uses_add(tn__uses *uses, tn__pool_stream *stream, uint64_t epoch);
+
+/* Empties the set and frees its heap memory. */
+void tn__uses_clear(tn__uses *uses);
+
+/* Forgets uses that are known complete; frees the heap memory when none is left. */
+void tn__uses_settle(tn__uses *uses);
+void tn__uses_forget(tn__uses *uses, const tn__pool_stream *stream);
+int tn__uses_equal(tn__uses *a, tn__uses *b);
+
+/* `to` must be empty. */
+tn_status tn__uses_copy(tn__uses *to, tn__uses *from);
+
+/* ---- streams ------------------------------------------------------------------------------ */
+
+#define TN__CLOSED_MAX 16 /* events kept of one stream; beyond, every second one is dropped */
+#define TN__WAITS_MAX  8  /* streams waited for that are remembered; beyond, waits may repeat */
+
+typedef struct tn__closed_epoch {
+    uint64_t epoch;
+    tn__event event;
+} tn__closed_epoch;
+
+/* This stream's work from now on comes after another stream's epochs up to `epoch`. */
+typedef struct tn__stream_waited {
+    uint64_t source_id;
+    uint64_t epoch;
+} tn__stream_waited;
+
+struct tn__pool_stream {
+    tn__pool_stream *next; /* in its bucket */
+    tn_stream handle;
+    uint64_t id;
+    uint64_t epoch;
+    uint64_t complete;
+    int is_used; /* the open epoch has uses */
+    int is_marked;
+    uint32_t closed_count;
+    uint32_t waited_next; /* the one to forget next */
+    tn__closed_epoch closed[TN__CLOSED_MAX];
+    tn__stream_waited waited[TN__WAITS_MAX];
+    int64_t trace_number; /* in the trace that is being written; -1: not seen there yet */
+};
+
+#define TN__STREAM_BUCKETS 64
+
+typedef struct tn__order {
+    const tn__driver *driver;
+    tn__driver_device *device;
+    tn__pool_stream *buckets[TN__STREAM_BUCKETS];
+    size_t stream_count;
+    tn__event *spare_events;
+    size_t spare_count;
+    size_t event_count; /* made so far: the spare ones and those in use */
+    size_t spare_capacity;
+    uint64_t wait_count;
+} tn__order;
+
+/* The state of a stream, made when it is new. */
+tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out);
+
+/* The state of a stream that is known already, by id; NULL if it is not. */
+tn__pool_stream *tn__order_known(tn__order *order, uint64_t id);
+
+/* The use that work put on the stream now makes. */
+tn__use tn__order_use_now(tn__pool_stream *stream);
+
+/* 1 if work put on `stream` now comes after all the uses without a further wait. */
+int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses);
+
+/* Makes `stream` wait on the device for those of the uses that it is not after already. */
+tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *uses);
+
+/* Records an event behind the uses of the open epoch, if it has any. TN_INVALID_STATE while the
+ * stream captures. */
+tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
+
+/* Asks the driver what has completed, on every stream, without waiting. What can not be asked
+ * counts as not complete. 1 if something has completed since the last time. */
+int tn__order_poll(tn__order *order);
+
+/* Waits on the host until all uses so far on every stream have completed; TN_INVALID_STATE after
+ * TN__WAIT_US_MAX. */
+#define TN__WAIT_US_MAX 10e6
+tn_status tn__order_host_wait(tn__order *order, int is_simulated);
+
+/* 1 while some stream has uses that are not known complete. */
+int tn__order_is_busy(const tn__order *order);
+
+/* TN_INVALID_STATE naming `what` if the stream captures: for calls that a capture forbids. */
+tn_status tn__order_check_capture(const tn__order *order, tn_stream handle, const char *what);
+
+/* Ends a stream's state; no use of it may be left. */
+void tn__order_remove(tn__order *order, tn__pool_stream *stream);
+
+/* Ends all streams' states; destroys the events unless the driver is gone. On failure what is
+ * left can be closed again. */
+tn_status tn__order_close(tn__order *order);
+
+#endif
