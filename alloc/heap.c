@@ -115,7 +115,8 @@ static int is_run_last(const tn__piece *piece) {
 tn__piece *tn__run_first(tn__piece *piece) {
     TN_ASSERT(piece->kind == TN__PIECE_FREE);
     if (is_run_last(piece)) return piece->run_other;
-    while (!is_run_first(piece)) piece = piece->previous;
+    while (!is_run_first(piece))
+        piece = piece->previous;
     return piece;
 }
 
@@ -158,7 +159,8 @@ static void leave_run(tn__piece *piece) {
     if (last != piece) insert_run(piece->next, last);
 }
 
-/* ---- indexes of VOID and RETIRED -------------------------------------------------------------- */
+/* ---- indexes of VOID and RETIRED --------------------------------------------------------------
+ */
 
 static void enter_index(tn__piece *piece) {
     tn__zone *zone = piece->region->zone;
@@ -280,10 +282,9 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
 
 tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
                         const tn__request *request, tn__piece **out) {
-    tn__piece *at = run;
+    tn__piece *at = tn__piece_at(run, address);
     tn__piece *last;
     tn__piece *block;
-    while (tn__piece_end(at) <= address) at = at->next;
     if (at->address < address) {
         TN_TRY(tn__heap_split(heap, at, address));
         at = at->next;
@@ -334,7 +335,8 @@ void tn__heap_settle(tn__heap *heap) {
     for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
-        for (; node; node = tn__tree_next(root, node)) settle_run(heap, tn__run_of(node));
+        for (; node; node = tn__tree_next(root, node))
+            settle_run(heap, tn__run_of(node));
         root = heap->zones[zone].retired;
         node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node)) {
@@ -372,7 +374,7 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     tn__region *region = NULL;
     tn__piece *piece;
     tn_status status;
-    TN_TRY(tn__heap_reserve(heap, 1));
+    TN_TRY(tn__heap_reserve(heap, 3)); /* one here, two for the block that it is made for */
     region = make_region(bytes / page_bytes, !is_mapped);
     if (!region) return TN_OUT_OF_HOST_MEMORY;
     region->map.begin = (uintptr_t)address;
@@ -409,7 +411,8 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
     size_t bytes = region->map.end - region->map.begin;
     TN_ASSERT(piece->next == NULL);
     TN_ASSERT(piece->kind != TN__PIECE_LIVE);
-    while (*at != region) at = &(*at)->next;
+    while (*at != region)
+        at = &(*at)->next;
     *at = region->next;
     if (piece->kind == TN__PIECE_FREE) {
         leave_run(piece);
@@ -427,7 +430,8 @@ void tn__heap_clear(tn__heap *heap) {
     while (heap->regions) {
         tn__region *region = heap->regions;
         heap->regions = region->next;
-        while (region->first) unlink_piece(heap, region->first);
+        while (region->first)
+            unlink_piece(heap, region->first);
         tn__page_map_remove(&region->map);
         free_region(region);
     }

@@ -146,6 +146,13 @@ tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at);
 tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
                         const tn__request *request, tn__piece **out);
 
+/* The piece at an address that is not before `from`. */
+static inline tn__piece *tn__piece_at(tn__piece *from, uintptr_t address) {
+    while (tn__piece_end(from) <= address)
+        from = from->next;
+    return from;
+}
+
 /* Makes a LIVE piece FREE and joins it with its neighbours. piece->uses and ->stream are set. */
 void tn__heap_give(tn__heap *heap, tn__piece *piece);
 
@@ -183,7 +190,7 @@ static inline uintptr_t tn__page_address(const tn__region *region, size_t page) 
 
 typedef struct tn__place {
     tn__region *region;
-    tn__piece *run; /* found in a run; NULL: in a gap or a new region */
+    tn__piece *first; /* of the run or gap */
     uintptr_t address;
     size_t missing_pages;
 } tn__place;
@@ -195,9 +202,8 @@ int tn__heap_find_run(tn__heap *heap, const tn__request *request, tn__place *out
 /* The best place in a gap: fewest missing pages, then smallest gap, then lowest address. */
 int tn__heap_find_gap(tn__heap *heap, const tn__request *request, tn__place *out);
 
-/* Makes the request's stream wait for all uses of what lies in [address, +bytes). */
-tn_status tn__heap_wait_window(tn__order *order, const tn__request *request, tn__piece *from,
-                               uintptr_t address);
+/* Makes the request's stream wait for all uses of what lies at the place. */
+tn_status tn__heap_wait_place(tn__order *order, const tn__request *request, const tn__place *place);
 
 /* The largest run of the heap in bytes. */
 size_t tn__heap_largest_run(tn__heap *heap);

@@ -45,7 +45,7 @@ static int find_low_end(tn__piece *run, const tn__request *request, uintptr_t *o
 }
 
 static void set_place(tn__place *place, tn__piece *run, uintptr_t address) {
-    *place = (tn__place){.region = run->region, .run = run, .address = address};
+    *place = (tn__place){.region = run->region, .first = run, .address = address};
 }
 
 int tn__heap_find_run(tn__heap *heap, const tn__request *request, tn__place *out) {
@@ -97,9 +97,11 @@ static int is_in_gap(const tn__piece *piece) {
 static int gap_of(tn__piece *piece, gap *out) {
     tn__piece *last = piece;
     out->first = piece;
-    while (tn__piece_is(out->first->previous, TN__PIECE_FREE)) out->first = out->first->previous;
+    while (tn__piece_is(out->first->previous, TN__PIECE_FREE))
+        out->first = out->first->previous;
     if (tn__piece_is(out->first->previous, TN__PIECE_VOID)) return 0;
-    while (is_in_gap(last->next)) last = last->next;
+    while (is_in_gap(last->next))
+        last = last->next;
     out->begin = out->first->address;
     out->end = tn__piece_end(last);
     return 1;
@@ -131,7 +133,7 @@ static void try_window(gap_search *search, const gap *within, uintptr_t begin) {
             if (gap_bytes == search->best_gap_bytes && begin >= search->best.address) return;
         }
     }
-    search->best = (tn__place){.region = region, .address = begin, .missing_pages = missing};
+    search->best = (tn__place){region, within->first, begin, missing};
     search->best_gap_bytes = gap_bytes;
     search->is_found = 1;
 }
@@ -140,7 +142,8 @@ static void try_window(gap_search *search, const gap *within, uintptr_t begin) {
  * memory: between such places it changes by the same steps. */
 static void try_gap(gap_search *search, const gap *within) {
     const tn__request *request = search->request;
-    for (tn__piece *piece = within->first; piece && piece->address < within->end; piece = piece->next) {
+    for (tn__piece *piece = within->first; piece && piece->address < within->end;
+         piece = piece->next) {
         if (piece == within->first || piece->previous->kind != piece->kind) {
             try_window(search, within, align_up(piece->address, request->alignment));
         }
@@ -168,14 +171,13 @@ int tn__heap_find_gap(tn__heap *heap, const tn__request *request, tn__place *out
 
 /* ---- waits ----------------------------------------------------------------------------------- */
 
-tn_status tn__heap_wait_window(tn__order *order, const tn__request *request, tn__piece *from,
-                               uintptr_t address) {
-    uintptr_t end = address + request->bytes;
-    for (tn__piece *piece = from; piece && piece->address < end; piece = piece->next) {
-        if (tn__piece_end(piece) <= address) continue;
+tn_status tn__heap_wait_place(tn__order *order, const tn__request *request,
+                              const tn__place *place) {
+    uintptr_t end = place->address + request->bytes;
+    tn__piece *piece = tn__piece_at(place->first, place->address);
+    for (; piece && piece->address < end; piece = piece->next) {
         if (tn__order_is_ready(request->stream, &piece->uses)) continue;
-        TN_TRY(tn__order_check_capture(order, request->stream->handle,
-                                       "wait for another stream"));
+        TN_TRY(tn__order_check_capture(order, request->stream->handle, "wait for another stream"));
         TN_TRY(tn__order_wait(order, request->stream, &piece->uses));
     }
     return TN_OK;

@@ -81,7 +81,8 @@ tn__tree_node *tn__tree_at_least(tn__tree_node *root, uint64_t major, uint64_t m
 tn__tree_node *tn__tree_next(tn__tree_node *root, const tn__tree_node *node) {
     tn__tree_node *found = NULL;
     if (node->right) {
-        for (found = node->right; found->left;) found = found->left;
+        for (found = node->right; found->left;)
+            found = found->left;
         return found;
     }
     while (root != node) {
@@ -96,7 +97,8 @@ tn__tree_node *tn__tree_next(tn__tree_node *root, const tn__tree_node *node) {
 }
 
 tn__tree_node *tn__tree_last(tn__tree_node *root) {
-    while (root && root->right) root = root->right;
+    while (root && root->right)
+        root = root->right;
     return root;
 }
 

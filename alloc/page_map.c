@@ -30,7 +30,8 @@ static void free_nodes(void) {
     for (size_t r = 0; r < LEVEL_COUNT; r++) {
         map_middle *middle = atomic_load(&root[r]);
         if (!middle) continue;
-        for (size_t m = 0; m < LEVEL_COUNT; m++) tn__host_free(atomic_load(&middle->leaves[m]));
+        for (size_t m = 0; m < LEVEL_COUNT; m++)
+            tn__host_free(atomic_load(&middle->leaves[m]));
         tn__host_free(middle);
         atomic_store(&root[r], NULL);
     }

@@ -13,7 +13,8 @@ static tn__pool_stream **bucket_of(tn__order *order, uint64_t id) {
 
 tn__pool_stream *tn__order_known(tn__order *order, uint64_t id) {
     tn__pool_stream *stream = *bucket_of(order, id);
-    while (stream && stream->id != id) stream = stream->next;
+    while (stream && stream->id != id)
+        stream = stream->next;
     return stream;
 }
 
@@ -64,8 +65,8 @@ static tn_status make_event(tn__order *order, tn__event *out) {
     }
     if (order->event_count == order->spare_capacity) {
         size_t capacity = order->spare_capacity ? 2 * order->spare_capacity : 16;
-        tn__event *events = tn__host_realloc(order->spare_events, order->spare_capacity, capacity,
-                                             sizeof *events);
+        tn__event *events =
+            tn__host_realloc(order->spare_events, order->spare_capacity, capacity, sizeof *events);
         if (!events) return TN_OUT_OF_HOST_MEMORY;
         order->spare_events = events;
         order->spare_capacity = capacity;
@@ -116,7 +117,8 @@ static void complete_first(tn__order *order, tn__pool_stream *stream) {
     stream->complete = stream->closed[0].epoch;
     spare_event(order, stream->closed[0].event);
     stream->closed_count--;
-    for (uint32_t i = 0; i < stream->closed_count; i++) stream->closed[i] = stream->closed[i + 1];
+    for (uint32_t i = 0; i < stream->closed_count; i++)
+        stream->closed[i] = stream->closed[i + 1];
 }
 
 static int poll_stream(tn__order *order, tn__pool_stream *stream) {
@@ -219,7 +221,8 @@ static tn_status host_wait_event(tn__order *order, tn__event event, int is_simul
         TN_TRY(order->driver->event_is_done(order->device, event, &is_done));
         if (is_done) return TN_OK;
         if (*budget_us <= 0) {
-            return TN_FAIL(TN_INVALID_STATE, "work that uses freed memory did not end within %.0f s",
+            return TN_FAIL(TN_INVALID_STATE,
+                           "work that uses freed memory did not end within %.0f s",
                            TN__WAIT_US_MAX / 1e6);
         }
         nanosleep(&nap, NULL);
@@ -256,7 +259,8 @@ int tn__order_is_busy(const tn__order *order) {
 /* Other streams may remember waits for the id; ids never repeat, so those are harmless. */
 void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
     tn__pool_stream **at = bucket_of(order, stream->id);
-    while (*at != stream) at = &(*at)->next;
+    while (*at != stream)
+        at = &(*at)->next;
     *at = stream->next;
     for (uint32_t i = 0; i < stream->closed_count; i++) {
         spare_event(order, stream->closed[i].event);
@@ -267,7 +271,8 @@ void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
 
 tn_status tn__order_close(tn__order *order) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
-        while (order->buckets[bucket]) tn__order_remove(order, order->buckets[bucket]);
+        while (order->buckets[bucket])
+            tn__order_remove(order, order->buckets[bucket]);
     }
     while (order->spare_count > 0) {
         if (!tn__driver_is_gone()) {

@@ -8,7 +8,8 @@ tn_status tn__uses_reserve(tn__uses *uses, uint32_t capacity) {
     tn__use *many;
     uint32_t room = uses->many ? uses->capacity : TN__USES_LOCAL;
     if (capacity <= room) return TN_OK;
-    while (room < capacity) room *= 2;
+    while (room < capacity)
+        room *= 2;
     many = tn__host_alloc(room, sizeof *many);
     if (!many) return TN_OUT_OF_HOST_MEMORY;
     memcpy(many, tn__uses_items(uses), uses->count * sizeof *many);

@@ -1,0 +1,220 @@
+/* Sums over the heap, and the check of every invariant of heap.h. */
+#include "heap.h"
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+static int is_pending(tn__piece *piece) {
+    const tn__use *uses = tn__uses_items(&piece->uses);
+    for (uint32_t i = 0; i < piece->uses.count; i++) {
+        if (uses[i].stream == piece->stream) continue;
+        if (uses[i].epoch > uses[i].stream->complete) return 1;
+    }
+    return 0;
+}
+
+static size_t overlap(const tn__piece *piece, uintptr_t begin, uintptr_t end) {
+    if (begin < piece->address) begin = piece->address;
+    if (end > tn__piece_end(piece)) end = tn__piece_end(piece);
+    return end > begin ? end - begin : 0;
+}
+
+static void sum_run(tn__piece *run, tn__heap_sums *sums) {
+    const tn__region *region = run->region;
+    tn__page_span idle = tn__pages_inside(region, run->address, tn__piece_end(run->run_other));
+    uintptr_t begin = tn__page_address(region, idle.first);
+    uintptr_t end = tn__page_address(region, idle.end);
+    for (tn__piece *piece = run; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
+        if (is_pending(piece)) {
+            sums->pending_bytes += piece->bytes;
+        } else {
+            size_t idle_bytes = overlap(piece, begin, end);
+            sums->cached_bytes += idle_bytes;
+            sums->partial_bytes += piece->bytes - idle_bytes;
+        }
+    }
+}
+
+void tn__heap_sum(tn__heap *heap, tn__heap_sums *out) {
+    tn__heap_sums sums = {0};
+    size_t free_bytes;
+    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+        tn__tree_node *root = heap->zones[zone].runs;
+        tn__tree_node *node = tn__tree_at_least(root, 0, 0);
+        for (; node; node = tn__tree_next(root, node))
+            sum_run(tn__run_of(node), &sums);
+    }
+    free_bytes = sums.cached_bytes + sums.pending_bytes + sums.partial_bytes;
+    sums.partial_bytes += heap->mapped_bytes - free_bytes - heap->live_bytes;
+    *out = sums;
+}
+
+/* ---- check ----------------------------------------------------------------------------------- */
+
+/* What a walk over all pieces finds, to be compared with the counters. */
+typedef struct heap_walk {
+    size_t live_bytes;
+    size_t rounded_bytes;
+    size_t owned_bytes;
+    size_t free_bytes;
+    size_t mapped_bytes;
+    size_t address_bytes;
+    size_t blocks;
+    size_t runs[TN__ZONE_COUNT];
+    size_t voids[TN__ZONE_COUNT];
+    size_t retired[TN__ZONE_COUNT];
+} heap_walk;
+
+#define HOLDS(condition, piece)                                                                    \
+    do {                                                                                           \
+        if (!(condition)) return broken(#condition, (piece));                                      \
+    } while (0)
+
+static tn_status broken(const char *condition, const tn__piece *piece) {
+    static const char *const kinds[] = {"LIVE", "FREE", "VOID", "RETIRED"};
+    if (!piece) return TN_FAIL(TN_INVALID_STATE, "pool check: not %s", condition);
+    return TN_FAIL(TN_INVALID_STATE, "pool check: not %s, at the %s piece %#zx of %zu bytes",
+                   condition, kinds[piece->kind], (size_t)piece->address, piece->bytes);
+}
+
+static tn_status check_uses(tn__piece *piece) {
+    const tn__use *uses = tn__uses_items(&piece->uses);
+    for (uint32_t i = 0; i < piece->uses.count; i++) {
+        HOLDS(uses[i].epoch <= uses[i].stream->epoch, piece);
+        HOLDS(uses[i].epoch < uses[i].stream->epoch || uses[i].stream->is_used, piece);
+        for (uint32_t j = 0; j < i; j++)
+            HOLDS(uses[i].stream != uses[j].stream, piece);
+    }
+    HOLDS(piece->kind != TN__PIECE_VOID || piece->uses.count == 0, piece);
+    HOLDS(piece->kind != TN__PIECE_FREE || piece->uses.count == 0 || piece->stream, piece);
+    return TN_OK;
+}
+
+static tn_status check_place(tn__piece *piece, size_t zone, const tn__heap *heap) {
+    tn__region *region = piece->region;
+    tn__page_span touched = tn__pages_touched(region, piece->address, tn__piece_end(piece));
+    tn__page_span inside = tn__pages_inside(region, piece->address, tn__piece_end(piece));
+    size_t mapped = tn__pages_mapped(region, touched);
+    HOLDS(piece->bytes > 0, piece);
+    HOLDS(piece->address % TN__BLOCK_ALIGN == 0, piece);
+    HOLDS(piece->bytes % TN__BLOCK_ALIGN == 0, piece);
+    HOLDS(region->zone == &heap->zones[zone], piece);
+    HOLDS(tn__page_map_find((void *)piece->address) == &region->map, piece);
+    HOLDS(tn__page_map_find((void *)(tn__piece_end(piece) - 1)) == &region->map, piece);
+    if (piece->kind == TN__PIECE_LIVE || piece->kind == TN__PIECE_FREE) {
+        HOLDS(mapped == touched.end - touched.first, piece);
+    } else {
+        HOLDS(mapped == 0, piece);
+        HOLDS(touched.first == inside.first, piece);
+        HOLDS(touched.end == inside.end, piece);
+    }
+    return TN_OK;
+}
+
+static tn_status check_joined(tn__piece *piece) {
+    tn__piece *next = piece->next;
+    if (!next || piece->kind != next->kind) return TN_OK;
+    HOLDS(piece->kind != TN__PIECE_VOID, piece);
+    if (piece->kind == TN__PIECE_FREE) {
+        HOLDS(piece->stream != next->stream || !tn__uses_equal(&piece->uses, &next->uses), piece);
+    }
+    return TN_OK;
+}
+
+static int is_in_tree(tn__tree_node *root, const tn__tree_node *node, uint64_t major,
+                      uint64_t minor) {
+    return tn__tree_at_least(root, major, minor) == node;
+}
+
+static tn_status check_run(tn__piece *first, const tn__zone *zone) {
+    tn__piece *last = first;
+    while (tn__piece_is(last->next, TN__PIECE_FREE))
+        last = last->next;
+    HOLDS(first->run_other == last, first);
+    HOLDS(last->run_other == first, last);
+    HOLDS(
+        is_in_tree(zone->runs, &first->node, tn__piece_end(last) - first->address, first->address),
+        first);
+    return TN_OK;
+}
+
+static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap, heap_walk *walk) {
+    const tn__zone *zone = &heap->zones[zone_index];
+    switch (piece->kind) {
+    case TN__PIECE_LIVE:
+        HOLDS(is_in_tree(heap->blocks, &piece->node, piece->address, 0), piece);
+        HOLDS(piece->asked_bytes > 0, piece);
+        HOLDS(piece->asked_bytes <= piece->bytes, piece);
+        walk->blocks++;
+        walk->live_bytes += piece->asked_bytes;
+        walk->rounded_bytes += piece->bytes;
+        if (piece->is_owned) walk->owned_bytes += piece->asked_bytes;
+        return TN_OK;
+    case TN__PIECE_FREE:
+        walk->free_bytes += piece->bytes;
+        if (tn__piece_is(piece->previous, TN__PIECE_FREE)) return TN_OK;
+        walk->runs[zone_index]++;
+        return check_run(piece, zone);
+    case TN__PIECE_VOID:
+        walk->voids[zone_index]++;
+        HOLDS(is_in_tree(zone->voids, &piece->node, piece->address, 0), piece);
+        return TN_OK;
+    default:
+        walk->retired[zone_index]++;
+        HOLDS(is_in_tree(zone->retired, &piece->node, piece->address, 0), piece);
+        return TN_OK;
+    }
+}
+
+static tn_status check_region(tn__region *region, tn__heap *heap, heap_walk *walk) {
+    size_t zone = region->zone == &heap->zones[TN__ZONE_SMALL] ? TN__ZONE_SMALL : TN__ZONE_LARGE;
+    uintptr_t address = region->map.begin;
+    tn__page_span all = {0, region->page_count};
+    HOLDS(region->first->previous == NULL, region->first);
+    for (tn__piece *piece = region->first; piece; piece = piece->next) {
+        HOLDS(piece->region == region, piece);
+        HOLDS(piece->address == address, piece);
+        HOLDS(!piece->next || piece->next->previous == piece, piece);
+        TN_TRY(check_place(piece, zone, heap));
+        TN_TRY(check_uses(piece));
+        TN_TRY(check_joined(piece));
+        TN_TRY(check_index(piece, zone, heap, walk));
+        address = tn__piece_end(piece);
+    }
+    HOLDS(address == region->map.end, NULL);
+    walk->address_bytes += region->map.end - region->map.begin;
+    walk->mapped_bytes += tn__pages_mapped(region, all) * region->page_bytes;
+    return TN_OK;
+}
+
+static tn_status check_sums(tn__heap *heap, const heap_walk *walk) {
+    tn__heap_sums sums;
+    tn__heap_sum(heap, &sums);
+    HOLDS(walk->live_bytes == heap->live_bytes, NULL);
+    HOLDS(walk->owned_bytes == heap->owned_bytes, NULL);
+    HOLDS(walk->mapped_bytes == heap->mapped_bytes, NULL);
+    HOLDS(walk->address_bytes == heap->address_bytes, NULL);
+    HOLDS(walk->free_bytes + walk->rounded_bytes == walk->mapped_bytes, NULL);
+    HOLDS(sums.cached_bytes + sums.pending_bytes + sums.partial_bytes ==
+              walk->free_bytes + walk->rounded_bytes - walk->live_bytes,
+          NULL);
+    return TN_OK;
+}
+
+tn_status tn__heap_check(tn__heap *heap) {
+    heap_walk walk = {0};
+    for (tn__region *region = heap->regions; region; region = region->next) {
+        TN_TRY(check_region(region, heap, &walk));
+    }
+    for (int i = 0; i < TN__ZONE_COUNT; i++) {
+        const tn__zone *zone = &heap->zones[i];
+        HOLDS(walk.runs[i] == zone->run_count, NULL);
+        HOLDS(walk.voids[i] == zone->void_count, NULL);
+        HOLDS(walk.retired[i] == zone->retired_count, NULL);
+        HOLDS(tn__tree_is_valid(zone->runs, zone->run_count), NULL);
+        HOLDS(tn__tree_is_valid(zone->voids, zone->void_count), NULL);
+        HOLDS(tn__tree_is_valid(zone->retired, zone->retired_count), NULL);
+    }
+    HOLDS(walk.blocks == heap->block_count, NULL);
+    HOLDS(tn__tree_is_valid(heap->blocks, heap->block_count), NULL);
+    return check_sums(heap, &walk);
+}

@@ -1,0 +1,325 @@
+/* Pools: create, destroy, trim, traces, and the list of all pools of the process.
+ *
+ * The list is for those who need another pool than their own: a pool that is short takes idle
+ * memory from the others of its device, and traces are closed when the process exits.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "host_alloc.h"
+#include "options.h"
+#include "pool_internal.h"
+
+static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
+static tn_pool *list;
+static int is_first_made; /* the first pool of the process has taken TENURE_TRACE */
+
+static void enter_list(tn_pool *pool) {
+    pthread_mutex_lock(&list_mutex);
+    pool->next = list;
+    list = pool;
+    pthread_mutex_unlock(&list_mutex);
+}
+
+static void leave_list(tn_pool *pool) {
+    tn_pool **at = &list;
+    pthread_mutex_lock(&list_mutex);
+    while (*at != pool)
+        at = &(*at)->next;
+    *at = pool->next;
+    pthread_mutex_unlock(&list_mutex);
+}
+
+/* Two handles of one GPU share its memory; host devices have each their own. */
+static int is_same_memory(const tn_pool *a, const tn_pool *b) {
+    if (a->device == b->device) return 1;
+    return a->driver == b->driver && a->info.driver == TN_DRIVER_CUDA &&
+           a->info.simulated == b->info.simulated && a->info.ordinal == b->info.ordinal;
+}
+
+tn_status tn__pools_release_others(tn_pool *pool, tn__release *release) {
+    tn_status status = TN_OK;
+    pthread_mutex_lock(&list_mutex);
+    for (tn_pool *other = list; other && status == TN_OK; other = other->next) {
+        if (tn__release_is_done(release)) break;
+        if (other == pool || !is_same_memory(pool, other)) continue;
+        pthread_mutex_lock(&other->mutex);
+        status = tn__pool_release(other, release);
+        pthread_mutex_unlock(&other->mutex);
+    }
+    pthread_mutex_unlock(&list_mutex);
+    return status;
+}
+
+/* ---- streams that end ------------------------------------------------------------------------ */
+
+/* Its work is done, so nothing uses memory on it any more; its id never comes back. */
+static void forget_stream(tn_pool *pool, tn__pool_stream *stream) {
+    for (tn__region *region = pool->heap.regions; region; region = region->next) {
+        for (tn__piece *piece = region->first; piece; piece = piece->next) {
+            tn__uses_forget(&piece->uses, stream);
+            if (piece->stream == stream && piece->kind == TN__PIECE_LIVE) piece->stream = NULL;
+        }
+    }
+    stream->complete = stream->epoch;
+}
+
+/* Pieces that were freed on the stream are told apart from others by it until they settle. */
+static void rename_stream(tn_pool *pool, tn__pool_stream *stream) {
+    for (tn__region *region = pool->heap.regions; region; region = region->next) {
+        for (tn__piece *piece = region->first; piece; piece = piece->next) {
+            if (piece->stream != stream) continue;
+            piece->stream = piece->uses.count ? tn__uses_items(&piece->uses)[0].stream : NULL;
+        }
+    }
+}
+
+static void on_stream_end(void *argument, tn_stream handle, uint64_t id) {
+    tn_pool *pool = argument;
+    tn__pool_stream *stream;
+    (void)handle;
+    pthread_mutex_lock(&pool->mutex);
+    stream = tn__order_known(&pool->order, id);
+    if (stream) {
+        forget_stream(pool, stream);
+        rename_stream(pool, stream);
+        tn__heap_settle(&pool->heap);
+        tn__order_remove(&pool->order, stream);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* ---- create ---------------------------------------------------------------------------------- */
+
+static tn_status check_config(const tn_pool_config *config, const tn_device_info *info) {
+    TN_REQUIRE(config->size == sizeof *config,
+               "tn_pool_config.size is %zu, not %zu: begin with TN_POOL_CONFIG_INIT", config->size,
+               sizeof *config);
+    TN_REQUIRE((int)config->backing >= TN_BACKING_AUTO && (int)config->backing <= TN_BACKING_PLAIN,
+               "%d is no tn_pool_backing", (int)config->backing);
+    TN_REQUIRE(config->page_bytes % info->granularity_bytes == 0 &&
+                   config->page_bytes <= info->memory_bytes,
+               "page_bytes %zu is not a multiple of %zu, or more than the device has",
+               config->page_bytes, info->granularity_bytes);
+    if (config->backing == TN_BACKING_VMM && !info->supports_vmm) {
+        return TN_FAIL(TN_UNSUPPORTED, "%s has no virtual memory management: use backing AUTO",
+                       info->name);
+    }
+    return TN_OK;
+}
+
+static void configure(tn_pool *pool, const tn_pool_config *config) {
+    size_t granularity = pool->info.granularity_bytes;
+    size_t page_bytes = config->page_bytes;
+    pool->backing = config->backing;
+    if (pool->backing == TN_BACKING_AUTO) {
+        pool->backing = pool->info.supports_vmm ? TN_BACKING_VMM : TN_BACKING_PLAIN;
+    }
+    if (page_bytes == 0) page_bytes = tn__round_up(tn__options_get()->page_bytes, granularity);
+    if (pool->backing == TN_BACKING_PLAIN) page_bytes = granularity;
+    pool->page_bytes = page_bytes;
+    pool->limit_bytes = config->limit_bytes ? config->limit_bytes : SIZE_MAX;
+    pool->address_bytes = config->address_bytes ? config->address_bytes : pool->info.memory_bytes;
+}
+
+static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_pool **out) {
+    tn_pool *pool = tn__host_alloc(1, sizeof *pool);
+    if (!pool) return TN_OUT_OF_HOST_MEMORY;
+    pool->name = tn__host_strdup(config->name ? config->name : "pool");
+    if (!pool->name) {
+        tn__host_free(pool);
+        return TN_OUT_OF_HOST_MEMORY;
+    }
+    pool->device = device;
+    pool->driver = tn__device_driver(device);
+    pool->state = tn__device_state(device);
+    pool->order.driver = pool->driver;
+    pool->order.device = pool->state;
+    pthread_mutex_init(&pool->mutex, NULL);
+    *out = pool;
+    return TN_OK;
+}
+
+static void free_pool(tn_pool *pool) {
+    tn__heap_clear(&pool->heap);
+    pthread_mutex_destroy(&pool->mutex);
+    tn__host_free(pool->spare_handles);
+    tn__host_free(pool->name);
+    tn__host_free(pool);
+}
+
+/* TENURE_TRACE is for the first pool of the process; that it can not be written is no reason to
+ * refuse the pool, unless options must be right. */
+static tn_status begin_option_trace(tn_pool *pool) {
+    const char *path = tn__options_get()->trace;
+    tn_status status;
+    int is_first;
+    pthread_mutex_lock(&list_mutex);
+    is_first = !is_first_made;
+    is_first_made = 1;
+    pthread_mutex_unlock(&list_mutex);
+    if (!is_first || !path || !path[0]) return TN_OK;
+    status = tn_pool_trace_begin(pool, path);
+    if (status == TN_OK || tn__options_get()->strict) return status;
+    fprintf(stderr, "tenure: TENURE_TRACE: %s\n", tn_error_last());
+    return TN_OK;
+}
+
+tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_pool **out) {
+    static const tn_pool_config defaults = TN_POOL_CONFIG_INIT;
+    tn_device_info info = TN_DEVICE_INFO_INIT;
+    tn_pool *pool = NULL;
+    tn_status status;
+    TN_REQUIRE(device, "tn_pool_create: device is NULL");
+    TN_REQUIRE(out, "tn_pool_create: out is NULL");
+    if (!config) config = &defaults;
+    TN_TRY(tn_device_info_get(device, &info));
+    TN_TRY(check_config(config, &info));
+    TN_TRY(make_pool(device, config, &pool));
+    pool->info = info;
+    configure(pool, config);
+    status = begin_option_trace(pool);
+    if (status == TN_OK) status = tn__device_watch_streams(device, on_stream_end, pool);
+    if (status != TN_OK) {
+        if (pool->trace) (void)tn__trace_close(pool->trace);
+        free_pool(pool);
+        return status;
+    }
+    tn__page_map_retain();
+    tn__device_retain(device);
+    enter_list(pool);
+    *out = pool;
+    return TN_OK;
+}
+
+/* ---- destroy --------------------------------------------------------------------------------- */
+
+static tn_status check_no_leak(tn_pool *pool) {
+    char owners[1024];
+    if (pool->heap.block_count == 0) return TN_OK;
+    tn__pool_describe_owners(pool, owners, sizeof owners);
+    return TN_FAIL(TN_LEAK, "pool %s still has %zu live blocks of %zu bytes: %s", pool->name,
+                   pool->heap.block_count, pool->heap.live_bytes, owners);
+}
+
+/* Gives everything back. What a failing call leaves can be closed again. */
+static tn_status close_locked(tn_pool *pool) {
+    tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
+    TN_TRY(check_no_leak(pool));
+    if (tn__order_is_busy(&pool->order)) {
+        TN_TRY(tn__order_host_wait(&pool->order, pool->info.simulated));
+    }
+    tn__heap_settle(&pool->heap);
+    TN_TRY(tn__pool_release(pool, &everything));
+    if (pool->backing == TN_BACKING_VMM) TN_TRY(tn__pages_close(pool));
+    return tn__order_close(&pool->order);
+}
+
+tn_status tn_pool_destroy(tn_pool *pool) {
+    tn_status status;
+    if (!pool || tn__driver_is_gone()) return TN_OK;
+    leave_list(pool);
+    pthread_mutex_lock(&pool->mutex);
+    status = close_locked(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    if (status != TN_OK) {
+        enter_list(pool);
+        return status;
+    }
+    tn__device_unwatch_streams(pool->device, pool);
+    if (pool->trace) status = tn__trace_close(pool->trace);
+    tn__device_release(pool->device);
+    free_pool(pool);
+    tn__page_map_release();
+    return status;
+}
+
+/* ---- the rest of the interface -----------------------------------------------------------------
+ */
+
+static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    tn__release release = {0};
+    tn__pool_collect(pool);
+    tn__pool_fill_stats(pool, &stats);
+    release.least_bytes = stats.cached_bytes + stats.driver_held_bytes;
+    if (release.least_bytes <= keep_bytes) keep_bytes = release.least_bytes;
+    release.least_bytes -= keep_bytes;
+    release.most_bytes = release.least_bytes;
+    TN_TRY(tn__pool_release(pool, &release));
+    *released_bytes = release.released_bytes;
+    return TN_OK;
+}
+
+tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
+    size_t released = 0;
+    tn_status status = TN_OK;
+    TN_REQUIRE(pool, "tn_pool_trim: pool is NULL");
+    if (!tn__driver_is_gone()) {
+        pthread_mutex_lock(&pool->mutex);
+        status = trim_locked(pool, keep_bytes, &released);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    if (status == TN_OK && released_bytes) *released_bytes = released;
+    return status;
+}
+
+tn_device *tn_pool_device(tn_pool *pool) { return pool ? pool->device : NULL; }
+
+const char *tn_pool_name(const tn_pool *pool) { return pool ? pool->name : ""; }
+
+/* Blocks that are live already are not in the trace, and neither are their frees. */
+static void forget_trace_marks(tn_pool *pool) {
+    tn__tree_node *node = tn__tree_at_least(pool->heap.blocks, 0, 0);
+    for (; node; node = tn__tree_next(pool->heap.blocks, node)) {
+        TN__TREE_ITEM(node, tn__piece, node)->trace_id = 0;
+    }
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        tn__pool_stream *stream = pool->order.buckets[bucket];
+        for (; stream; stream = stream->next)
+            stream->trace_number = -1;
+    }
+}
+
+tn_status tn_pool_trace_begin(tn_pool *pool, const char *path) {
+    tn_status status;
+    TN_REQUIRE(pool, "tn_pool_trace_begin: pool is NULL");
+    TN_REQUIRE(path && path[0], "tn_pool_trace_begin: the path is empty");
+    pthread_mutex_lock(&pool->mutex);
+    if (pool->trace) {
+        status =
+            TN_FAIL(TN_INVALID_STATE, "pool %s writes a trace already: end it first", pool->name);
+    } else {
+        status = tn__trace_open(path, pool->driver->now_us(pool->state), &pool->trace);
+        if (status == TN_OK) forget_trace_marks(pool);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+tn_status tn_pool_trace_end(tn_pool *pool) {
+    tn_status status;
+    TN_REQUIRE(pool, "tn_pool_trace_end: pool is NULL");
+    pthread_mutex_lock(&pool->mutex);
+    if (pool->trace) {
+        status = tn__trace_close(pool->trace);
+        pool->trace = NULL;
+    } else {
+        status = TN_FAIL(TN_INVALID_STATE, "pool %s writes no trace", pool->name);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+/* A program that exits without an end to its pools keeps its trace. A pool that another thread is
+ * in is left alone: exit must not wait for it. */
+__attribute__((destructor)) static void close_traces_at_exit(void) {
+    if (pthread_mutex_trylock(&list_mutex) != 0) return;
+    for (tn_pool *pool = list; pool; pool = pool->next) {
+        if (pthread_mutex_trylock(&pool->mutex) != 0) continue;
+        if (pool->trace) (void)tn__trace_close(pool->trace);
+        pool->trace = NULL;
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    pthread_mutex_unlock(&list_mutex);
+}

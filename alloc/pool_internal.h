@@ -1,0 +1,132 @@
+/* A pool, as its own files see it.
+ *
+ *   pool.c           create, destroy, the list of pools, trim
+ *   pool_alloc.c     the public calls on blocks; the procedure when memory is short
+ *   pool_pages.c     VMM: pages made, moved, filled into gaps, given back
+ *   pool_segments.c  PLAIN: segments taken and given back
+ *   pool_report.c    statistics, the check of everything, reports in words
+ *   heap*.c          pieces of address space and where blocks go
+ *   pool_order.c     streams, events, waits
+ *
+ * Locks, in this order: the list of pools (pool.c), then one pool's mutex, then the page map's.
+ * A device's lock is never held when one of these is taken. Everything of a pool but its
+ * configuration is under its mutex.
+ */
+#ifndef TENURE_POOL_INTERNAL_H
+#define TENURE_POOL_INTERNAL_H
+
+#include <pthread.h>
+
+#include "heap.h"
+#include "pool_owned.h"
+#include "trace_writer.h"
+
+struct tn_pool {
+    struct tn_pool *next; /* in the list of pools */
+    tn_device *device;
+    const tn__driver *driver;
+    tn__driver_device *state;
+    char *name;
+    tn_device_info info;
+    tn_pool_backing backing; /* VMM or PLAIN */
+    size_t limit_bytes;      /* SIZE_MAX: none */
+    size_t address_bytes;    /* VMM: to reserve at a time */
+    size_t page_bytes;       /* VMM: of a handle; PLAIN: what segments are rounded to */
+
+    pthread_mutex_t mutex;
+    tn__heap heap;
+    tn__order order;
+    tn__trace_writer *trace;   /* NULL: none is written */
+    tn__handle *spare_handles; /* physical pages that are mapped nowhere */
+    size_t spare_handle_count;
+    size_t spare_handle_capacity;
+    size_t peak_live_bytes;
+    size_t peak_reserved_bytes;
+    uint64_t allocs;
+    uint64_t frees;
+    uint64_t out_of_memory;
+};
+
+static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
+    return pool->spare_handle_count * pool->page_bytes;
+}
+static inline size_t tn__pool_reserved_bytes(const tn_pool *pool) {
+    return pool->heap.mapped_bytes + tn__pool_held_bytes(pool);
+}
+/* What the limit leaves to take from the driver. */
+static inline size_t tn__pool_headroom(const tn_pool *pool) {
+    size_t reserved = tn__pool_reserved_bytes(pool);
+    return pool->limit_bytes > reserved ? pool->limit_bytes - reserved : 0;
+}
+
+/* `bytes` up to the next multiple of `unit`; SIZE_MAX if that overflows. */
+static inline size_t tn__round_up(size_t bytes, size_t unit) {
+    size_t rest = bytes % unit;
+    if (rest == 0) return bytes;
+    return bytes > SIZE_MAX - (unit - rest) ? SIZE_MAX : bytes + (unit - rest);
+}
+
+/* ---- backings: pool_pages.c and pool_segments.c --------------------------------------------- */
+
+/* How far to go for memory. */
+typedef enum tn__effort {
+    TN__EFFORT_READY, /* what the stream can use at once, else more from the driver */
+    TN__EFFORT_ALL    /* also what other streams may still use, behind device waits (VMM); idle
+                       * segments go back to the driver for others (PLAIN) */
+} tn__effort;
+
+/* Makes room for the request and says where: the place is in a run then. TN_OUT_OF_DEVICE_MEMORY
+ * if the driver or the limit has no more; then nothing has changed. */
+tn_status tn__pages_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
+                         tn__place *out);
+tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
+                            tn__place *out);
+
+/* How much idle memory to give back: at least that, if there is so much that is known to be out
+ * of use, and never more than that. */
+typedef struct tn__release {
+    size_t least_bytes;
+    size_t most_bytes;
+    size_t released_bytes; /* so far; true also after a failure */
+} tn__release;
+static inline int tn__release_is_done(const tn__release *release) {
+    return release->released_bytes >= release->least_bytes;
+}
+static inline size_t tn__release_room(const tn__release *release) {
+    return release->most_bytes - release->released_bytes;
+}
+
+/* Gives idle memory back, longest idle first. */
+tn_status tn__pages_release(tn_pool *pool, tn__release *release);
+tn_status tn__segments_release(tn_pool *pool, tn__release *release);
+static inline tn_status tn__pool_release(tn_pool *pool, tn__release *release) {
+    return pool->backing == TN_BACKING_VMM ? tn__pages_release(pool, release)
+                                           : tn__segments_release(pool, release);
+}
+
+/* VMM: gives the regions back; all of their pages have been. */
+tn_status tn__pages_close(tn_pool *pool);
+
+/* Learns what has completed, and unmaps what was waiting for that. Never waits. */
+void tn__pool_collect(tn_pool *pool);
+
+/* ---- pool.c ---------------------------------------------------------------------------------- */
+
+/* Gives idle memory of the device's other pools back. Takes the list's lock: the caller holds no
+ * pool. */
+tn_status tn__pools_release_others(tn_pool *pool, tn__release *release);
+
+/* ---- pool_report.c ------------------------------------------------------------------------- */
+
+/* Records the report of a request that could not be served; gives TN_OUT_OF_DEVICE_MEMORY. */
+tn_status tn__pool_report_shortage(tn_pool *pool, size_t asked_bytes);
+
+/* "owner (site): N bytes in M blocks" of the owners with most bytes, comma separated. */
+void tn__pool_describe_owners(tn_pool *pool, char *text, size_t text_bytes);
+
+void tn__pool_note_peaks(tn_pool *pool);
+
+/* tn_pool_stats_get for those who hold the mutex. */
+void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out);
+
+#endif

@@ -1,0 +1,544 @@
+/* VMM backing: physical pages, and how they come to lie under a block.
+ *
+ * A block that fits in no run is put into a gap, and the gap's missing pages are filled in:
+ * first with idle pages from elsewhere in the pool, longest idle first, then with new ones.
+ * A moved page is mapped at its new address before it is unmapped at the old one (both mappings
+ * are valid, one is in use), so a failure at any call can be undone without a further mapping:
+ *
+ *   1 choose   the gap, its VOID pieces (targets), the pieces whose pages move (sources)
+ *   2 make     the handles that are still lacking
+ *   3 map      every target page, then access          <- a failure up to here is undone
+ *   4 commit   targets become FREE, sources RETIRED; nothing fails any more
+ *   5 unmap    sources whose last use is known complete become VOID; the others wait for that
+ *
+ * A source may still be in use when it moves, by work that the new block's stream comes after:
+ * then the old mapping stays until the work has completed (tn__pool_collect).
+ */
+#include <stdlib.h>
+
+#include "host_alloc.h"
+#include "pool_internal.h"
+
+/* ---- idle pages ------------------------------------------------------------------------------ */
+
+typedef struct idle_pages {
+    tn__piece *piece;
+    tn__page_span span; /* whole pages of the piece */
+} idle_pages;
+
+typedef struct idle_filter {
+    const tn__pool_stream *ready_for; /* only what this stream may use at once */
+    int only_complete;                /* only what no stream may still use */
+    const tn__region *excluded;       /* not these pages of this region */
+    tn__page_span window;
+} idle_filter;
+
+static int is_wanted(const idle_filter *filter, tn__piece *piece) {
+    if (filter->only_complete) return piece->uses.count == 0;
+    return !filter->ready_for || tn__order_is_ready(filter->ready_for, &piece->uses);
+}
+
+/* The whole pages of a piece outside the window: those after it, else those before it. */
+static tn__page_span idle_span(const idle_filter *filter, const tn__piece *piece) {
+    tn__page_span span = tn__pages_inside(piece->region, piece->address, tn__piece_end(piece));
+    if (piece->region != filter->excluded) return span;
+    if (span.end <= filter->window.first || span.first >= filter->window.end) return span;
+    if (span.end > filter->window.end) {
+        span.first = filter->window.end;
+    } else {
+        span.end = span.first < filter->window.first ? filter->window.first : span.first;
+    }
+    return span;
+}
+
+/* Writes at most `capacity` of what there is; gives the count of all. */
+static size_t gather_idle(tn_pool *pool, const idle_filter *filter, idle_pages *out,
+                          size_t capacity) {
+    size_t count = 0;
+    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+        tn__tree_node *root = pool->heap.zones[zone].runs;
+        tn__tree_node *node = tn__tree_at_least(root, pool->page_bytes, 0);
+        for (; node; node = tn__tree_next(root, node)) {
+            tn__piece *piece = tn__run_of(node);
+            for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
+                tn__page_span span = idle_span(filter, piece);
+                if (span.first == span.end || !is_wanted(filter, piece)) continue;
+                if (count < capacity) out[count] = (idle_pages){piece, span};
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+static int compare_age(const void *a, const void *b) {
+    const tn__piece *left = ((const idle_pages *)a)->piece;
+    const tn__piece *right = ((const idle_pages *)b)->piece;
+    if (left->age != right->age) return left->age < right->age ? -1 : 1;
+    return left->address < right->address ? -1 : left->address > right->address;
+}
+
+/* What passes the filter, longest idle first; *out is to be freed. */
+static tn_status list_idle(tn_pool *pool, const idle_filter *filter, idle_pages **out,
+                           size_t *count) {
+    *out = NULL;
+    *count = gather_idle(pool, filter, NULL, 0);
+    if (*count == 0) return TN_OK;
+    *out = tn__host_alloc(*count, sizeof **out);
+    if (!*out) return TN_OUT_OF_HOST_MEMORY;
+    gather_idle(pool, filter, *out, *count);
+    qsort(*out, *count, sizeof **out, compare_age);
+    return TN_OK;
+}
+
+/* Cuts the piece so that one piece is exactly the span. */
+static tn_status isolate(tn__heap *heap, tn__piece *piece, tn__page_span span, tn__piece **out) {
+    uintptr_t begin = tn__page_address(piece->region, span.first);
+    uintptr_t end = tn__page_address(piece->region, span.end);
+    TN_TRY(tn__heap_reserve(heap, 2));
+    if (end < tn__piece_end(piece)) TN_TRY(tn__heap_split(heap, piece, end));
+    if (piece->address < begin) {
+        tn_status status = tn__heap_split(heap, piece, begin);
+        if (status != TN_OK) {
+            tn__heap_join(heap, piece);
+            return status;
+        }
+        piece = piece->next;
+    }
+    *out = piece;
+    return TN_OK;
+}
+
+/* ---- handles --------------------------------------------------------------------------------- */
+
+static tn_status reserve_spare_handles(tn_pool *pool, size_t more) {
+    size_t needed = pool->spare_handle_count + more;
+    tn__handle *handles;
+    if (needed <= pool->spare_handle_capacity) return TN_OK;
+    needed = tn__round_up(needed, 64);
+    handles =
+        tn__host_realloc(pool->spare_handles, pool->spare_handle_capacity, needed, sizeof *handles);
+    if (!handles) return TN_OUT_OF_HOST_MEMORY;
+    pool->spare_handles = handles;
+    pool->spare_handle_capacity = needed;
+    return TN_OK;
+}
+
+/* Gives a page back; one that the driver does not take stays with the pool as a spare. */
+static tn_status release_handle(tn_pool *pool, tn__handle handle) {
+    tn_status status = pool->driver->mem_release(pool->state, handle, pool->page_bytes);
+    if (status != TN_OK) pool->spare_handles[pool->spare_handle_count++] = handle;
+    return status;
+}
+
+/* The page's memory is no longer behind its address. */
+static tn__handle remove_page(tn_pool *pool, tn__region *region, size_t page) {
+    tn__handle handle = region->handles[page];
+    TN_ASSERT(handle != 0 || tn__pages_mapped(region, (tn__page_span){page, page + 1}) == 1);
+    region->handles[page] = 0;
+    tn__pages_set_mapped(region, (tn__page_span){page, page + 1}, 0);
+    pool->heap.mapped_bytes -= pool->page_bytes;
+    return handle;
+}
+
+/* ---- one filling of a gap -------------------------------------------------------------------- */
+
+typedef struct filling {
+    tn_pool *pool;
+    const tn__request *request;
+    tn__place place;
+    tn__page_span window;
+    tn__piece **targets;
+    size_t target_count;
+    tn__piece **sources;
+    size_t source_count;
+    tn__handle *handles; /* for the missing pages in order; those of sources come first */
+    size_t handle_count;
+    size_t moved_count;  /* of handles: from sources */
+    size_t spares_taken; /* of handles, after those: from the pool's spares */
+    size_t mapped_count; /* of the missing pages */
+    tn__uses uses;       /* of all sources */
+} filling;
+
+static size_t piece_pages(const tn_pool *pool, const tn__piece *piece) {
+    return piece->bytes / pool->page_bytes;
+}
+
+static tn__page_span span_of(const tn__piece *piece) {
+    return tn__pages_inside(piece->region, piece->address, tn__piece_end(piece));
+}
+
+static tn_status choose_targets(filling *fill) {
+    tn__region *region = fill->place.region;
+    tn__piece *piece = fill->place.first;
+    uintptr_t end = tn__page_address(region, fill->window.end);
+    while (piece && piece->address < end) {
+        tn__page_span span = span_of(piece);
+        tn__piece *target = NULL;
+        if (piece->kind == TN__PIECE_VOID && span.end > fill->window.first) {
+            if (span.first < fill->window.first) span.first = fill->window.first;
+            if (span.end > fill->window.end) span.end = fill->window.end;
+            TN_TRY(isolate(&fill->pool->heap, piece, span, &target));
+            fill->targets[fill->target_count++] = target;
+            piece = target;
+        }
+        piece = piece->next;
+    }
+    return TN_OK;
+}
+
+static tn_status add_source(filling *fill, tn__piece *piece, tn__page_span span) {
+    tn__piece *source = NULL;
+    TN_TRY(tn__uses_reserve(&fill->uses, fill->uses.count + piece->uses.count));
+    TN_TRY(isolate(&fill->pool->heap, piece, span, &source));
+    fill->sources[fill->source_count++] = source;
+    for (uint32_t i = 0; i < source->uses.count; i++) {
+        tn__use use = tn__uses_items(&source->uses)[i];
+        tn__uses_add(&fill->uses, use.stream, use.epoch);
+    }
+    for (size_t page = span.first; page < span.end; page++) {
+        fill->handles[fill->handle_count++] = source->region->handles[page];
+    }
+    fill->moved_count = fill->handle_count;
+    return TN_OK;
+}
+
+static tn_status choose_sources(filling *fill, tn__effort effort) {
+    idle_filter filter = {.excluded = fill->place.region, .window = fill->window};
+    idle_pages *idle = NULL;
+    size_t idle_count = 0;
+    size_t wanted = fill->place.missing_pages;
+    tn_status status;
+    if (effort == TN__EFFORT_READY) filter.ready_for = fill->request->stream;
+    status = list_idle(fill->pool, &filter, &idle, &idle_count);
+    for (size_t i = 0; i < idle_count && status == TN_OK && wanted > 0; i++) {
+        tn__page_span span = idle[i].span;
+        if (span.end - span.first > wanted) span.first = span.end - wanted;
+        wanted -= span.end - span.first;
+        status = add_source(fill, idle[i].piece, span);
+    }
+    tn__host_free(idle);
+    return status;
+}
+
+static tn_status make_handles(filling *fill) {
+    tn_pool *pool = fill->pool;
+    size_t made = fill->place.missing_pages - fill->handle_count;
+    TN_TRY(reserve_spare_handles(pool, made));
+    while (fill->handle_count < fill->place.missing_pages && pool->spare_handle_count > 0) {
+        fill->handles[fill->handle_count++] = pool->spare_handles[--pool->spare_handle_count];
+        fill->spares_taken++;
+    }
+    made = fill->place.missing_pages - fill->handle_count;
+    /* The spares that were taken are reserved, too, though not counted while we hold them. */
+    if (made + fill->spares_taken > tn__pool_headroom(pool) / pool->page_bytes) {
+        return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
+                       "%zu new pages of %zu bytes exceed the limit of pool %s", made,
+                       pool->page_bytes, pool->name);
+    }
+    while (fill->handle_count < fill->place.missing_pages) {
+        TN_TRY(pool->driver->mem_create(pool->state, pool->page_bytes,
+                                        &fill->handles[fill->handle_count]));
+        fill->handle_count++;
+    }
+    return TN_OK;
+}
+
+static tn_status map_targets(filling *fill) {
+    tn_pool *pool = fill->pool;
+    for (size_t i = 0; i < fill->target_count; i++) {
+        tn__piece *target = fill->targets[i];
+        for (size_t offset = 0; offset < target->bytes; offset += pool->page_bytes) {
+            TN_TRY(pool->driver->mem_map(pool->state, (void *)(target->address + offset),
+                                         pool->page_bytes, fill->handles[fill->mapped_count]));
+            fill->mapped_count++;
+        }
+        TN_TRY(pool->driver->mem_set_access(pool->state, (void *)target->address, target->bytes));
+    }
+    return TN_OK;
+}
+
+/* Everything that can fail, in an order that undo_fill can undo. */
+static tn_status prepare_fill(filling *fill, tn__effort effort) {
+    tn_pool *pool = fill->pool;
+    size_t room = fill->place.missing_pages + 1; /* none may be missing */
+    fill->targets = tn__host_alloc(room, sizeof *fill->targets);
+    fill->sources = tn__host_alloc(room, sizeof *fill->sources);
+    fill->handles = tn__host_alloc(room, sizeof *fill->handles);
+    if (!fill->targets || !fill->sources || !fill->handles) return TN_OUT_OF_HOST_MEMORY;
+    TN_TRY(choose_targets(fill));
+    TN_TRY(choose_sources(fill, effort));
+    /* A cut for each target that may be stranded; and what taking the block needs afterwards. */
+    TN_TRY(tn__heap_reserve(&pool->heap, fill->target_count + 2));
+    for (size_t i = 0; i < fill->target_count; i++) {
+        TN_TRY(tn__uses_copy(&fill->targets[i]->uses, &fill->uses));
+    }
+    TN_TRY(make_handles(fill));
+    TN_TRY(tn__order_wait(&pool->order, fill->request->stream, &fill->uses));
+    return map_targets(fill);
+}
+
+/* A target whose first pages can not be unmapped now: they are tried again later. */
+static void strand_target(filling *fill, tn__piece *target, size_t pages) {
+    uintptr_t end = target->address + pages * fill->pool->page_bytes;
+    if (end < tn__piece_end(target)) {
+        tn_status status = tn__heap_split(&fill->pool->heap, target, end);
+        TN_CHECK(status == TN_OK);
+    }
+    tn__heap_change(&fill->pool->heap, target, TN__PIECE_RETIRED);
+}
+
+static void unmap_targets(filling *fill) {
+    tn_pool *pool = fill->pool;
+    size_t mapped = fill->mapped_count;
+    for (size_t i = 0; i < fill->target_count; i++) {
+        tn__piece *target = fill->targets[i];
+        size_t pages = piece_pages(pool, target);
+        tn__uses_clear(&target->uses);
+        if (pages > mapped) pages = mapped;
+        mapped -= pages;
+        if (pages == 0) continue;
+        if (pool->driver->mem_unmap(pool->state, (void *)target->address,
+                                    pages * pool->page_bytes) != TN_OK) {
+            strand_target(fill, target, pages);
+        }
+    }
+}
+
+static void undo_fill(filling *fill) {
+    tn_pool *pool = fill->pool;
+    size_t first_made = fill->moved_count + fill->spares_taken;
+    unmap_targets(fill);
+    for (size_t i = fill->moved_count; i < fill->handle_count; i++) {
+        if (i < first_made) {
+            pool->spare_handles[pool->spare_handle_count++] = fill->handles[i];
+        } else {
+            (void)release_handle(pool, fill->handles[i]);
+        }
+    }
+    for (size_t i = 0; i < fill->target_count; i++) {
+        if (fill->targets[i]->kind == TN__PIECE_VOID) tn__heap_join(&pool->heap, fill->targets[i]);
+    }
+    for (size_t i = 0; i < fill->source_count; i++) {
+        tn__heap_join(&pool->heap, fill->sources[i]);
+    }
+}
+
+static void commit_targets(filling *fill) {
+    tn_pool *pool = fill->pool;
+    const tn__handle *handle = fill->handles;
+    for (size_t i = 0; i < fill->target_count; i++) {
+        tn__piece *target = fill->targets[i];
+        tn__page_span span = span_of(target);
+        for (size_t page = span.first; page < span.end; page++) {
+            target->region->handles[page] = *handle++;
+        }
+        tn__pages_set_mapped(target->region, span, 1);
+        pool->heap.mapped_bytes += target->bytes;
+        target->stream = target->uses.count ? fill->request->stream : NULL;
+        target->age = pool->heap.operation;
+        tn__heap_change(&pool->heap, target, TN__PIECE_FREE);
+    }
+}
+
+/* Unmaps what has moved away or could not be unmapped before, once no work uses it there. */
+static tn_status unmap_retired(tn_pool *pool, tn__piece *piece) {
+    TN_TRY(pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes));
+    piece->stream = NULL;
+    tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
+    return TN_OK;
+}
+
+static void commit_fill(filling *fill) {
+    tn_pool *pool = fill->pool;
+    for (size_t i = 0; i < fill->source_count; i++) {
+        tn__piece *source = fill->sources[i];
+        tn__page_span span = span_of(source);
+        for (size_t page = span.first; page < span.end; page++) {
+            (void)remove_page(pool, source->region, page);
+        }
+        tn__heap_change(&pool->heap, source, TN__PIECE_RETIRED);
+    }
+    commit_targets(fill);
+    for (size_t i = 0; i < fill->source_count; i++) {
+        /* A failure is no matter here: the piece stays RETIRED and is tried again. */
+        if (fill->sources[i]->uses.count == 0) (void)unmap_retired(pool, fill->sources[i]);
+    }
+}
+
+/* Fills the missing pages of a place in a gap; the place is in a run then. */
+static tn_status fill_gap(tn_pool *pool, const tn__request *request, tn__effort effort,
+                          tn__place *place) {
+    filling fill = {.pool = pool, .request = request, .place = *place};
+    const tn__piece *anchor = place->first->previous; /* stays; NULL: the gap begins the region */
+    tn__saved_error saved;
+    tn_status status;
+    fill.window = tn__pages_touched(place->region, place->address, place->address + request->bytes);
+    status = prepare_fill(&fill, effort);
+    if (status == TN_OK) {
+        commit_fill(&fill);
+        place->first = anchor ? anchor->next : place->region->first;
+        place->first = tn__run_first(tn__piece_at(place->first, place->address));
+        place->missing_pages = 0;
+    } else {
+        tn__error_save(&saved);
+        undo_fill(&fill);
+        tn__error_restore(&saved);
+    }
+    tn__uses_clear(&fill.uses);
+    tn__host_free(fill.targets);
+    tn__host_free(fill.sources);
+    tn__host_free(fill.handles);
+    return status;
+}
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+static int is_shortage(tn_status status) {
+    return status == TN_OUT_OF_ADDRESS_SPACE || status == TN_OUT_OF_DEVICE_MEMORY;
+}
+
+/* Reserves addresses for the request: as many as the pool likes, and half as often as the driver
+ * has not so many, down to what the request needs. */
+static tn_status reserve_region(tn_pool *pool, const tn__request *request, tn__region **out) {
+    size_t unit = tn__round_up(TN__MAP_PAGE_BYTES, pool->page_bytes);
+    size_t slack = request->alignment > pool->info.granularity_bytes ? request->alignment : 0;
+    size_t least = tn__round_up(request->bytes + slack, unit);
+    size_t bytes = pool->address_bytes / (request->zone == TN__ZONE_SMALL ? 16 : 1);
+    void *address = NULL;
+    tn_status status;
+    bytes = tn__round_up(bytes > least ? bytes : least, unit);
+    for (;;) {
+        status = pool->driver->address_reserve(pool->state, bytes, &address);
+        if (!is_shortage(status)) break;
+        if (bytes == least) {
+            return TN_FAIL(TN_OUT_OF_ADDRESS_SPACE,
+                           "no %zu bytes of addresses are left for pool %s (it has %zu): destroy "
+                           "pools that are idle",
+                           least, pool->name, pool->heap.address_bytes);
+        }
+        bytes = tn__round_up(bytes / 2 > least ? bytes / 2 : least, unit);
+    }
+    if (status != TN_OK) return status;
+    status = tn__heap_add_region(&pool->heap, pool, request->zone, address, bytes, pool->page_bytes,
+                                 0, out);
+    if (status != TN_OK) (void)pool->driver->address_free(pool->state, address, bytes);
+    return status;
+}
+
+/* The region must be one VOID piece. */
+static tn_status free_region_addresses(tn_pool *pool, tn__region *region) {
+    TN_TRY(pool->driver->address_free(pool->state, (void *)region->map.begin,
+                                      region->map.end - region->map.begin));
+    tn__heap_remove_region(&pool->heap, region);
+    return TN_OK;
+}
+
+/* Takes a new reservation back after its first use failed, if it is as new. */
+static void undo_region(tn_pool *pool, tn__region *region) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    if (!region->first->next && region->first->kind == TN__PIECE_VOID) {
+        (void)free_region_addresses(pool, region);
+    }
+    tn__error_restore(&saved);
+}
+
+tn_status tn__pages_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
+                         tn__place *out) {
+    tn__place place;
+    tn__region *added = NULL;
+    tn_status status = TN_OK;
+    if (!tn__heap_find_gap(&pool->heap, request, &place)) {
+        TN_TRY(reserve_region(pool, request, &added));
+        if (!tn__heap_find_gap(&pool->heap, request, &place)) {
+            status = TN_FAIL(TN_OUT_OF_ADDRESS_SPACE, "a new reservation does not hold the block");
+        }
+    }
+    if (status == TN_OK) status = tn__heap_wait_place(&pool->order, request, &place);
+    if (status == TN_OK) status = fill_gap(pool, request, effort, &place);
+    if (status == TN_OK) *out = place;
+    if (status != TN_OK && added) undo_region(pool, added);
+    return status;
+}
+
+/* ---- giving back ----------------------------------------------------------------------------- */
+
+void tn__pool_collect(tn_pool *pool) {
+    if (tn__order_poll(&pool->order)) tn__heap_settle(&pool->heap);
+    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+        tn__tree_node *node = tn__tree_at_least(pool->heap.zones[zone].retired, 0, 0);
+        while (node) {
+            tn__piece *piece = TN__TREE_ITEM(node, tn__piece, node);
+            node = tn__tree_next(pool->heap.zones[zone].retired, node);
+            if (piece->uses.count == 0 && unmap_retired(pool, piece) != TN_OK) return;
+        }
+    }
+}
+
+static tn_status release_pages(tn_pool *pool, const idle_pages *idle, tn__release *release) {
+    tn__piece *piece = NULL;
+    tn_status status = TN_OK;
+    size_t pages = idle->span.end - idle->span.first;
+    TN_TRY(reserve_spare_handles(pool, pages));
+    TN_TRY(isolate(&pool->heap, idle->piece, idle->span, &piece));
+    status = pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes);
+    if (status != TN_OK) {
+        tn__heap_join(&pool->heap, piece);
+        return status;
+    }
+    for (size_t page = idle->span.first; page < idle->span.end; page++) {
+        tn_status now = release_handle(pool, remove_page(pool, piece->region, page));
+        if (now == TN_OK) release->released_bytes += pool->page_bytes;
+        if (status == TN_OK) status = now;
+    }
+    tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
+    return status;
+}
+
+/* The pages that are still to be given back: up to the least, but not beyond the most. */
+static size_t pages_to_release(const tn_pool *pool, const tn__release *release) {
+    size_t most = tn__release_room(release) / pool->page_bytes;
+    size_t least;
+    if (tn__release_is_done(release)) return 0;
+    least = (release->least_bytes - release->released_bytes - 1) / pool->page_bytes + 1;
+    return least < most ? least : most;
+}
+
+tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
+    idle_filter filter = {.only_complete = 1};
+    idle_pages *idle = NULL;
+    size_t count = 0;
+    size_t wanted;
+    tn_status status;
+    while (pool->spare_handle_count > 0 && pages_to_release(pool, release) > 0) {
+        TN_TRY(release_handle(pool, pool->spare_handles[--pool->spare_handle_count]));
+        release->released_bytes += pool->page_bytes;
+    }
+    tn__pool_collect(pool);
+    status = list_idle(pool, &filter, &idle, &count);
+    for (size_t i = 0; i < count && status == TN_OK; i++) {
+        tn__page_span *span = &idle[i].span;
+        wanted = pages_to_release(pool, release);
+        if (wanted == 0) break;
+        if (span->end - span->first > wanted) span->first = span->end - wanted;
+        status = release_pages(pool, &idle[i], release);
+    }
+    tn__host_free(idle);
+    return status;
+}
+
+tn_status tn__pages_close(tn_pool *pool) {
+    tn__pool_collect(pool);
+    while (pool->heap.regions) {
+        tn__region *region = pool->heap.regions;
+        tn__piece *piece = region->first;
+        while (piece) {
+            tn__piece *next = piece->next;
+            if (piece->kind == TN__PIECE_RETIRED) TN_TRY(unmap_retired(pool, piece));
+            piece = next;
+        }
+        TN_TRY(free_region_addresses(pool, region));
+    }
+    return TN_OK;
+}

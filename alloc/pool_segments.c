@@ -1,0 +1,95 @@
+/* PLAIN backing: segments of the driver's ordinary memory, for devices without VMM.
+ *
+ * A segment is one region of one page: it comes and goes as a whole. Requests below
+ * SHARED_BYTES share segments of that size, so that memory freed by small shapes can serve larger
+ * ones; larger requests get a segment of their own size.
+ */
+#include "pool_internal.h"
+
+#define SHARED_BYTES ((size_t)32 << 20)
+
+static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t bytes,
+                             tn__place *out) {
+    const size_t align_mask = TN__BLOCK_ALIGN - 1;
+    tn__region *region = NULL;
+    void *address = NULL;
+    tn_status status = TN_OK;
+    if (bytes > tn__pool_headroom(pool)) {
+        return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
+                       "a segment of %zu bytes exceeds the limit of pool %s", bytes, pool->name);
+    }
+    TN_TRY(pool->driver->mem_alloc(pool->state, bytes, &address));
+    if ((uintptr_t)address & align_mask) {
+        status = TN_FAIL(TN_DRIVER_ERROR, "the driver gave memory at %p, not aligned to %zu bytes",
+                         address, TN__BLOCK_ALIGN);
+    }
+    if (status == TN_OK) {
+        status = tn__heap_add_region(&pool->heap, pool, request->zone, address, bytes, bytes, 1,
+                                     &region);
+    }
+    if (status != TN_OK) {
+        tn__saved_error saved;
+        tn__error_save(&saved);
+        (void)pool->driver->mem_free(pool->state, address);
+        tn__error_restore(&saved);
+        return status;
+    }
+    out->region = region;
+    out->first = region->first;
+    out->address =
+        (region->map.begin + request->alignment - 1) & ~(uintptr_t)(request->alignment - 1);
+    out->missing_pages = 0;
+    return TN_OK;
+}
+
+static tn_status try_segments(tn_pool *pool, const tn__request *request, tn__place *out) {
+    size_t unit = tn__round_up(TN__MAP_PAGE_BYTES, pool->page_bytes);
+    size_t slack = request->alignment > TN__BLOCK_ALIGN ? request->alignment : 0;
+    size_t least = tn__round_up(request->bytes + slack, unit);
+    tn_status status = TN_OUT_OF_DEVICE_MEMORY;
+    if (least < SHARED_BYTES) status = add_segment(pool, request, SHARED_BYTES, out);
+    if (status == TN_OUT_OF_DEVICE_MEMORY) status = add_segment(pool, request, least, out);
+    return status;
+}
+
+tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
+                            tn__place *out) {
+    for (;;) {
+        tn__release release = {.least_bytes = request->bytes, .most_bytes = SIZE_MAX};
+        tn_status status = try_segments(pool, request, out);
+        if (status != TN_OUT_OF_DEVICE_MEMORY || effort != TN__EFFORT_ALL) return status;
+        TN_TRY(tn__segments_release(pool, &release));
+        if (release.released_bytes == 0) return status;
+    }
+}
+
+static size_t segment_bytes(const tn__region *region) {
+    return region->map.end - region->map.begin;
+}
+
+/* The segment of at most that size that has been idle for longest and that nothing may still
+ * use; NULL: none. */
+static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
+    tn__region *oldest = NULL;
+    for (tn__region *region = pool->heap.regions; region; region = region->next) {
+        tn__piece *piece = region->first;
+        if (piece->next || piece->kind != TN__PIECE_FREE || piece->uses.count) continue;
+        if (segment_bytes(region) > most_bytes) continue;
+        if (!oldest || piece->age < oldest->first->age) oldest = region;
+    }
+    return oldest;
+}
+
+tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
+    tn__pool_collect(pool);
+    while (!tn__release_is_done(release)) {
+        tn__region *region = find_idle(pool, tn__release_room(release));
+        size_t bytes;
+        if (!region) break;
+        bytes = segment_bytes(region);
+        TN_TRY(pool->driver->mem_free(pool->state, (void *)region->map.begin));
+        tn__heap_remove_region(&pool->heap, region);
+        release->released_bytes += bytes;
+    }
+    return TN_OK;
+}
