@@ -248,6 +248,13 @@ static own_stream *find_own_locked(tn_device *device, tn_stream stream) {
     return NULL;
 }
 
+int tn__device_owns_stream(tn_device *device, tn_stream stream) {
+    pthread_mutex_lock(&device->lock);
+    int is_own = find_own_locked(device, stream) != NULL;
+    pthread_mutex_unlock(&device->lock);
+    return is_own;
+}
+
 /* Takes the right to end the stream: one thread gets it. */
 static tn_status claim_ending(tn_device *device, tn_stream stream) {
     pthread_mutex_lock(&device->lock);

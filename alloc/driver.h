@@ -124,4 +124,7 @@ tn_status tn__device_watch_streams(tn_device *device, tn__stream_end_callback ca
                                    void *argument);
 void tn__device_unwatch_streams(tn_device *device, void *argument);
 
+/* 1 if the stream was made by tn_stream_create of this device: then its end is told to watchers. */
+int tn__device_owns_stream(tn_device *device, tn_stream stream);
+
 #endif

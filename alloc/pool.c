@@ -133,6 +133,7 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
     pool->device = device;
     pool->driver = tn__device_driver(device);
     pool->state = tn__device_state(device);
+    pool->order.owner = device;
     pool->order.driver = pool->driver;
     pool->order.device = pool->state;
     pthread_mutex_init(&pool->mutex, NULL);

@@ -16,7 +16,6 @@
 
 static tn_status grow(tn_pool *pool, const tn__request *request, tn__effort effort,
                       tn__place *out) {
-    TN_TRY(tn__order_check_capture(&pool->order, request->stream->handle, "grow"));
     return pool->backing == TN_BACKING_VMM ? tn__pages_grow(pool, request, effort, out)
                                            : tn__segments_grow(pool, request, effort, out);
 }

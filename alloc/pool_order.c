@@ -18,23 +18,41 @@ tn__pool_stream *tn__order_known(tn__order *order, uint64_t id) {
     return stream;
 }
 
+static tn__recent_stream *recent_of(tn__order *order, tn_stream handle) {
+    return &order->recent[((uintptr_t)handle >> 4) * 0x9E3779B97F4A7C15u >> 59];
+}
+
+static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
+                            tn__pool_stream **out) {
+    tn__pool_stream *stream = tn__host_alloc(1, sizeof *stream);
+    if (!stream) return TN_OUT_OF_HOST_MEMORY;
+    stream->handle = handle;
+    stream->id = id;
+    stream->epoch = 1;
+    stream->trace_number = -1;
+    stream->next = *bucket_of(order, id);
+    *bucket_of(order, id) = stream;
+    order->stream_count++;
+    *out = stream;
+    return TN_OK;
+}
+
 /* By the driver's id and not by the handle alone: handles are shared between threads (per-thread
- * default streams) and used again after a stream was destroyed and its work still runs. */
+ * default streams) and used again after a stream was destroyed and its work still runs. Only for
+ * our own streams, whose end we hear of, and for the default stream is the handle enough. */
 tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out) {
+    tn__recent_stream *recent = recent_of(order, handle);
     tn__pool_stream *stream;
     uint64_t id = 0;
+    if (recent->stream && recent->handle == handle) {
+        *out = recent->stream;
+        return TN_OK;
+    }
     TN_TRY(order->driver->stream_id(order->device, handle, &id));
     stream = tn__order_known(order, id);
-    if (!stream) {
-        stream = tn__host_alloc(1, sizeof *stream);
-        if (!stream) return TN_OUT_OF_HOST_MEMORY;
-        stream->handle = handle;
-        stream->id = id;
-        stream->epoch = 1;
-        stream->trace_number = -1;
-        stream->next = *bucket_of(order, id);
-        *bucket_of(order, id) = stream;
-        order->stream_count++;
+    if (!stream) TN_TRY(add_stream(order, handle, id, &stream));
+    if (!handle || tn__device_owns_stream(order->owner, handle)) {
+        *recent = (tn__recent_stream){handle, stream};
     }
     *out = stream;
     return TN_OK;
@@ -262,6 +280,9 @@ void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
     while (*at != stream)
         at = &(*at)->next;
     *at = stream->next;
+    for (size_t i = 0; i < TN__STREAM_RECENT; i++) {
+        if (order->recent[i].stream == stream) order->recent[i].stream = NULL;
+    }
     for (uint32_t i = 0; i < stream->closed_count; i++) {
         spare_event(order, stream->closed[i].event);
     }

@@ -89,12 +89,20 @@ struct tn__pool_stream {
 };
 
 #define TN__STREAM_BUCKETS 64
+#define TN__STREAM_RECENT  32
+
+typedef struct tn__recent_stream {
+    tn_stream handle;
+    tn__pool_stream *stream; /* NULL: the slot is empty */
+} tn__recent_stream;
 
 typedef struct tn__order {
+    tn_device *owner;
     const tn__driver *driver;
     tn__driver_device *device;
     tn__pool_stream *buckets[TN__STREAM_BUCKETS];
     size_t stream_count;
+    tn__recent_stream recent[TN__STREAM_RECENT]; /* by handle; only streams whose end we hear of */
     tn__event *spare_events;
     size_t spare_count;
     size_t event_count; /* made so far: the spare ones and those in use */
