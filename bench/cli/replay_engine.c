@@ -93,8 +93,18 @@ static replay_status no_driver_status(void) {
     return chosen && *chosen ? REPLAY_BAD_INPUT : REPLAY_FAILED;
 }
 
+/* The simulated driver warns of a bad value and goes on; TENURE_STRICT=1 makes that an end. */
+static replay_status check_sim_memory(replay *self) {
+    size_t bytes = 0;
+    const char *value = getenv("TENURE_SIM_MEMORY");
+    if (!tn__options_get()->strict || !value || tn__parse_size(value, &bytes)) return REPLAY_DONE;
+    return fail(self, REPLAY_BAD_INPUT,
+                "TENURE_SIM_MEMORY=%s is not accepted: it takes a size such as 80GiB", value);
+}
+
 static replay_status open_simulation(replay *self) {
     char error[SIM_LIBRARY_ERROR_BYTES];
+    if (check_sim_memory(self) != REPLAY_DONE) return REPLAY_BAD_INPUT;
     if (!sim_library_open(&self->sim, error)) return fail(self, no_driver_status(), "%s", error);
     if (sim_library_configure(&self->sim, self->options->device_memory_bytes)) return REPLAY_DONE;
     return fail(self, REPLAY_BAD_INPUT, "the simulated device does not take %zu bytes of memory",

@@ -84,11 +84,8 @@ int sim_library_open(sim_library *sim, char *error) {
 }
 
 int sim_library_configure(const sim_library *sim, size_t device_bytes) {
-    const char *variable = getenv("TENURE_SIM_MEMORY");
     tnsim_config config = {.size = sizeof(config), .memory_bytes = device_bytes};
-    /* The library has read its environment when it was loaded; configuring would override it. */
-    if (device_bytes == 0 && variable && *variable) return 1;
-    return sim->configure(&config) == 0;
+    return sim->configure(device_bytes ? &config : NULL) == 0;
 }
 
 void sim_library_close(sim_library *sim) {

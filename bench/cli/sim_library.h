@@ -35,8 +35,8 @@ typedef struct sim_library {
  * libtenure. 1 on success; 0 with the words, and nothing is open. */
 int sim_library_open(sim_library *sim, char *error);
 
-/* One unbacked device with this memory, everything else anew. 0: the library's own default or
- * TENURE_SIM_MEMORY. 1 on success. */
+/* Everything anew, with one unbacked device of this memory; 0: as the TENURE_SIM_ variables say,
+ * else 139 GiB. 1 on success. */
 int sim_library_configure(const sim_library *sim, size_t device_bytes);
 
 /* A library that is not open is a no-op. */
