@@ -381,7 +381,6 @@ static watcher **find_watcher_locked(tn_device *device, const void *argument) {
     return link;
 }
 
-/* Waits for a callback under way: the caller must hold no lock that its callback takes. */
 void tn__device_unwatch_streams(tn_device *device, void *argument) {
     watcher *removed = NULL;
     pthread_mutex_lock(&device->lock);

@@ -122,6 +122,7 @@ TN_SISTER_API int tn__driver_is_gone(void);
 typedef void (*tn__stream_end_callback)(void *argument, tn_stream stream, uint64_t stream_id);
 tn_status tn__device_watch_streams(tn_device *device, tn__stream_end_callback callback,
                                    void *argument);
+/* Waits for a callback under way: the caller holds no lock that its callback takes. */
 void tn__device_unwatch_streams(tn_device *device, void *argument);
 
 /* 1 if the stream was made by tn_stream_create of this device: then its end is told to watchers. */

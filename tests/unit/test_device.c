@@ -1,12 +1,15 @@
 /* Devices and streams of the public interface on the host driver, and what pools hear of them. */
 #include "test_support.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "driver.h"
 #include "host_alloc.h"
+#include "options.h"
 
 static void a_device_with_pools_or_streams_is_in_use(void **state) {
     (void)state;
@@ -184,6 +187,47 @@ static void a_failed_host_allocation_leaves_nothing(void **state) {
     assert_int_equal(nth, 7); /* device, its state, two registries, stream, queue; then none */
 }
 
+/* What goes to stderr while a device is opened and closed. */
+static void open_and_read_stderr(char *text, size_t text_bytes) {
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    fflush(stderr);
+    int before = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    tn_device *device = test_open_host();
+    EXPECT_OK(tn_device_destroy(device));
+    fflush(stderr);
+    dup2(before, STDERR_FILENO);
+    close(before);
+    rewind(file);
+    text[fread(text, 1, text_bytes - 1, file)] = 0;
+    fclose(file);
+}
+
+static void verbose_prints_version_options_with_source_and_device(void **state) {
+    (void)state;
+    static char text[8192];
+    open_and_read_stderr(text, sizeof text);
+    assert_string_equal(text, "");
+    setenv("TENURE_VERBOSE", "1", 1);
+    setenv("TENURE_HOST_MEMORY", "64MiB", 1);
+    tn__options_reload();
+    open_and_read_stderr(text, sizeof text);
+    assert_non_null(strstr(text, "tenure " TN_VERSION_STRING "\n"));
+    assert_non_null(strstr(text, "TENURE_DRIVER"));
+    assert_non_null(strstr(text, "64MiB          (TENURE_HOST_MEMORY)"));
+    assert_non_null(strstr(text, "(default)"));
+    assert_non_null(strstr(text,
+                           "tenure device: driver host, host CPU, jemalloc memory, ordinal 0, "
+                           "67108864 bytes in granules of 2097152\n"));
+    open_and_read_stderr(text, sizeof text); /* the options once, each device */
+    assert_null(strstr(text, "TENURE_DRIVER"));
+    assert_non_null(strstr(text, "tenure device: driver host"));
+    unsetenv("TENURE_VERBOSE");
+    unsetenv("TENURE_HOST_MEMORY");
+    tn__options_reload();
+}
+
 /* Statuses of a child that was forked while a host device was open: each as one bit. */
 static int use_in_child(tn_device *device, tn_stream stream) {
     char byte = 0;
@@ -224,6 +268,7 @@ int main(void) {
         cmocka_unit_test(watchers_hear_of_a_stream_after_its_work_and_before_its_end),
         cmocka_unit_test(every_driver_call_has_a_name_of_its_own),
         cmocka_unit_test(a_failed_host_allocation_leaves_nothing),
+        cmocka_unit_test(verbose_prints_version_options_with_source_and_device),
         cmocka_unit_test(a_forked_child_gets_a_status_and_can_close),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,6 +8,7 @@
 #include "driver.h"
 #include "driver_host_memory.h"
 #include "host_alloc.h"
+#include "track.h"
 
 #define MIB ((size_t)1 << 20)
 
@@ -188,6 +189,30 @@ static void without_jemalloc_mmap_gives_the_same_answers(void **state) {
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
+/* A pool marks freed blocks inside its slab. What it gives back must be usable by the next owner.
+ */
+static void marked_memory_goes_back_usable(void **state) {
+    (void)state;
+    unsigned char *block, *again;
+    tn_device_info info;
+    tn__driver_device *device = open_device(8 * MIB, &info);
+    EXPECT_OK(host->mem_alloc(device, 2 * MIB, (void **)&block));
+    TN_TRACK_FREE(block + 512, MIB);
+#ifdef __SANITIZE_ADDRESS__
+    assert_int_equal(__asan_address_is_poisoned(block), 0);
+    assert_int_equal(__asan_address_is_poisoned(block + 512), 1);
+    assert_int_equal(__asan_address_is_poisoned(block + 512 + MIB), 0);
+#endif
+    TN_TRACK_ALLOC(block + 512, 512);
+    memset(block + 512, 1, 512);
+    EXPECT_OK(host->mem_free(device, block));
+    EXPECT_OK(host->mem_alloc(device, 2 * MIB, (void **)&again));
+    assert_ptr_equal(again, block); /* the arena kept it */
+    memset(again, 2, 2 * MIB);
+    EXPECT_OK(host->mem_free(device, again));
+    host->close(device);
+}
+
 static void a_failed_host_allocation_takes_no_memory(void **state) {
     (void)state;
     void *block = NULL;
@@ -210,6 +235,7 @@ int main(void) {
         cmocka_unit_test(bad_arguments_change_nothing),
         cmocka_unit_test(memory_comes_from_an_arena_of_its_own),
         cmocka_unit_test(without_jemalloc_mmap_gives_the_same_answers),
+        cmocka_unit_test(marked_memory_goes_back_usable),
         cmocka_unit_test(a_failed_host_allocation_takes_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
