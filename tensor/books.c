@@ -1,0 +1,156 @@
+/* The list of books, their locks, and what they do when a stream ends.
+ *
+ * Invariants: a pool has at most one books in the list; a books in the list that has no root
+ * scope is about to be collected. A serial names a books to the device's stream watch: it is
+ * never used again, so that a late call finds nothing instead of freed memory.
+ */
+#include "books.h"
+
+#include "host_alloc.h"
+#include "stream_order.h"
+
+#include <pthread.h>
+
+typedef struct books_list {
+    pthread_mutex_t lock;
+    tn__books *first;
+    uintptr_t last_serial;
+} books_list;
+
+static books_list list = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void lock_list(void) { TN_CHECK(pthread_mutex_lock(&list.lock) == 0); }
+
+static void unlock_list(void) { TN_CHECK(pthread_mutex_unlock(&list.lock) == 0); }
+
+tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_object *root) {
+    if (scope->first_child) return scope->first_child;
+    for (; scope != root; scope = scope->parent) {
+        if (scope->next) return scope->next;
+    }
+    return NULL;
+}
+
+/* ---- streams that end ---------------------------------------------------------------------- */
+
+static void forget_stream(tn__tensor_object *tensor, uint64_t stream_id) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn__plane_object *plane = &tensor->planes[i];
+        tn__order_forget(plane, stream_id);
+        for (tn__lease_object *lease = plane->first_lease; lease; lease = lease->next) {
+            if (lease->stream_id == stream_id) lease->is_stream_ended = 1;
+        }
+    }
+}
+
+static tn__books *find_serial(uintptr_t serial) {
+    for (tn__books *books = list.first; books; books = books->next) {
+        if (books->serial == serial) return books;
+    }
+    return NULL;
+}
+
+static void on_stream_end(void *argument, tn_stream stream, uint64_t stream_id) {
+    (void)stream;
+    lock_list();
+    tn__books *books = find_serial((uintptr_t)argument);
+    if (books) tn__lock(books->lock);
+    unlock_list();
+    if (!books) return;
+    for (tn__scope_object *root = books->first_root; root; root = root->next) {
+        for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
+            tn__tensor_object *tensor = scope->first_tensor;
+            for (; tensor; tensor = tensor->next)
+                forget_stream(tensor, stream_id);
+        }
+    }
+    tn__unlock(books->lock);
+}
+
+/* ---- the list ------------------------------------------------------------------------------ */
+
+static tn__books *find_pool(const tn_pool *pool) {
+    tn__books *books = list.first;
+    while (books && books->pool != pool)
+        books = books->next;
+    return books;
+}
+
+static tn_status make_books(tn_pool *pool, tn__books **out) {
+    tn__books *books = tn__host_alloc(1, sizeof *books);
+    if (!books) return TN_OUT_OF_HOST_MEMORY;
+    books->pool = pool;
+    books->device = tn_pool_device(pool);
+    books->serial = ++list.last_serial;
+    books->lock = (unsigned)(books->serial % TN__LOCK_COUNT);
+    tn_status status =
+        tn__device_watch_streams(books->device, on_stream_end, (void *)books->serial);
+    if (status != TN_OK) {
+        tn__host_free(books);
+        return status;
+    }
+    tn__device_retain(books->device); /* the device's streams and driver are used till the end */
+    books->next = list.first;
+    list.first = books;
+    *out = books;
+    return TN_OK;
+}
+
+tn_status tn__books_open(tn_pool *pool, tn__books **out) {
+    tn_status status = TN_OK;
+    lock_list();
+    tn__books *books = find_pool(pool);
+    if (!books) status = make_books(pool, &books);
+    if (status == TN_OK) {
+        tn__lock(books->lock);
+        *out = books;
+    }
+    unlock_list();
+    return status;
+}
+
+tn__books *tn__books_find(tn_pool *pool) {
+    lock_list();
+    tn__books *books = find_pool(pool);
+    if (books) tn__lock(books->lock);
+    unlock_list();
+    return books;
+}
+
+static int is_empty(const tn__books *books) {
+    tn__lock(books->lock);
+    int empty = books->first_root == NULL;
+    tn__unlock(books->lock);
+    return empty;
+}
+
+/* A books that is empty stays so while the list is locked: root scopes come through the list. */
+static tn__books *take_empty(void) {
+    tn__books *empty = NULL;
+    lock_list();
+    tn__books **link = &list.first;
+    while (*link) {
+        tn__books *books = *link;
+        if (!is_empty(books)) {
+            link = &books->next;
+            continue;
+        }
+        *link = books->next;
+        books->next = empty;
+        empty = books;
+    }
+    unlock_list();
+    return empty;
+}
+
+/* Unwatching waits for calls under way, and these take the list's lock: it must not be held. */
+void tn__books_collect(void) {
+    tn__books *books = take_empty();
+    while (books) {
+        tn__books *next = books->next;
+        tn__device_unwatch_streams(books->device, (void *)books->serial);
+        tn__device_release(books->device);
+        tn__host_free(books);
+        books = next;
+    }
+}

@@ -1,0 +1,22 @@
+/* The books of a pool: made with its first root scope, gone with its last.
+ *
+ * Lock order: the list of books, then one books' lock (handle_table.h), then whatever alloc/ locks.
+ */
+#ifndef TENURE_BOOKS_H
+#define TENURE_BOOKS_H
+
+#include "tensor_state.h"
+
+/* The pool's books with their lock held; made if there are none. */
+tn_status tn__books_open(tn_pool *pool, tn__books **out);
+
+/* The same, but NULL (and no lock held) if there are none. */
+tn__books *tn__books_find(tn_pool *pool);
+
+/* Frees the books that have no scope left. No lock is held. */
+void tn__books_collect(void);
+
+/* The scope after `scope` in a walk of `root` and all below it, parents first; NULL at the end. */
+tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_object *root);
+
+#endif

@@ -1,0 +1,34 @@
+/* The formats, one row each: which planes exist, their layouts, what derives from what.
+ *
+ * Everything that differs between formats is answered here; no other file compares a tn_format.
+ */
+#ifndef TENURE_FORMAT_TABLE_H
+#define TENURE_FORMAT_TABLE_H
+
+#include "error.h"
+#include "tenure_tensor.h"
+
+enum { TN__BLOCK = 128 }; /* elements that share a scale, along each scaled dimension */
+
+/* Most elements of a tensor: keeps every product of the layouts below inside 64 bits. */
+#define TN__ELEMENTS_MAX (INT64_C(1) << 62)
+
+int tn__dtype_is_known(tn_dtype dtype);
+int tn__format_is_known(tn_format format);
+int tn__plane_is_known(tn_plane plane);
+int tn__format_has_plane(tn_format format, tn_plane plane);
+int tn__format_takes_dtype(tn_format format, tn_dtype dtype);
+
+/* The plane that `plane` can be made from with nothing but its values: 1 and *source, else 0 and
+ * *why in words that complete "it can not be derived: ". */
+int tn__format_source(tn_format format, tn_plane plane, tn_plane *source, const char **why);
+
+/* Layout of a plane of an M x K tensor. TN_INVALID_ARGUMENT if the format has no such plane or a
+ * size does not fit 63 bits. A tensor without elements has neither data nor scales. */
+tn_status tn__format_layout(tn_format format, tn_dtype dtype, int64_t m, int64_t k, tn_plane plane,
+                            tn_plane_layout *out);
+
+/* What tn_format_set_derive has set; NULL before. */
+tn_derive_function tn__format_derive(tn_format format);
+
+#endif

@@ -1,0 +1,151 @@
+/* Leases: the only way to a plane's addresses. And whole-plane copies, which take one.
+ *
+ * Invariant: a lease's handle and host memory exist before its transition is tried, so that
+ * nothing can fail once the plane has changed.
+ */
+#include "format_table.h"
+#include "host_alloc.h"
+#include "plane_transition.h"
+#include "stream_order.h"
+#include "tensor_internal.h"
+
+/* ---- begin --------------------------------------------------------------------------------- */
+
+static tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
+                           tn_stream stream, tn__lease_object **out) {
+    const tn__books *books = tensor->scope->books;
+    tn__lease_object *lease = tn__host_alloc(1, sizeof *lease);
+    if (!lease) return TN_OUT_OF_HOST_MEMORY;
+    lease->tensor = tensor;
+    lease->plane = plane;
+    lease->access = access;
+    lease->stream = stream;
+    tn_status status = tn__order_stream_id(books->device, stream, &lease->stream_id);
+    if (status == TN_OK) {
+        status = tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
+    }
+    if (status != TN_OK) {
+        tn__host_free(lease);
+        return status;
+    }
+    *out = lease;
+    return TN_OK;
+}
+
+static void delete_lease(tn__lease_object *lease) {
+    tn__handle_destroy(lease->handle.value);
+    tn__host_free(lease);
+}
+
+static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
+                       tn_stream stream, tn__lease_object **out) {
+    tn__lease_object *lease;
+    if (!tn__format_has_plane(tensor->format, plane)) {
+        return TN_FAIL(TN_INVALID_ARGUMENT, "tensor %s of format %s has no plane %s (%d)",
+                       tensor->name, tn_format_name(tensor->format), tn_plane_name(plane),
+                       (int)plane);
+    }
+    TN_TRY(new_lease(tensor, plane, access, stream, &lease));
+    tn_status status = TN_OK;
+    if (access == TN_READ) {
+        status = tn__transition_derive(tensor, plane, stream, lease->stream_id);
+    }
+    if (status == TN_OK) status = tn__transition_begin(lease);
+    if (status != TN_OK) {
+        delete_lease(lease);
+        return status;
+    }
+    *out = lease;
+    return TN_OK;
+}
+
+tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
+                         tn_lease *lease, tn_plane_view *view) {
+    tn__tensor_object *object;
+    tn__lease_object *begun;
+    TN_REQUIRE(lease && view, "tn_lease_begin: %s is NULL", lease ? "view" : "lease");
+    TN_REQUIRE(access == TN_READ || access == TN_WRITE || access == TN_UPDATE,
+               "tn_lease_begin: unknown access %d", (int)access);
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    tn_status status = begin(object, plane, access, stream, &begun);
+    if (status == TN_OK) {
+        *view = tn__plane_view_of(object, plane);
+        *lease = begun->handle;
+    }
+    tn__tensor_unlock(object);
+    return status;
+}
+
+/* ---- end ----------------------------------------------------------------------------------- */
+
+tn_status tn_lease_end(tn_lease lease) {
+    tn__lease_object *object;
+    TN_TRY(tn__lease_acquire(lease, &object));
+    unsigned lock = object->tensor->scope->books->lock;
+    tn_status status = tn__transition_end(object);
+    if (status == TN_OK) delete_lease(object);
+    tn__unlock(lock);
+    return status;
+}
+
+tn_status tn_lease_abandon(tn_lease lease) {
+    tn__lease_object *object;
+    TN_TRY(tn__lease_acquire(lease, &object));
+    unsigned lock = object->tensor->scope->books->lock;
+    tn__transition_abandon(object);
+    delete_lease(object);
+    tn__unlock(lock);
+    return TN_OK;
+}
+
+/* ---- copies of whole planes ---------------------------------------------------------------- */
+
+static tn_status check_sizes(tn_tensor tensor, tn_plane plane, size_t data_bytes, const void *scale,
+                             size_t scale_bytes) {
+    tn_plane_layout layout;
+    TN_TRY(tn_plane_layout_get(tensor, plane, &layout));
+    TN_REQUIRE(data_bytes == layout.data_bytes, "plane %s has %zu bytes of data: %zu were given",
+               tn_plane_name(plane), layout.data_bytes, data_bytes);
+    TN_REQUIRE(scale_bytes == layout.scale_bytes,
+               "plane %s has %zu bytes of scales: %zu were given", tn_plane_name(plane),
+               layout.scale_bytes, scale_bytes);
+    TN_REQUIRE(scale || scale_bytes == 0, "plane %s has scales: scale is NULL",
+               tn_plane_name(plane));
+    return TN_OK;
+}
+
+/* The work of a copy that failed may be on the stream in part: the lease is abandoned, and what
+ * failed is what the caller hears of. */
+static tn_status finish(tn_lease lease, tn_status status) {
+    if (status == TN_OK) status = tn_lease_end(lease);
+    if (status != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    return status;
+}
+
+tn_status tn_plane_write(tn_tensor tensor, tn_plane plane, const void *data, size_t data_bytes,
+                         const void *scale, size_t scale_bytes, tn_stream stream) {
+    tn_device *device;
+    tn_plane_view view;
+    tn_lease lease;
+    TN_REQUIRE(data || data_bytes == 0, "tn_plane_write: data is NULL");
+    TN_TRY(check_sizes(tensor, plane, data_bytes, scale, scale_bytes));
+    TN_TRY(tn__tensor_device(tensor, &device));
+    TN_TRY(tn_lease_begin(tensor, plane, TN_WRITE, stream, &lease, &view));
+    tn_status status = tn_copy(device, view.data, data, data_bytes, stream);
+    if (status == TN_OK) status = tn_copy(device, view.scale, scale, scale_bytes, stream);
+    return finish(lease, status);
+}
+
+tn_status tn_plane_read(tn_tensor tensor, tn_plane plane, void *data, size_t data_bytes,
+                        void *scale, size_t scale_bytes, tn_stream stream) {
+    tn_device *device;
+    tn_plane_view view;
+    tn_lease lease;
+    TN_REQUIRE(data || data_bytes == 0, "tn_plane_read: data is NULL");
+    TN_TRY(check_sizes(tensor, plane, data_bytes, scale, scale_bytes));
+    TN_TRY(tn__tensor_device(tensor, &device));
+    TN_TRY(tn_lease_begin(tensor, plane, TN_READ, stream, &lease, &view));
+    tn_status status = tn_copy(device, data, view.data, data_bytes, stream);
+    if (status == TN_OK) status = tn_copy(device, scale, view.scale, scale_bytes, stream);
+    return finish(lease, status);
+}

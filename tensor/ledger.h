@@ -1,0 +1,22 @@
+/* The ledger's books-keeping: sums at every scope up to the root, changed with each transition.
+ *
+ * Callers hold the books' lock. None of these can fail.
+ */
+#ifndef TENURE_LEDGER_H
+#define TENURE_LEDGER_H
+
+#include "tensor_state.h"
+
+/* A plane of a tensor in `scope` got or lost its memory. */
+void tn__ledger_add_plane(tn__scope_object *scope, tn_plane plane,
+                          const size_t bytes[TN__PART_COUNT]);
+void tn__ledger_remove_plane(tn__scope_object *scope, tn_plane plane,
+                             const size_t bytes[TN__PART_COUNT]);
+
+void tn__ledger_count_tensor(tn__scope_object *scope, int change);
+void tn__ledger_count_lease(tn__scope_object *scope, int change);
+
+/* All that belongs to the tensor goes from its scope's sums to another's. */
+void tn__ledger_move(const tn__tensor_object *tensor, tn__scope_object *to);
+
+#endif

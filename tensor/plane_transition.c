@@ -1,0 +1,401 @@
+/* The transitions of planes. No other file allocates or frees plane memory, or sets a state.
+ *
+ * Invariants kept by each transition, and checked after it in debug builds by
+ * tn__tensor_is_valid: memory goes with the state; the ledger has every byte that a plane has;
+ * a plane is STALE only after another one began to be written, and `stale_made` of the lease that
+ * writes says which planes become VALID again should that write not happen.
+ */
+#include "plane_transition.h"
+
+#include "format_table.h"
+#include "ledger.h"
+#include "pool_owned.h"
+#include "stream_order.h"
+
+#define BIT(plane) (1u << (plane))
+
+static tn__plane_object *plane_of(const tn__lease_object *lease) {
+    return &lease->tensor->planes[lease->plane];
+}
+
+static tn_device *device_of(const tn__tensor_object *tensor) {
+    return tensor->scope->books->device;
+}
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+static tn_lifetime lifetime_in(tn_scope_kind kind) {
+    switch (kind) {
+    case TN_SCOPE_PROCESS:
+    case TN_SCOPE_MODEL: return TN_LIFETIME_PERSISTENT;
+    case TN_SCOPE_STEP:
+    case TN_SCOPE_SAVED: return TN_LIFETIME_STEP;
+    case TN_SCOPE_LAYER: return TN_LIFETIME_LAYER;
+    case TN_SCOPE_OP: return TN_LIFETIME_OP;
+    }
+    return TN_LIFETIME_AUTO;
+}
+
+static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN__PART_COUNT],
+                          tn_stream stream, void *blocks[TN__PART_COUNT]) {
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    tn_pool *pool = tensor->scope->books->pool;
+    options.lifetime = lifetime_in(tensor->scope->kind);
+    options.owner = tensor->name;
+    blocks[TN__PART_DATA] = blocks[TN__PART_SCALE] = NULL;
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if (bytes[part] == 0) continue;
+        tn_status status = tn__alloc_owned(pool, bytes[part], stream, &options, &blocks[part]);
+        if (status == TN_OK) continue;
+        /* Just allocated on this very stream: nothing can be in the way of giving it back. */
+        if (part > 0) TN_CHECK(tn_free(blocks[0], stream) == TN_OK);
+        return status;
+    }
+    return TN_OK;
+}
+
+tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                              uint64_t stream_id) {
+    tn__plane_object *object = &tensor->planes[plane];
+    tn_plane_layout layout;
+    void *blocks[TN__PART_COUNT];
+    if (object->state != TN_PLANE_ABSENT) return TN_OK;
+    TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
+                             &layout));
+    size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
+    TN_TRY(allocate(tensor, bytes, stream, blocks));
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        object->blocks[part] = blocks[part];
+        object->bytes[part] = bytes[part];
+    }
+    object->state = TN_PLANE_ALLOCATED;
+    object->home_stream_id = stream_id;
+    tn__order_note(object, TN_WRITE, stream, stream_id);
+    tn__ledger_add_plane(tensor->scope, plane, bytes);
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    return TN_OK;
+}
+
+static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                            uint64_t stream_id) {
+    tn__plane_object *object = &tensor->planes[plane];
+    TN_ASSERT(!object->first_lease);
+    if (object->state == TN_PLANE_ABSENT) return TN_OK;
+    TN_TRY(tn__order_record_rest(object, stream_id));
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if (object->blocks[part]) TN_TRY(tn_free(object->blocks[part], stream));
+    }
+    tn__ledger_remove_plane(tensor->scope, plane, object->bytes);
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        object->blocks[part] = NULL;
+        object->bytes[part] = 0;
+    }
+    object->state = TN_PLANE_ABSENT;
+    object->has_write = 0;
+    object->read_count = 0;
+    return TN_OK;
+}
+
+tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__use *on) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__plane_object *plane = &tensor->planes[i];
+        tn_stream stream = on ? on->stream : plane->last_stream;
+        uint64_t stream_id = on ? on->stream_id : plane->last_stream_id;
+        TN_TRY(free_plane(tensor, (tn_plane)i, stream, stream_id));
+    }
+    return TN_OK;
+}
+
+/* ---- who holds what ------------------------------------------------------------------------ */
+
+/* VALID, or STALE only because of a write that is still under way and may be abandoned. */
+static int has_contents(const tn__tensor_object *tensor, tn_plane plane) {
+    if (tensor->planes[plane].state == TN_PLANE_VALID) return 1;
+    if (tensor->planes[plane].state != TN_PLANE_STALE) return 0;
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
+        if (writer && (writer->stale_made & BIT(plane))) return 1;
+    }
+    return 0;
+}
+
+static int is_last_copy(const tn__tensor_object *tensor, tn_plane plane) {
+    if (!has_contents(tensor, plane)) return 0;
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        if (i != (int)plane && tensor->planes[i].state == TN_PLANE_VALID) return 0;
+    }
+    return 1;
+}
+
+/* The plane that `plane` could be derived from right now; 0 if none is valid. */
+static int valid_source(const tn__tensor_object *tensor, tn_plane plane, tn_plane *source) {
+    const char *why;
+    if (!tn__format_source(tensor->format, plane, source, &why)) return 0;
+    return tensor->planes[*source].state == TN_PLANE_VALID;
+}
+
+/* ---- begin --------------------------------------------------------------------------------- */
+
+/* The lease that keeps `lease` out; NULL if it may come in. */
+static const tn__lease_object *holder_against(const tn__lease_object *lease) {
+    const tn__tensor_object *tensor = lease->tensor;
+    const tn__plane_object *plane = plane_of(lease);
+    if (lease->access == TN_READ) return tn__plane_writer(plane);
+    if (plane->first_lease) return plane->first_lease;
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__lease_object *other = tensor->planes[i].first_lease;
+        if (other && !lease->is_derivation && other->access != TN_WRITE) return other;
+    }
+    return NULL;
+}
+
+static void link_lease(tn__lease_object *lease) {
+    tn__plane_object *plane = plane_of(lease);
+    lease->previous = NULL;
+    lease->next = plane->first_lease;
+    if (lease->next) lease->next->previous = lease;
+    plane->first_lease = lease;
+    tn__ledger_count_lease(lease->tensor->scope, 1);
+}
+
+static void unlink_lease(tn__lease_object *lease) {
+    if (lease->next) lease->next->previous = lease->previous;
+    if (lease->previous)
+        lease->previous->next = lease->next;
+    else
+        plane_of(lease)->first_lease = lease->next;
+    tn__ledger_count_lease(lease->tensor->scope, -1);
+}
+
+/* A derivation makes a plane equal to the others: they stay valid. A plane under a WRITE lease is
+ * ALLOCATED, so an op that makes two planes at once stales neither. */
+static void make_others_stale(tn__lease_object *lease) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn__plane_object *other = &lease->tensor->planes[i];
+        if (i == (int)lease->plane || other->state != TN_PLANE_VALID) continue;
+        TN_ASSERT(!other->first_lease);
+        other->state = TN_PLANE_STALE;
+        lease->stale_made |= BIT(i);
+    }
+}
+
+tn_status tn__transition_begin(tn__lease_object *lease) {
+    tn__tensor_object *tensor = lease->tensor;
+    tn__plane_object *plane = plane_of(lease);
+    const tn__lease_object *holder = holder_against(lease);
+    if (holder) return tn__fail_in_use(holder, tn__access_name(lease->access));
+    if (lease->access != TN_WRITE && plane->state != TN_PLANE_VALID) {
+        return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s is %s: %s needs a valid plane",
+                       tensor->name, tn_plane_name(lease->plane),
+                       tn__plane_state_name(plane->state), tn__access_name(lease->access));
+    }
+    lease->state_before = plane->state;
+    lease->has_made_plane = plane->state == TN_PLANE_ABSENT;
+    lease->stale_made = 0;
+    lease->is_stream_ended = 0;
+    if (lease->has_made_plane) {
+        TN_TRY(tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id));
+    } else {
+        TN_TRY(tn__order_before(device_of(tensor), plane, lease->access, lease->stream,
+                                lease->stream_id));
+    }
+    tn__order_note(plane, lease->access, lease->stream, lease->stream_id);
+    if (lease->access != TN_READ) plane->state = TN_PLANE_ALLOCATED;
+    if (lease->access != TN_READ && !lease->is_derivation) make_others_stale(lease);
+    link_lease(lease);
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    return TN_OK;
+}
+
+/* ---- end ----------------------------------------------------------------------------------- */
+
+/* Where a free that follows the lease goes: work of a stream that has ended is done. */
+static tn__use free_stream_of(const tn__lease_object *lease) {
+    if (lease->is_stream_ended) return (tn__use){NULL, 0, 1};
+    return (tn__use){lease->stream, lease->stream_id, 1};
+}
+
+/* Under UNTIL_LAST_USE a plane that the write has made stale is not kept to be derived again in
+ * place. */
+static tn_status free_stale(tn__lease_object *lease) {
+    tn__tensor_object *tensor = lease->tensor;
+    tn__use on = free_stream_of(lease);
+    if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn_plane source;
+        const char *why;
+        if (tensor->planes[i].state != TN_PLANE_STALE) continue;
+        if (!tn__format_source(tensor->format, (tn_plane)i, &source, &why)) continue;
+        TN_TRY(free_plane(tensor, (tn_plane)i, on.stream, on.stream_id));
+    }
+    return TN_OK;
+}
+
+/* The tensor now has newer contents than any plane that an open write might bring back. */
+static void forget_older_contents(const tn__tensor_object *tensor) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
+        if (writer) writer->stale_made = 0;
+    }
+}
+
+tn_status tn__transition_end(tn__lease_object *lease) {
+    tn__plane_object *plane = plane_of(lease);
+    int is_write = lease->access != TN_READ;
+    if (!lease->is_stream_ended) {
+        TN_TRY(tn__order_record(plane, lease->stream, lease->stream_id));
+    }
+    if (is_write && !lease->is_derivation) TN_TRY(free_stale(lease));
+    if (is_write) plane->state = TN_PLANE_VALID;
+    if (is_write && !lease->is_derivation) forget_older_contents(lease->tensor);
+    unlink_lease(lease);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
+    return TN_OK;
+}
+
+static void give_up_write(tn__lease_object *lease) {
+    tn__tensor_object *tensor = lease->tensor;
+    tn__plane_object *plane = plane_of(lease);
+    tn__use on = free_stream_of(lease);
+    plane->state = TN_PLANE_ALLOCATED;
+    if (lease->is_derivation && !lease->has_made_plane) plane->state = lease->state_before;
+    if (lease->has_made_plane) (void)free_plane(tensor, lease->plane, on.stream, on.stream_id);
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn__plane_object *other = &tensor->planes[i];
+        if (!(lease->stale_made & BIT(i)) || other->state != TN_PLANE_STALE) continue;
+        other->state = TN_PLANE_VALID;
+    }
+}
+
+void tn__transition_abandon(tn__lease_object *lease) {
+    tn__plane_object *plane = plane_of(lease);
+    if (!lease->is_stream_ended &&
+        tn__order_record(plane, lease->stream, lease->stream_id) != TN_OK) {
+        tn__order_mark_unrecorded(plane, lease->stream_id);
+    }
+    unlink_lease(lease);
+    if (lease->access != TN_READ) give_up_write(lease);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
+}
+
+/* ---- derive -------------------------------------------------------------------------------- */
+
+tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane) {
+    tn_plane_view view = {.dtype = tensor->dtype, .plane = plane};
+    view.data = tensor->planes[plane].blocks[TN__PART_DATA];
+    view.scale = tensor->planes[plane].blocks[TN__PART_SCALE];
+    TN_CHECK(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
+                               &view.layout) == TN_OK);
+    return view;
+}
+
+static int has_any_valid(const tn__tensor_object *tensor) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        if (tensor->planes[i].state == TN_PLANE_VALID) return 1;
+    }
+    return 0;
+}
+
+/* Whether the plane can be derived now, from which one and with what. */
+static tn_status find_source(const tn__tensor_object *tensor, tn_plane plane, tn_plane *source,
+                             tn_derive_function *derive) {
+    const char *state = tn__plane_state_name(tensor->planes[plane].state);
+    const char *why;
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
+        if (writer) return tn__fail_in_use(writer, "derivation");
+    }
+    if (!has_any_valid(tensor)) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tensor %s, plane %s is %s and no plane of it is valid: write one first",
+                       tensor->name, tn_plane_name(plane), state);
+    }
+    if (!tn__format_source(tensor->format, plane, source, &why)) {
+        return TN_FAIL(TN_UNSUPPORTED, "tensor %s, plane %s is %s and can not be derived: %s",
+                       tensor->name, tn_plane_name(plane), state, why);
+    }
+    TN_ASSERT(tensor->planes[*source].state == TN_PLANE_VALID);
+    *derive = tn__format_derive(tensor->format);
+    if (!*derive && tensor->rows > 0 && tensor->cols > 0) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "tensor %s, plane %s is %s and nothing can derive it: link libtenure-ops "
+                       "and use it first, or call tn_format_set_derive",
+                       tensor->name, tn_plane_name(plane), state);
+    }
+    return TN_OK;
+}
+
+static tn__lease_object lease_for_derivation(tn__tensor_object *tensor, tn_plane plane,
+                                             tn_access access, tn_stream stream,
+                                             uint64_t stream_id) {
+    return (tn__lease_object){.tensor = tensor,
+                              .plane = plane,
+                              .access = access,
+                              .stream = stream,
+                              .stream_id = stream_id,
+                              .is_derivation = 1};
+}
+
+/* Both planes are leased, so that neither can go while the lock is given up. */
+static tn_status run_derive(tn__tensor_object *tensor, tn_derive_function derive,
+                            const tn__lease_object *from, const tn__lease_object *to) {
+    const tn__books *books = tensor->scope->books;
+    tn_device *device = books->device;
+    unsigned lock = books->lock;
+    tn_plane_view from_view = tn__plane_view_of(tensor, from->plane);
+    tn_plane_view to_view = tn__plane_view_of(tensor, to->plane);
+    if (tensor->rows == 0 || tensor->cols == 0) return TN_OK;
+    tn__unlock(lock);
+    tn_status status = derive(device, &from_view, &to_view, to->stream);
+    tn__lock(lock);
+    return status;
+}
+
+tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                uint64_t stream_id) {
+    tn_derive_function derive;
+    tn_plane source;
+    if (tensor->planes[plane].state == TN_PLANE_VALID) return TN_OK;
+    TN_TRY(find_source(tensor, plane, &source, &derive));
+    tn__lease_object from = lease_for_derivation(tensor, source, TN_READ, stream, stream_id);
+    tn__lease_object to = lease_for_derivation(tensor, plane, TN_WRITE, stream, stream_id);
+    TN_TRY(tn__transition_begin(&from));
+    tn_status status = tn__transition_begin(&to);
+    if (status == TN_OK) {
+        status = run_derive(tensor, derive, &from, &to);
+        if (status == TN_OK) status = tn__order_record(&tensor->planes[source], stream, stream_id);
+        if (status == TN_OK) status = tn__transition_end(&to);
+        if (status != TN_OK) tn__transition_abandon(&to);
+    }
+    tn__transition_abandon(&from); /* of a READ: the same as its end, but certain */
+    return status;
+}
+
+/* ---- drop ---------------------------------------------------------------------------------- */
+
+tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                              uint64_t stream_id) {
+    const tn__plane_object *object = &tensor->planes[plane];
+    if (object->state == TN_PLANE_ABSENT) return TN_OK;
+    if (object->first_lease) return tn__fail_in_use(object->first_lease, "drop");
+    if (is_last_copy(tensor, plane)) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tensor %s, plane %s is %s and the last copy of its contents: destroy the "
+                       "tensor, or make another plane valid first",
+                       tensor->name, tn_plane_name(plane), tn__plane_state_name(object->state));
+    }
+    TN_TRY(free_plane(tensor, plane, stream, stream_id));
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    return TN_OK;
+}
+
+tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                 uint64_t stream_id) {
+    tn_plane source;
+    if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
+    if (!tensor->is_frozen || !valid_source(tensor, plane, &source)) return TN_OK;
+    if (tensor->planes[plane].first_lease) return TN_OK;
+    TN_TRY(free_plane(tensor, plane, stream, stream_id));
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    return TN_OK;
+}

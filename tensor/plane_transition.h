@@ -1,0 +1,52 @@
+/* The transitions of planes: the only code that changes a plane's state or its memory.
+ *
+ *                 make                 end of a write
+ *      ABSENT ----------> ALLOCATED ------------------> VALID
+ *        ^                    ^   begin of a write        |  ^
+ *        |                    +---------------------------+  |
+ *        |                                 another plane's   |  abandoned write of the other
+ *        +---- drop, release, destroy      write begins      v  plane; or derived again
+ *                                                          STALE
+ *
+ * Each happens whole or not at all. Callers hold the books' lock; streams come with their ids.
+ */
+#ifndef TENURE_PLANE_TRANSITION_H
+#define TENURE_PLANE_TRANSITION_H
+
+#include "tensor_state.h"
+
+/* ABSENT to ALLOCATED; nothing if the plane has memory. */
+tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                              uint64_t stream_id);
+
+/* Lets a lease in: lease->tensor, plane, access, stream and stream_id are set, the rest is not.
+ * A READ wants a VALID plane: tn__transition_derive first. */
+tn_status tn__transition_begin(tn__lease_object *lease);
+
+/* Ends it: a written plane is VALID, stale planes that the policy does not keep are freed. A
+ * failure leaves the lease open. */
+tn_status tn__transition_end(tn__lease_object *lease);
+
+/* Ends it whatever happens: what the pool could not be told now is told when the plane is freed,
+ * a plane that could not be freed stays ALLOCATED. */
+void tn__transition_abandon(tn__lease_object *lease);
+
+/* Makes the plane VALID from another one. Gives up the lock while the format's derive function
+ * runs; leases hold both planes meanwhile. */
+tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                uint64_t stream_id);
+
+/* To ABSENT: see tn_plane_drop and tn_plane_release. */
+tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                              uint64_t stream_id);
+tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                 uint64_t stream_id);
+
+/* All planes to ABSENT, each in the order of its last use, or of `stream` if that is not NULL.
+ * No plane is leased. */
+tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__use *on);
+
+/* The addresses of a plane under lease. */
+tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane);
+
+#endif

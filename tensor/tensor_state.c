@@ -1,0 +1,145 @@
+/* Questions about scopes, tensors, planes and leases, and their look-up by handle. */
+#include "tensor_state.h"
+
+#include "format_table.h"
+#include "host_alloc.h"
+#include "ledger.h"
+#include "options.h"
+
+#include <string.h>
+
+/* ---- names --------------------------------------------------------------------------------- */
+
+const char *tn__access_name(tn_access access) {
+    static const char *const names[] = {"READ", "WRITE", "UPDATE"};
+    return names[access];
+}
+
+const char *tn__plane_state_name(tn_plane_state state) {
+    static const char *const names[] = {"ABSENT", "ALLOCATED", "VALID", "STALE"};
+    return names[state];
+}
+
+tn_status tn__name_copy(const char *text, const char *otherwise, char **out) {
+    const char *name = text && text[0] ? text : otherwise;
+    TN_REQUIRE(strnlen(name, TN__NAME_BYTES_MAX + 1) <= TN__NAME_BYTES_MAX,
+               "the name \"%.32s...\" is longer than %d bytes", name, (int)TN__NAME_BYTES_MAX);
+    char *copy = tn__host_strdup(name);
+    if (!copy) return TN_OUT_OF_HOST_MEMORY;
+    *out = copy;
+    return TN_OK;
+}
+
+/* ---- policy -------------------------------------------------------------------------------- */
+
+/* Only a plane that can be derived again may be given up, so DEFAULT never means
+ * UNTIL_LAST_USE for other formats. */
+tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor) {
+    tn_plane source;
+    const char *why;
+    if (tensor->policy != TN_POLICY_DEFAULT) return tensor->policy;
+    if (!tensor->is_frozen || !tn__options_get()->release_frozen_columnwise) return TN_POLICY_KEEP;
+    if (!tn__format_has_plane(tensor->format, TN_PLANE_COL)) return TN_POLICY_KEEP;
+    if (!tn__format_source(tensor->format, TN_PLANE_COL, &source, &why)) return TN_POLICY_KEEP;
+    return TN_POLICY_UNTIL_LAST_USE;
+}
+
+tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor) {
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    info.format = tensor->format;
+    info.dtype = tensor->dtype;
+    info.rank = tensor->rank;
+    memcpy(info.shape, tensor->shape, sizeof info.shape);
+    info.rows = tensor->rows;
+    info.cols = tensor->cols;
+    info.scale_mode = tensor->scale_mode;
+    info.policy = tn__tensor_policy(tensor);
+    info.frozen = tensor->is_frozen;
+    info.scope = tensor->scope->handle;
+    info.pool = tensor->scope->books->pool;
+    info.name = tensor->name;
+    return info;
+}
+
+/* ---- leases -------------------------------------------------------------------------------- */
+
+tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
+    tn__lease_object *lease = plane->first_lease;
+    return lease && lease->access != TN_READ ? lease : NULL;
+}
+
+tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused) {
+    return TN_FAIL(TN_IN_USE,
+                   "tensor %s, plane %s is under a %s lease on stream %p: %s must wait until that "
+                   "lease ends",
+                   holder->tensor->name, tn_plane_name(holder->plane),
+                   tn__access_name(holder->access), holder->stream, refused);
+}
+
+/* ---- validity ------------------------------------------------------------------------------ */
+
+static int leases_are_valid(const tn__tensor_object *tensor, tn_plane plane) {
+    const tn__lease_object *first = tensor->planes[plane].first_lease;
+    for (const tn__lease_object *lease = first; lease; lease = lease->next) {
+        if (lease->tensor != tensor || lease->plane != plane) return 0;
+        if (lease->access != TN_READ && (lease != first || lease->next)) return 0;
+        if (lease->next && lease->next->previous != lease) return 0;
+    }
+    return 1;
+}
+
+static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
+    const tn__plane_object *object = &tensor->planes[plane];
+    tn_plane_layout layout = {0};
+    if (object->state != TN_PLANE_ABSENT &&
+        tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
+                          &layout) != TN_OK) {
+        return 0;
+    }
+    if (object->bytes[TN__PART_DATA] != layout.data_bytes) return 0;
+    if (object->bytes[TN__PART_SCALE] != layout.scale_bytes) return 0;
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if ((object->blocks[part] != NULL) != (object->bytes[part] > 0)) return 0;
+    }
+    if (object->read_count > object->read_limit) return 0;
+    if (object->state == TN_PLANE_ABSENT && object->first_lease) return 0;
+    if (object->state == TN_PLANE_STALE && object->first_lease) return 0;
+    return leases_are_valid(tensor, plane);
+}
+
+int tn__tensor_is_valid(const tn__tensor_object *tensor) {
+    if (!tensor->scope || !tensor->name) return 0;
+    if (tensor->rows < 0 || tensor->cols < 0) return 0;
+    for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
+        if (!plane_is_valid(tensor, (tn_plane)plane)) return 0;
+    }
+    return 1;
+}
+
+/* ---- look-up ------------------------------------------------------------------------------- */
+
+tn_status tn__scope_acquire(tn_scope scope, tn__scope_object **out) {
+    void *object;
+    TN_TRY(tn__handle_acquire(scope.value, TN__HANDLE_SCOPE, &object));
+    *out = object;
+    return TN_OK;
+}
+
+tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out) {
+    void *object;
+    TN_TRY(tn__handle_acquire(tensor.value, TN__HANDLE_TENSOR, &object));
+    *out = object;
+    TN_ASSERT_SLOW(tn__tensor_is_valid(*out));
+    return TN_OK;
+}
+
+tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out) {
+    void *object;
+    TN_TRY(tn__handle_acquire(lease.value, TN__HANDLE_LEASE, &object));
+    *out = object;
+    return TN_OK;
+}
+
+void tn__tensor_unlock(const tn__tensor_object *tensor) { tn__scope_unlock(tensor->scope); }
+
+void tn__scope_unlock(const tn__scope_object *scope) { tn__unlock(scope->books->lock); }

@@ -1,0 +1,154 @@
+/* What a scope, a tensor, a plane and a lease are, inside; and the books they belong to.
+ *
+ *     books (one per pool) ── root scopes ── child scopes
+ *                                  └── tensors ── planes ── leases
+ *
+ * Invariants:
+ * - Everything that belongs to one pool is guarded by the lock of that pool's books.
+ * - A plane that is not ABSENT has exactly the parts (data, scales) that its layout says; a part
+ *   of 0 bytes has no block. ABSENT planes have none.
+ * - At most one WRITE or UPDATE lease on a plane, and then no other lease on it.
+ * - Plane states and blocks change in plane_transition.c only; the sums in ledger.c only.
+ * - A scope's sums are those of its tensors and of its child scopes; so the root's are all.
+ */
+#ifndef TENURE_TENSOR_STATE_H
+#define TENURE_TENSOR_STATE_H
+
+#include "driver.h"
+#include "handle_table.h"
+#include "tenure_tensor.h"
+
+typedef struct tn__books tn__books;
+typedef struct tn__scope_object tn__scope_object;
+typedef struct tn__tensor_object tn__tensor_object;
+typedef struct tn__lease_object tn__lease_object;
+
+enum { TN__NAME_BYTES_MAX = 255 };
+
+/* ---- books: all scopes of a pool ------------------------------------------------------------ */
+
+struct tn__books {
+    tn_pool *pool;
+    tn_device *device;
+    uintptr_t serial;
+    unsigned lock; /* see handle_table.h */
+    tn__scope_object *first_root;
+    uint64_t tensors_made; /* numbers tensors in the order of creation */
+    tn__books *next;
+};
+
+/* ---- scopes --------------------------------------------------------------------------------- */
+
+typedef struct tn__sums {
+    size_t data_bytes[TN_PLANE_COUNT];
+    size_t scale_bytes[TN_PLANE_COUNT];
+    uint64_t tensors;
+    uint64_t planes; /* that hold bytes */
+    uint64_t leases;
+} tn__sums;
+
+struct tn__scope_object {
+    tn_scope handle;
+    tn__books *books;
+    tn__scope_object *parent; /* NULL: a root */
+    tn__scope_object *first_child;
+    tn__scope_object *previous, *next; /* siblings, or the books' roots */
+    tn__tensor_object *first_tensor;
+    tn_scope_kind kind;
+    char *name;
+    tn__sums sums; /* with all scopes below */
+    size_t peak_total_bytes;
+    size_t peak_plane_bytes[TN_PLANE_COUNT];
+};
+
+/* ---- planes --------------------------------------------------------------------------------- */
+
+typedef enum tn__part { TN__PART_DATA = 0, TN__PART_SCALE, TN__PART_COUNT } tn__part;
+
+/* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. */
+typedef struct tn__use {
+    tn_stream stream;
+    uint64_t stream_id;
+    int is_recorded;
+} tn__use;
+
+typedef struct tn__plane_object {
+    tn_plane_state state;
+    void *blocks[TN__PART_COUNT];
+    size_t bytes[TN__PART_COUNT];
+    uint64_t home_stream_id; /* of the stream that the blocks were allocated on */
+    int has_write;
+    tn__use write;  /* the last write, or the allocation */
+    tn__use *reads; /* since then; each stream once, oldest first */
+    size_t read_count, read_limit;
+    tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
+    uint64_t last_stream_id;
+    tn__lease_object *first_lease; /* open ones */
+} tn__plane_object;
+
+struct tn__tensor_object {
+    tn_tensor handle;
+    tn__scope_object *scope;
+    tn__tensor_object *previous, *next; /* in the scope */
+    uint64_t number;                    /* order of creation */
+    tn_format format;
+    tn_dtype dtype;
+    int rank;
+    int64_t shape[TN_RANK_MAX];
+    int64_t rows, cols;
+    tn_scale_mode scale_mode;
+    tn_plane_policy policy; /* as set; tn__tensor_policy says what it means */
+    int is_frozen;
+    char *name;
+    tn__plane_object planes[TN_PLANE_COUNT];
+};
+
+/* ---- leases --------------------------------------------------------------------------------- */
+
+struct tn__lease_object {
+    tn_lease handle; /* {0} for the leases that the library takes for itself */
+    tn__tensor_object *tensor;
+    tn_plane plane;
+    tn_access access;
+    tn_stream stream;
+    uint64_t stream_id;
+    int is_derivation;           /* the library's own, to derive a plane: stales no other */
+    int is_stream_ended;         /* our stream was destroyed meanwhile: its work is done */
+    int has_made_plane;          /* it was ABSENT before */
+    tn_plane_state state_before; /* of the plane itself */
+    unsigned stale_made;         /* bits of planes that were VALID and are STALE by this lease */
+    tn__lease_object *previous, *next; /* on the plane */
+};
+
+/* ---- questions ------------------------------------------------------------------------------ */
+
+/* What the policy means for this tensor: KEEP or UNTIL_LAST_USE. */
+tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor);
+
+/* The lease that writes the plane; NULL if none does. */
+tn__lease_object *tn__plane_writer(const tn__plane_object *plane);
+
+/* "WRITE", "READ", "UPDATE". */
+const char *tn__access_name(tn_access access);
+const char *tn__plane_state_name(tn_plane_state state);
+
+tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor);
+
+/* Whether everything about one tensor that the invariants above say holds; for assertions. */
+int tn__tensor_is_valid(const tn__tensor_object *tensor);
+
+/* TN_IN_USE with tensor, plane, and the holder's access and stream. */
+tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused);
+
+/* ---- access by handle: with the lock held until tn__unlock(books->lock) ---------------------- */
+
+tn_status tn__scope_acquire(tn_scope scope, tn__scope_object **out);
+tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out);
+tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out);
+void tn__tensor_unlock(const tn__tensor_object *tensor);
+void tn__scope_unlock(const tn__scope_object *scope);
+
+/* A copied name of at most TN__NAME_BYTES_MAX bytes; `otherwise` if text is NULL or "". */
+tn_status tn__name_copy(const char *text, const char *otherwise, char **out);
+
+#endif
