@@ -7,7 +7,7 @@
 #include "books.h"
 
 #include "host_alloc.h"
-#include "stream_order.h"
+#include "plane_order.h"
 
 #include <pthread.h>
 
@@ -36,7 +36,7 @@ tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_
 static void forget_stream(tn__tensor_object *tensor, uint64_t stream_id) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn__plane_object *plane = &tensor->planes[i];
-        tn__order_forget(plane, stream_id);
+        tn__plane_order_forget(plane, stream_id);
         for (tn__lease_object *lease = plane->first_lease; lease; lease = lease->next) {
             if (lease->stream_id == stream_id) lease->is_stream_ended = 1;
         }

@@ -6,7 +6,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "plane_transition.h"
-#include "stream_order.h"
+#include "plane_order.h"
 #include "tensor_internal.h"
 
 /* ---- begin --------------------------------------------------------------------------------- */
@@ -20,7 +20,7 @@ static tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access 
     lease->plane = plane;
     lease->access = access;
     lease->stream = stream;
-    tn_status status = tn__order_stream_id(books->device, stream, &lease->stream_id);
+    tn_status status = tn__stream_id_of(books->device, stream, &lease->stream_id);
     if (status == TN_OK) {
         status = tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
     }
@@ -117,8 +117,12 @@ static tn_status check_sizes(tn_tensor tensor, tn_plane plane, size_t data_bytes
 /* The work of a copy that failed may be on the stream in part: the lease is abandoned, and what
  * failed is what the caller hears of. */
 static tn_status finish(tn_lease lease, tn_status status) {
+    tn__saved_error error;
     if (status == TN_OK) status = tn_lease_end(lease);
-    if (status != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    if (status == TN_OK) return TN_OK;
+    tn__error_save(&error);
+    TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    tn__error_restore(&error);
     return status;
 }
 

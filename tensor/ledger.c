@@ -89,16 +89,13 @@ static tn__sums sums_of_tensor(const tn__tensor_object *tensor) {
 
 /* ---- changes ------------------------------------------------------------------------------- */
 
-void tn__ledger_add_plane(tn__scope_object *scope, tn_plane plane,
-                          const size_t bytes[TN__PART_COUNT]) {
-    tn__sums sums = sums_of_plane(plane, bytes);
-    add_up(scope, &sums);
-}
-
-void tn__ledger_remove_plane(tn__scope_object *scope, tn_plane plane,
-                             const size_t bytes[TN__PART_COUNT]) {
-    tn__sums sums = sums_of_plane(plane, bytes);
-    subtract_up(scope, &sums);
+void tn__ledger_change_plane(tn__scope_object *scope, tn_plane plane,
+                             const size_t before[TN__PART_COUNT],
+                             const size_t after[TN__PART_COUNT]) {
+    tn__sums old = sums_of_plane(plane, before);
+    tn__sums new = sums_of_plane(plane, after);
+    subtract_up(scope, &old);
+    add_up(scope, &new);
 }
 
 static void change_up(tn__scope_object *scope, const tn__sums *sums, int change) {

@@ -7,11 +7,10 @@
 
 #include "tensor_state.h"
 
-/* A plane of a tensor in `scope` got or lost its memory. */
-void tn__ledger_add_plane(tn__scope_object *scope, tn_plane plane,
-                          const size_t bytes[TN__PART_COUNT]);
-void tn__ledger_remove_plane(tn__scope_object *scope, tn_plane plane,
-                             const size_t bytes[TN__PART_COUNT]);
+/* A plane of a tensor in `scope` had `before` bytes and has `after` now. */
+void tn__ledger_change_plane(tn__scope_object *scope, tn_plane plane,
+                             const size_t before[TN__PART_COUNT],
+                             const size_t after[TN__PART_COUNT]);
 
 void tn__ledger_count_tensor(tn__scope_object *scope, int change);
 void tn__ledger_count_lease(tn__scope_object *scope, int change);

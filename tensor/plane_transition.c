@@ -10,7 +10,7 @@
 #include "format_table.h"
 #include "ledger.h"
 #include "pool_owned.h"
-#include "stream_order.h"
+#include "plane_order.h"
 
 #define BIT(plane) (1u << (plane))
 
@@ -36,72 +36,82 @@ static tn_lifetime lifetime_in(tn_scope_kind kind) {
     return TN_LIFETIME_AUTO;
 }
 
+/* Both blocks or none; if the pool would not even take the first one back, that one. */
 static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN__PART_COUNT],
                           tn_stream stream, void *blocks[TN__PART_COUNT]) {
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
     tn_pool *pool = tensor->scope->books->pool;
     options.lifetime = lifetime_in(tensor->scope->kind);
     options.owner = tensor->name;
-    blocks[TN__PART_DATA] = blocks[TN__PART_SCALE] = NULL;
     for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (bytes[part] == 0) continue;
         tn_status status = tn__alloc_owned(pool, bytes[part], stream, &options, &blocks[part]);
         if (status == TN_OK) continue;
-        /* Just allocated on this very stream: nothing can be in the way of giving it back. */
-        if (part > 0) TN_CHECK(tn_free(blocks[0], stream) == TN_OK);
+        if (part > 0 && tn_free(blocks[0], stream) == TN_OK) blocks[0] = NULL;
         return status;
     }
+    return TN_OK;
+}
+
+/* Frees what the plane has, the first block or nothing. Should a later block be refused after the
+ * first one is gone, the plane is ABSENT all the same and keeps that block, in the ledger too,
+ * until the next transition frees it: see tn__plane_has_remains. */
+static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                            uint64_t stream_id) {
+    tn__plane_object *object = &tensor->planes[plane];
+    size_t before[TN__PART_COUNT] = {object->bytes[0], object->bytes[1]};
+    int freed = 0;
+    TN_ASSERT(!object->first_lease);
+    if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
+    TN_TRY(tn__plane_order_record_rest(object, stream_id));
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if (!object->blocks[part]) continue;
+        tn_status status = tn_free(object->blocks[part], stream);
+        if (status != TN_OK && freed == 0) return status;
+        if (status != TN_OK) break;
+        object->blocks[part] = NULL;
+        object->bytes[part] = 0;
+        freed++;
+    }
+    object->state = TN_PLANE_ABSENT;
+    object->has_write = 0;
+    object->read_count = 0;
+    tn__ledger_change_plane(tensor->scope, plane, before, object->bytes);
     return TN_OK;
 }
 
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                               uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
+    const size_t none[TN__PART_COUNT] = {0};
     tn_plane_layout layout;
-    void *blocks[TN__PART_COUNT];
     if (object->state != TN_PLANE_ABSENT) return TN_OK;
+    TN_TRY(free_plane(tensor, plane, stream, stream_id)); /* remains, if there are any */
     TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
                              &layout));
     size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
-    TN_TRY(allocate(tensor, bytes, stream, blocks));
+    tn_status status = allocate(tensor, bytes, stream, object->blocks);
     for (int part = 0; part < TN__PART_COUNT; part++) {
-        object->blocks[part] = blocks[part];
-        object->bytes[part] = bytes[part];
+        object->bytes[part] = object->blocks[part] ? bytes[part] : 0;
     }
-    object->state = TN_PLANE_ALLOCATED;
+    tn__ledger_change_plane(tensor->scope, plane, none, object->bytes);
     object->home_stream_id = stream_id;
-    tn__order_note(object, TN_WRITE, stream, stream_id);
-    tn__ledger_add_plane(tensor->scope, plane, bytes);
+    if (status == TN_OK) {
+        object->state = TN_PLANE_ALLOCATED;
+        tn__plane_order_note(object, TN_WRITE, stream, stream_id);
+    }
     TN_ASSERT(tn__tensor_is_valid(tensor));
-    return TN_OK;
+    return status;
 }
 
-static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                            uint64_t stream_id) {
-    tn__plane_object *object = &tensor->planes[plane];
-    TN_ASSERT(!object->first_lease);
-    if (object->state == TN_PLANE_ABSENT) return TN_OK;
-    TN_TRY(tn__order_record_rest(object, stream_id));
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (object->blocks[part]) TN_TRY(tn_free(object->blocks[part], stream));
-    }
-    tn__ledger_remove_plane(tensor->scope, plane, object->bytes);
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        object->blocks[part] = NULL;
-        object->bytes[part] = 0;
-    }
-    object->state = TN_PLANE_ABSENT;
-    object->has_write = 0;
-    object->read_count = 0;
-    return TN_OK;
-}
-
-tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__use *on) {
+tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__plane_object *plane = &tensor->planes[i];
         tn_stream stream = on ? on->stream : plane->last_stream;
         uint64_t stream_id = on ? on->stream_id : plane->last_stream_id;
         TN_TRY(free_plane(tensor, (tn_plane)i, stream, stream_id));
+        if (tn__plane_has_remains(plane)) {
+            TN_TRY(free_plane(tensor, (tn_plane)i, stream, stream_id));
+        }
     }
     return TN_OK;
 }
@@ -119,6 +129,7 @@ static int has_contents(const tn__tensor_object *tensor, tn_plane plane) {
     return 0;
 }
 
+/* Never so of an ABSENT plane. */
 static int is_last_copy(const tn__tensor_object *tensor, tn_plane plane) {
     if (!has_contents(tensor, plane)) return 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
@@ -196,10 +207,10 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     if (lease->has_made_plane) {
         TN_TRY(tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id));
     } else {
-        TN_TRY(tn__order_before(device_of(tensor), plane, lease->access, lease->stream,
+        TN_TRY(tn__plane_order_before(device_of(tensor), plane, lease->access, lease->stream,
                                 lease->stream_id));
     }
-    tn__order_note(plane, lease->access, lease->stream, lease->stream_id);
+    tn__plane_order_note(plane, lease->access, lease->stream, lease->stream_id);
     if (lease->access != TN_READ) plane->state = TN_PLANE_ALLOCATED;
     if (lease->access != TN_READ && !lease->is_derivation) make_others_stale(lease);
     link_lease(lease);
@@ -210,16 +221,16 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
 /* ---- end ----------------------------------------------------------------------------------- */
 
 /* Where a free that follows the lease goes: work of a stream that has ended is done. */
-static tn__use free_stream_of(const tn__lease_object *lease) {
-    if (lease->is_stream_ended) return (tn__use){NULL, 0, 1};
-    return (tn__use){lease->stream, lease->stream_id, 1};
+static tn__plane_use free_stream_of(const tn__lease_object *lease) {
+    if (lease->is_stream_ended) return (tn__plane_use){NULL, 0, 1};
+    return (tn__plane_use){lease->stream, lease->stream_id, 1};
 }
 
 /* Under UNTIL_LAST_USE a plane that the write has made stale is not kept to be derived again in
  * place. */
 static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    tn__use on = free_stream_of(lease);
+    tn__plane_use on = free_stream_of(lease);
     if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn_plane source;
@@ -243,7 +254,7 @@ tn_status tn__transition_end(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     int is_write = lease->access != TN_READ;
     if (!lease->is_stream_ended) {
-        TN_TRY(tn__order_record(plane, lease->stream, lease->stream_id));
+        TN_TRY(tn__plane_order_record(plane, lease->stream, lease->stream_id));
     }
     if (is_write && !lease->is_derivation) TN_TRY(free_stale(lease));
     if (is_write) plane->state = TN_PLANE_VALID;
@@ -256,7 +267,7 @@ tn_status tn__transition_end(tn__lease_object *lease) {
 static void give_up_write(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
-    tn__use on = free_stream_of(lease);
+    tn__plane_use on = free_stream_of(lease);
     plane->state = TN_PLANE_ALLOCATED;
     if (lease->is_derivation && !lease->has_made_plane) plane->state = lease->state_before;
     if (lease->has_made_plane) (void)free_plane(tensor, lease->plane, on.stream, on.stream_id);
@@ -270,8 +281,8 @@ static void give_up_write(tn__lease_object *lease) {
 void tn__transition_abandon(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     if (!lease->is_stream_ended &&
-        tn__order_record(plane, lease->stream, lease->stream_id) != TN_OK) {
-        tn__order_mark_unrecorded(plane, lease->stream_id);
+        tn__plane_order_record(plane, lease->stream, lease->stream_id) != TN_OK) {
+        tn__plane_order_mark_unrecorded(plane, lease->stream_id);
     }
     unlink_lease(lease);
     if (lease->access != TN_READ) give_up_write(lease);
@@ -363,7 +374,7 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
     tn_status status = tn__transition_begin(&to);
     if (status == TN_OK) {
         status = run_derive(tensor, derive, &from, &to);
-        if (status == TN_OK) status = tn__order_record(&tensor->planes[source], stream, stream_id);
+        if (status == TN_OK) status = tn__plane_order_record(&tensor->planes[source], stream, stream_id);
         if (status == TN_OK) status = tn__transition_end(&to);
         if (status != TN_OK) tn__transition_abandon(&to);
     }
@@ -376,7 +387,6 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
 tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                               uint64_t stream_id) {
     const tn__plane_object *object = &tensor->planes[plane];
-    if (object->state == TN_PLANE_ABSENT) return TN_OK;
     if (object->first_lease) return tn__fail_in_use(object->first_lease, "drop");
     if (is_last_copy(tensor, plane)) {
         return TN_FAIL(TN_INVALID_STATE,

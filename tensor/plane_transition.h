@@ -44,7 +44,7 @@ tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_s
 
 /* All planes to ABSENT, each in the order of its last use, or of `stream` if that is not NULL.
  * No plane is leased. */
-tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__use *on);
+tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 
 /* The addresses of a plane under lease. */
 tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane);

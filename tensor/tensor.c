@@ -7,7 +7,7 @@
 #include "ledger.h"
 #include "plane_transition.h"
 #include "scope.h"
-#include "stream_order.h"
+#include "plane_order.h"
 #include "tensor_internal.h"
 
 #include <string.h>
@@ -128,15 +128,15 @@ static const tn__lease_object *any_lease(const tn__tensor_object *tensor) {
     return NULL;
 }
 
-static tn_status stream_of(const tn__tensor_object *tensor, tn_stream stream, tn__use *out) {
+static tn_status stream_of(const tn__tensor_object *tensor, tn_stream stream, tn__plane_use *out) {
     out->stream = stream;
     out->is_recorded = 1;
-    return tn__order_stream_id(tensor->scope->books->device, stream, &out->stream_id);
+    return tn__stream_id_of(tensor->scope->books->device, stream, &out->stream_id);
 }
 
 static tn_status destroy(tn__tensor_object *tensor, tn_stream stream) {
     const tn__lease_object *holder = any_lease(tensor);
-    tn__use on;
+    tn__plane_use on;
     if (holder) return tn__fail_in_use(holder, "destroying the tensor");
     TN_TRY(stream_of(tensor, stream, &on));
     TN_TRY(tn__transition_empty(tensor, &on));
@@ -257,7 +257,7 @@ typedef tn_status (*transition)(tn__tensor_object *tensor, tn_plane plane, tn_st
 static tn_status run_transition(transition run, tn_tensor tensor, tn_plane plane,
                                 tn_stream stream) {
     tn__tensor_object *object;
-    tn__use on = {0};
+    tn__plane_use on = {0};
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = require_plane(object, plane);
     if (status == TN_OK) status = stream_of(object, stream, &on);

@@ -68,6 +68,11 @@ tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
     return lease && lease->access != TN_READ ? lease : NULL;
 }
 
+int tn__plane_has_remains(const tn__plane_object *plane) {
+    if (plane->state != TN_PLANE_ABSENT) return 0;
+    return plane->blocks[TN__PART_DATA] || plane->blocks[TN__PART_SCALE];
+}
+
 tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused) {
     return TN_FAIL(TN_IN_USE,
                    "tensor %s, plane %s is under a %s lease on stream %p: %s must wait until that "
@@ -96,8 +101,10 @@ static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
                           &layout) != TN_OK) {
         return 0;
     }
-    if (object->bytes[TN__PART_DATA] != layout.data_bytes) return 0;
-    if (object->bytes[TN__PART_SCALE] != layout.scale_bytes) return 0;
+    if (object->state != TN_PLANE_ABSENT) {
+        if (object->bytes[TN__PART_DATA] != layout.data_bytes) return 0;
+        if (object->bytes[TN__PART_SCALE] != layout.scale_bytes) return 0;
+    }
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if ((object->blocks[part] != NULL) != (object->bytes[part] > 0)) return 0;
     }

@@ -6,7 +6,7 @@
  * Invariants:
  * - Everything that belongs to one pool is guarded by the lock of that pool's books.
  * - A plane that is not ABSENT has exactly the parts (data, scales) that its layout says; a part
- *   of 0 bytes has no block. ABSENT planes have none.
+ *   of 0 bytes has no block. ABSENT planes have none, but for what a failing driver left.
  * - At most one WRITE or UPDATE lease on a plane, and then no other lease on it.
  * - Plane states and blocks change in plane_transition.c only; the sums in ledger.c only.
  * - A scope's sums are those of its tensors and of its child scopes; so the root's are all.
@@ -66,11 +66,11 @@ struct tn__scope_object {
 typedef enum tn__part { TN__PART_DATA = 0, TN__PART_SCALE, TN__PART_COUNT } tn__part;
 
 /* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. */
-typedef struct tn__use {
+typedef struct tn__plane_use {
     tn_stream stream;
     uint64_t stream_id;
     int is_recorded;
-} tn__use;
+} tn__plane_use;
 
 typedef struct tn__plane_object {
     tn_plane_state state;
@@ -78,8 +78,8 @@ typedef struct tn__plane_object {
     size_t bytes[TN__PART_COUNT];
     uint64_t home_stream_id; /* of the stream that the blocks were allocated on */
     int has_write;
-    tn__use write;  /* the last write, or the allocation */
-    tn__use *reads; /* since then; each stream once, oldest first */
+    tn__plane_use write;  /* the last write, or the allocation */
+    tn__plane_use *reads; /* since then; each stream once, oldest first */
     size_t read_count, read_limit;
     tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
     uint64_t last_stream_id;
@@ -127,6 +127,9 @@ tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor);
 
 /* The lease that writes the plane; NULL if none does. */
 tn__lease_object *tn__plane_writer(const tn__plane_object *plane);
+
+/* ABSENT, but with a block that could not be freed yet. */
+int tn__plane_has_remains(const tn__plane_object *plane);
 
 /* "WRITE", "READ", "UPDATE". */
 const char *tn__access_name(tn_access access);

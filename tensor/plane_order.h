@@ -5,33 +5,33 @@
  * differ. Having a block's allocation as its first "write" orders the first use on another stream
  * behind what the allocator put on the allocation stream.
  */
-#ifndef TENURE_STREAM_ORDER_H
-#define TENURE_STREAM_ORDER_H
+#ifndef TENURE_PLANE_ORDER_H
+#define TENURE_PLANE_ORDER_H
 
 #include "tensor_state.h"
 
 /* The id that tells streams apart; fails for a stream that the driver does not know. */
-tn_status tn__order_stream_id(tn_device *device, tn_stream stream, uint64_t *out);
+tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out);
 
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
-tn_status tn__order_before(tn_device *device, tn__plane_object *plane, tn_access access,
+tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
                            tn_stream stream, uint64_t stream_id);
 
-/* Notes the use that a lease begins; tn__order_before has been called for it. */
-void tn__order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
+/* Notes the use that a lease begins; tn__plane_order_before has been called for it. */
+void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                     uint64_t stream_id);
 
 /* Tells the pool of a use, for each block of the plane, unless it is on the blocks' own stream. */
-tn_status tn__order_record(const tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
+tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
 
-/* The pool could not be told of a use: tn__order_record_rest will have to. */
-void tn__order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id);
+/* The pool could not be told of a use: tn__plane_order_record_rest will have to. */
+void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id);
 
 /* Tells the pool of all uses that it was not told of, but those on the stream of the free. */
-tn_status tn__order_record_rest(tn__plane_object *plane, uint64_t free_stream_id);
+tn_status tn__plane_order_record_rest(tn__plane_object *plane, uint64_t free_stream_id);
 
 /* The stream has ended, and with it all its work. */
-void tn__order_forget(tn__plane_object *plane, uint64_t stream_id);
+void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id);
 
 #endif

@@ -4,7 +4,7 @@
  * has itself waited for that write, so it need not wait again. Uses are noted when their lease
  * begins: until it ends, no access that would have to wait for it is let in.
  */
-#include "stream_order.h"
+#include "plane_order.h"
 
 #include "host_alloc.h"
 
@@ -14,7 +14,7 @@
  * for another one waits for both. */
 enum { READS_KEPT = 8 };
 
-tn_status tn__order_stream_id(tn_device *device, tn_stream stream, uint64_t *out) {
+tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out) {
     return tn__device_driver(device)->stream_id(tn__device_state(device), stream, out);
 }
 
@@ -22,23 +22,23 @@ tn_status tn__order_stream_id(tn_device *device, tn_stream stream, uint64_t *out
 
 /* A use whose stream can no longer be named (another thread's per-thread default stream has the
  * same handle as this thread's; a stream of another library has been destroyed) can only be waited
- * for by waiting for the device. Streams of our own never come to that: see tn__order_forget. */
+ * for by waiting for the device. Streams of our own never come to that: see tn__plane_order_forget. */
 static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_id,
-                          const tn__use *use) {
+                          const tn__plane_use *use) {
     if (use->stream_id == stream_id) return TN_OK;
     if (use->stream == stream) return tn_device_synchronize(device);
     tn_status status = tn_stream_wait(device, stream, use->stream);
     return status == TN_INVALID_ARGUMENT ? tn_device_synchronize(device) : status;
 }
 
-static tn__use *read_of(const tn__plane_object *plane, uint64_t stream_id) {
+static tn__plane_use *read_of(const tn__plane_object *plane, uint64_t stream_id) {
     for (size_t i = 0; i < plane->read_count; i++) {
         if (plane->reads[i].stream_id == stream_id) return &plane->reads[i];
     }
     return NULL;
 }
 
-static void remove_read(tn__plane_object *plane, tn__use *at) {
+static void remove_read(tn__plane_object *plane, tn__plane_use *at) {
     size_t index = (size_t)(at - plane->reads);
     TN_ASSERT(index < plane->read_count);
     plane->read_count--;
@@ -52,7 +52,7 @@ static int is_leased_on(const tn__plane_object *plane, uint64_t stream_id) {
     return 0;
 }
 
-static tn__use *oldest_idle_read(const tn__plane_object *plane) {
+static tn__plane_use *oldest_idle_read(const tn__plane_object *plane) {
     for (size_t i = 0; i < plane->read_count; i++) {
         if (!is_leased_on(plane, plane->reads[i].stream_id)) return &plane->reads[i];
     }
@@ -62,22 +62,22 @@ static tn__use *oldest_idle_read(const tn__plane_object *plane) {
 /* Bounds the list by merging an idle reader into the new one; grows it only if all are leased. */
 static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream stream,
                            uint64_t stream_id) {
-    tn__use *idle = plane->read_count < READS_KEPT ? NULL : oldest_idle_read(plane);
+    tn__plane_use *idle = plane->read_count < READS_KEPT ? NULL : oldest_idle_read(plane);
     if (idle) {
         TN_TRY(wait_for(device, stream, stream_id, idle));
-        if (!idle->is_recorded) TN_TRY(tn__order_record(plane, idle->stream, idle->stream_id));
+        if (!idle->is_recorded) TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
         remove_read(plane, idle);
     }
     if (plane->read_count < plane->read_limit) return TN_OK;
     size_t limit = plane->read_limit ? 2 * plane->read_limit : READS_KEPT;
-    tn__use *reads = tn__host_realloc(plane->reads, plane->read_limit, limit, sizeof *reads);
+    tn__plane_use *reads = tn__host_realloc(plane->reads, plane->read_limit, limit, sizeof *reads);
     if (!reads) return TN_OUT_OF_HOST_MEMORY;
     plane->reads = reads;
     plane->read_limit = limit;
     return TN_OK;
 }
 
-tn_status tn__order_before(tn_device *device, tn__plane_object *plane, tn_access access,
+tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
                            tn_stream stream, uint64_t stream_id) {
     if (access == TN_READ && read_of(plane, stream_id)) return TN_OK;
     if (plane->has_write) TN_TRY(wait_for(device, stream, stream_id, &plane->write));
@@ -90,9 +90,9 @@ tn_status tn__order_before(tn_device *device, tn__plane_object *plane, tn_access
 
 /* ---- noting -------------------------------------------------------------------------------- */
 
-void tn__order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
+void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                     uint64_t stream_id) {
-    tn__use use = {stream, stream_id, 1}; /* none of it has ended, so there is none to record */
+    tn__plane_use use = {stream, stream_id, 1}; /* none of it has ended, so there is none to record */
     plane->last_stream = stream;
     plane->last_stream_id = stream_id;
     if (access != TN_READ) { /* it comes after all that was noted before */
@@ -105,8 +105,8 @@ void tn__order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
     }
 }
 
-void tn__order_forget(tn__plane_object *plane, uint64_t stream_id) {
-    tn__use *read = read_of(plane, stream_id);
+void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
+    tn__plane_use *read = read_of(plane, stream_id);
     if (read) remove_read(plane, read);
     if (plane->has_write && plane->write.stream_id == stream_id) plane->has_write = 0;
     if (plane->last_stream_id == stream_id) {
@@ -117,7 +117,7 @@ void tn__order_forget(tn__plane_object *plane, uint64_t stream_id) {
 
 /* ---- telling the pool ---------------------------------------------------------------------- */
 
-tn_status tn__order_record(const tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
     if (stream_id == plane->home_stream_id) return TN_OK;
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
@@ -125,21 +125,21 @@ tn_status tn__order_record(const tn__plane_object *plane, tn_stream stream, uint
     return TN_OK;
 }
 
-void tn__order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id) {
-    tn__use *read = read_of(plane, stream_id);
+void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id) {
+    tn__plane_use *read = read_of(plane, stream_id);
     if (read) read->is_recorded = 0;
     if (plane->has_write && plane->write.stream_id == stream_id) plane->write.is_recorded = 0;
 }
 
-static tn_status record_rest_of(const tn__plane_object *plane, tn__use *use,
+static tn_status record_rest_of(const tn__plane_object *plane, tn__plane_use *use,
                                 uint64_t free_stream_id) {
     if (use->is_recorded || use->stream_id == free_stream_id) return TN_OK;
-    TN_TRY(tn__order_record(plane, use->stream, use->stream_id));
+    TN_TRY(tn__plane_order_record(plane, use->stream, use->stream_id));
     use->is_recorded = 1;
     return TN_OK;
 }
 
-tn_status tn__order_record_rest(tn__plane_object *plane, uint64_t free_stream_id) {
+tn_status tn__plane_order_record_rest(tn__plane_object *plane, uint64_t free_stream_id) {
     if (plane->has_write) TN_TRY(record_rest_of(plane, &plane->write, free_stream_id));
     for (size_t i = 0; i < plane->read_count; i++) {
         TN_TRY(record_rest_of(plane, &plane->reads[i], free_stream_id));
