@@ -62,7 +62,7 @@ static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access acce
 tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
                          tn_lease *lease, tn_plane_view *view) {
     tn__tensor_object *object;
-    tn__lease_object *begun;
+    tn__lease_object *begun = NULL;
     TN_REQUIRE(lease && view, "tn_lease_begin: %s is NULL", lease ? "view" : "lease");
     TN_REQUIRE(access == TN_READ || access == TN_WRITE || access == TN_UPDATE,
                "tn_lease_begin: unknown access %d", (int)access);
@@ -117,12 +117,8 @@ static tn_status check_sizes(tn_tensor tensor, tn_plane plane, size_t data_bytes
 /* The work of a copy that failed may be on the stream in part: the lease is abandoned, and what
  * failed is what the caller hears of. */
 static tn_status finish(tn_lease lease, tn_status status) {
-    tn__saved_error error;
     if (status == TN_OK) status = tn_lease_end(lease);
-    if (status == TN_OK) return TN_OK;
-    tn__error_save(&error);
-    TN_CHECK(tn_lease_abandon(lease) == TN_OK);
-    tn__error_restore(&error);
+    if (status != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
     return status;
 }
 

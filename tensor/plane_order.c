@@ -22,7 +22,8 @@ tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out) {
 
 /* A use whose stream can no longer be named (another thread's per-thread default stream has the
  * same handle as this thread's; a stream of another library has been destroyed) can only be waited
- * for by waiting for the device. Streams of our own never come to that: see tn__plane_order_forget. */
+ * for by waiting for the device. Streams of our own never come to that: see tn__plane_order_forget.
+ */
 static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_id,
                           const tn__plane_use *use) {
     if (use->stream_id == stream_id) return TN_OK;
@@ -65,7 +66,8 @@ static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream
     tn__plane_use *idle = plane->read_count < READS_KEPT ? NULL : oldest_idle_read(plane);
     if (idle) {
         TN_TRY(wait_for(device, stream, stream_id, idle));
-        if (!idle->is_recorded) TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
+        if (!idle->is_recorded)
+            TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
         remove_read(plane, idle);
     }
     if (plane->read_count < plane->read_limit) return TN_OK;
@@ -78,7 +80,7 @@ static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream
 }
 
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
-                           tn_stream stream, uint64_t stream_id) {
+                                 tn_stream stream, uint64_t stream_id) {
     if (access == TN_READ && read_of(plane, stream_id)) return TN_OK;
     if (plane->has_write) TN_TRY(wait_for(device, stream, stream_id, &plane->write));
     if (access == TN_READ) return make_room(device, plane, stream, stream_id);
@@ -91,8 +93,9 @@ tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_
 /* ---- noting -------------------------------------------------------------------------------- */
 
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
-                    uint64_t stream_id) {
-    tn__plane_use use = {stream, stream_id, 1}; /* none of it has ended, so there is none to record */
+                          uint64_t stream_id) {
+    tn__plane_use use = {stream, stream_id,
+                         1}; /* none of it has ended, so there is none to record */
     plane->last_stream = stream;
     plane->last_stream_id = stream_id;
     if (access != TN_READ) { /* it comes after all that was noted before */
@@ -117,7 +120,8 @@ void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
 
 /* ---- telling the pool ---------------------------------------------------------------------- */
 
-tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream,
+                                 uint64_t stream_id) {
     if (stream_id == plane->home_stream_id) return TN_OK;
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));

@@ -16,14 +16,15 @@ tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out);
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
-                           tn_stream stream, uint64_t stream_id);
+                                 tn_stream stream, uint64_t stream_id);
 
 /* Notes the use that a lease begins; tn__plane_order_before has been called for it. */
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
-                    uint64_t stream_id);
+                          uint64_t stream_id);
 
 /* Tells the pool of a use, for each block of the plane, unless it is on the blocks' own stream. */
-tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
+tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream,
+                                 uint64_t stream_id);
 
 /* The pool could not be told of a use: tn__plane_order_record_rest will have to. */
 void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id);

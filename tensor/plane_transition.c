@@ -46,7 +46,10 @@ static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN
     for (int part = 0; part < TN__PART_COUNT; part++) {
         tn_status status = tn__alloc_owned(pool, bytes[part], stream, &options, &blocks[part]);
         if (status == TN_OK) continue;
+        tn__saved_error error;
+        tn__error_save(&error);
         if (part > 0 && tn_free(blocks[0], stream) == TN_OK) blocks[0] = NULL;
+        tn__error_restore(&error);
         return status;
     }
     return TN_OK;
@@ -208,7 +211,7 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
         TN_TRY(tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id));
     } else {
         TN_TRY(tn__plane_order_before(device_of(tensor), plane, lease->access, lease->stream,
-                                lease->stream_id));
+                                      lease->stream_id));
     }
     tn__plane_order_note(plane, lease->access, lease->stream, lease->stream_id);
     if (lease->access != TN_READ) plane->state = TN_PLANE_ALLOCATED;
@@ -280,12 +283,15 @@ static void give_up_write(tn__lease_object *lease) {
 
 void tn__transition_abandon(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
+    tn__saved_error error; /* what made the caller abandon it is what he must hear of */
+    tn__error_save(&error);
     if (!lease->is_stream_ended &&
         tn__plane_order_record(plane, lease->stream, lease->stream_id) != TN_OK) {
         tn__plane_order_mark_unrecorded(plane, lease->stream_id);
     }
     unlink_lease(lease);
     if (lease->access != TN_READ) give_up_write(lease);
+    tn__error_restore(&error);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
 }
 
@@ -374,7 +380,8 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
     tn_status status = tn__transition_begin(&to);
     if (status == TN_OK) {
         status = run_derive(tensor, derive, &from, &to);
-        if (status == TN_OK) status = tn__plane_order_record(&tensor->planes[source], stream, stream_id);
+        if (status == TN_OK)
+            status = tn__plane_order_record(&tensor->planes[source], stream, stream_id);
         if (status == TN_OK) status = tn__transition_end(&to);
         if (status != TN_OK) tn__transition_abandon(&to);
     }

@@ -40,8 +40,8 @@ static tn_status declare(tn_device *device, const tn_plane_view *from, const tn_
                            {from->scale, from->layout.scale_bytes, 0},
                            {to->data, to->layout.data_bytes, 1},
                            {to->scale, to->layout.scale_bytes, 1}};
-    return tn__device_driver(device)->ghost_launch(tn__device_state(device), "transpose", ranges,
-                                                   4, 1.0, stream);
+    return tn__device_driver(device)->ghost_launch(tn__device_state(device), "transpose", ranges, 4,
+                                                   1.0, stream);
 }
 
 tn_status fixture_derive(tn_device *device, const tn_plane_view *from, const tn_plane_view *to,
@@ -101,8 +101,10 @@ void tensor_fixture_close(tensor_fixture *fixture) {
     EXPECT_OK(tn_stream_destroy(fixture->device, fixture->other));
     EXPECT_OK(tn_pool_destroy(fixture->pool));
     EXPECT_OK(tn_device_info_get(fixture->device, &info));
-    if (info.simulated) test_close_sim(fixture->device);
-    else EXPECT_OK(tn_device_destroy(fixture->device));
+    if (info.simulated)
+        test_close_sim(fixture->device);
+    else
+        EXPECT_OK(tn_device_destroy(fixture->device));
 }
 
 /* ---- shorthands ---------------------------------------------------------------------------- */

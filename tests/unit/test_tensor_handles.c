@@ -88,13 +88,19 @@ static void thousands_grow_the_table_and_all_stay_alive(void **state) {
     enum { COUNT = 40000 };
     static uint64_t values[COUNT];
     static char marks[COUNT];
-    for (int i = 0; i < COUNT; i++) values[i] = make(TN__HANDLE_LEASE, &marks[i]);
+    for (int i = 0; i < COUNT; i++)
+        values[i] = make(TN__HANDLE_LEASE, &marks[i]);
     assert_int_equal(tn__handle_count(), COUNT);
-    for (int i = 0; i < COUNT; i++) expect_alive(values[i], TN__HANDLE_LEASE, &marks[i]);
-    for (int i = 0; i < COUNT; i += 2) tn__handle_destroy(values[i]);
-    for (int i = 1; i < COUNT; i += 2) expect_alive(values[i], TN__HANDLE_LEASE, &marks[i]);
-    for (int i = 0; i < COUNT; i += 2) expect_stale(values[i], TN__HANDLE_LEASE);
-    for (int i = 1; i < COUNT; i += 2) tn__handle_destroy(values[i]);
+    for (int i = 0; i < COUNT; i++)
+        expect_alive(values[i], TN__HANDLE_LEASE, &marks[i]);
+    for (int i = 0; i < COUNT; i += 2)
+        tn__handle_destroy(values[i]);
+    for (int i = 1; i < COUNT; i += 2)
+        expect_alive(values[i], TN__HANDLE_LEASE, &marks[i]);
+    for (int i = 0; i < COUNT; i += 2)
+        expect_stale(values[i], TN__HANDLE_LEASE);
+    for (int i = 1; i < COUNT; i += 2)
+        tn__handle_destroy(values[i]);
     assert_int_equal(tn__handle_count(), 0);
 }
 

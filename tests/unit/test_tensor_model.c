@@ -12,16 +12,34 @@
 enum { DEPTH = 5, ROW = 0, COL = 1, LEASES_MAX = 5 };
 
 typedef enum operation {
-    MAKE_ROW, MAKE_COL, WRITE_ROW, WRITE_COL, UPDATE_ROW, UPDATE_COL, READ_ROW, READ_COL,
-    REQUIRE_ROW, REQUIRE_COL, DROP_ROW, DROP_COL, RELEASE_ROW, RELEASE_COL,
-    END_OLDEST, END_NEWEST, ABANDON_OLDEST, ABANDON_NEWEST, FREEZE, DESTROY, OPERATION_COUNT
+    MAKE_ROW,
+    MAKE_COL,
+    WRITE_ROW,
+    WRITE_COL,
+    UPDATE_ROW,
+    UPDATE_COL,
+    READ_ROW,
+    READ_COL,
+    REQUIRE_ROW,
+    REQUIRE_COL,
+    DROP_ROW,
+    DROP_COL,
+    RELEASE_ROW,
+    RELEASE_COL,
+    END_OLDEST,
+    END_NEWEST,
+    ABANDON_OLDEST,
+    ABANDON_NEWEST,
+    FREEZE,
+    DESTROY,
+    OPERATION_COUNT
 } operation;
 
 static const char *const operation_names[OPERATION_COUNT] = {
-    "make ROW", "make COL", "write ROW", "write COL", "update ROW", "update COL", "read ROW",
-    "read COL", "require ROW", "require COL", "drop ROW", "drop COL", "release ROW",
-    "release COL", "end oldest", "end newest", "abandon oldest", "abandon newest", "freeze",
-    "destroy"};
+    "make ROW",   "make COL",       "write ROW",      "write COL",   "update ROW",
+    "update COL", "read ROW",       "read COL",       "require ROW", "require COL",
+    "drop ROW",   "drop COL",       "release ROW",    "release COL", "end oldest",
+    "end newest", "abandon oldest", "abandon newest", "freeze",      "destroy"};
 
 /* ---- the model ----------------------------------------------------------------------------- */
 
@@ -42,7 +60,8 @@ typedef struct model {
 
 static int leases_on(const model *m, int plane) {
     int count = 0;
-    for (int i = 0; i < m->lease_count; i++) count += m->leases[i].plane == plane;
+    for (int i = 0; i < m->lease_count; i++)
+        count += m->leases[i].plane == plane;
     return count;
 }
 
@@ -85,8 +104,7 @@ static tn_status model_finish(model *m, int at, int is_end) {
     if (m->lease_count == 0) return TN_STALE_HANDLE;
     model_lease lease = m->leases[at];
     tn_plane_state *other = &m->state[!lease.plane];
-    memmove(&m->leases[at], &m->leases[at + 1],
-            (size_t)(m->lease_count - at - 1) * sizeof lease);
+    memmove(&m->leases[at], &m->leases[at + 1], (size_t)(m->lease_count - at - 1) * sizeof lease);
     m->lease_count--;
     if (lease.access == TN_READ) return TN_OK;
     if (is_end) {
@@ -171,16 +189,15 @@ static tn_status real_finish(real *r, int at, int is_end) {
     if (r->lease_count == 0) return tn_lease_end((tn_lease){0});
     tn_lease lease = r->leases[at];
     tn_status status = is_end ? tn_lease_end(lease) : tn_lease_abandon(lease);
-    memmove(&r->leases[at], &r->leases[at + 1],
-            (size_t)(r->lease_count - at - 1) * sizeof lease);
+    memmove(&r->leases[at], &r->leases[at + 1], (size_t)(r->lease_count - at - 1) * sizeof lease);
     r->lease_count--;
     return status;
 }
 
 static tn_status real_begin(real *r, tn_plane plane, tn_access access) {
     tn_plane_view view;
-    tn_status status = tn_lease_begin(r->tensor, plane, access, r->stream,
-                                      &r->leases[r->lease_count], &view);
+    tn_status status =
+        tn_lease_begin(r->tensor, plane, access, r->stream, &r->leases[r->lease_count], &view);
     if (status == TN_OK) r->lease_count++;
     return status;
 }
@@ -229,7 +246,8 @@ typedef struct search {
 
 static void fail_at(const search *s, int length, const char *what) {
     print_error("sequence:");
-    for (int i = 0; i < length; i++) print_error(" %s;", operation_names[s->path[i]]);
+    for (int i = 0; i < length; i++)
+        print_error(" %s;", operation_names[s->path[i]]);
     print_error("\n");
     fail_msg("%s (last error: %s)", what, tn_error_last());
 }
@@ -271,13 +289,15 @@ static int run(search *s, const model *start, int length) {
     model m = *start;
     real r = {.stream = s->fixture.stream};
     int has_effect = 0;
-    r.tensor = fixture_tensor(&s->fixture,
-                              m.is_2d ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_BLOCK_1D, 130, 600,
-                              "subject");
+    r.tensor =
+        fixture_tensor(&s->fixture, m.is_2d ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_BLOCK_1D, 130,
+                       600, "subject");
     EXPECT_OK(tn_tensor_set_policy(r.tensor, m.is_until_last_use ? TN_POLICY_UNTIL_LAST_USE
                                                                  : TN_POLICY_KEEP));
-    for (int i = 1; i <= length; i++) has_effect = step(s, &m, &r, i);
-    while (r.lease_count) EXPECT_OK(real_finish(&r, 0, 0));
+    for (int i = 1; i <= length; i++)
+        has_effect = step(s, &m, &r, i);
+    while (r.lease_count)
+        EXPECT_OK(real_finish(&r, 0, 0));
     if (m.alive) EXPECT_OK(tn_tensor_destroy(r.tensor, r.stream));
     if (fixture_owned_bytes(&s->fixture)) fail_at(s, length, "bytes after destroy");
     s->sequences++;

@@ -257,11 +257,13 @@ static void derivation_of_2d_transposes_data_and_scales_both_ways(void **state) 
     tn_tensor tensor = fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, 130, 3, "w");
     unsigned char row[390], col[390], back[390];
     float scales[8] = {2, 0, 0, 0, 4, 0, 0, 0}, col_scales[4], back_scales[8];
-    for (int i = 0; i < 390; i++) row[i] = (unsigned char)(i * 7);
+    for (int i = 0; i < 390; i++)
+        row[i] = (unsigned char)(i * 7);
     EXPECT_OK(tn_plane_write(tensor, TN_PLANE_ROW, row, 390, scales, 32, f->stream));
     EXPECT_OK(tn_plane_read(tensor, TN_PLANE_COL, col, 390, col_scales, 16, f->other));
     EXPECT_OK(tn_stream_synchronize(f->device, f->other));
-    for (int i = 0; i < 390; i++) assert_int_equal(col[i % 3 * 130 + i / 3], row[i]);
+    for (int i = 0; i < 390; i++)
+        assert_int_equal(col[i % 3 * 130 + i / 3], row[i]);
     assert_memory_equal(col_scales, ((float[]){2, 4, 0, 0}), 16);
     assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), TN_PLANE_VALID); /* not staled */
     EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_ROW, f->stream));
