@@ -41,7 +41,7 @@ static tn_status flatten(const tn_tensor_config *config, int64_t *rows, int64_t 
     int fits = product_of(config->shape, leading, &elements[0]);
     elements[1] = config->rank > 0 ? config->shape[leading] : 1;
     fits = fits && elements[1] <= TN__ELEMENTS_MAX;
-    int64_t all;
+    int64_t all = 0;
     TN_REQUIRE(fits && product_of(elements, 2, &all), "the shape has more than 2^62 elements");
     *rows = elements[0];
     *cols = elements[1];
@@ -98,7 +98,7 @@ static tn_status add_tensor(tn__scope_object *scope, tn__tensor_object *tensor) 
 
 tn_status tn_tensor_create(tn_scope scope, const tn_tensor_config *config, tn_tensor *out) {
     tn__scope_object *object;
-    int64_t rows, cols;
+    int64_t rows = 0, cols = 0;
     TN_REQUIRE(config && config->size == sizeof *config,
                "tn_tensor_create: config is not TN_TENSOR_CONFIG_INIT");
     TN_REQUIRE(out, "tn_tensor_create: out is NULL");
