@@ -226,14 +226,14 @@ static tn__sums recount(const tn__scope_object *scope) {
 typedef struct counts {
     size_t planes_bytes;           /* plane by plane */
     size_t scopes_bytes;           /* of the roots' sums */
-    const tn__scope_object *wrong; /* first scope whose sums are not those of what is in it */
+    const tn__scope_object *wrong; /* deepest scope whose sums are not those of what is in it */
 } counts;
 
 static counts count_root(tn__scope_object *root) {
     counts counted = {.scopes_bytes = total_bytes(&root->sums)};
     for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
         tn__sums sums = recount(scope);
-        if (!counted.wrong && !sums_are_equal(&sums, &scope->sums)) counted.wrong = scope;
+        if (!sums_are_equal(&sums, &scope->sums)) counted.wrong = scope;
         for (tn__tensor_object *tensor = scope->first_tensor; tensor; tensor = tensor->next) {
             TN_ASSERT_SLOW(tn__tensor_is_valid(tensor));
             tn__sums of_tensor = sums_of_tensor(tensor);

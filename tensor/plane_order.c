@@ -10,12 +10,18 @@
 
 #include <string.h>
 
-/* Readers to keep apart before idle ones are merged: whoever waits for a stream that has waited
- * for another one waits for both. */
-enum { READS_KEPT = 8 };
-
 tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out) {
     return tn__device_driver(device)->stream_id(tn__device_state(device), stream, out);
+}
+
+void tn__plane_order_init(tn__plane_object *plane) {
+    plane->reads = plane->own_reads;
+    plane->read_limit = TN__READS_KEPT;
+}
+
+void tn__plane_order_deinit(tn__plane_object *plane) {
+    if (plane->reads != plane->own_reads) tn__host_free(plane->reads);
+    plane->reads = NULL;
 }
 
 /* ---- waiting ------------------------------------------------------------------------------- */
@@ -60,31 +66,42 @@ static tn__plane_use *oldest_idle_read(const tn__plane_object *plane) {
     return NULL;
 }
 
-/* Bounds the list by merging an idle reader into the new one; grows it only if all are leased. */
-static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream stream,
-                           uint64_t stream_id) {
-    tn__plane_use *idle = plane->read_count < READS_KEPT ? NULL : oldest_idle_read(plane);
-    if (idle) {
-        TN_TRY(wait_for(device, stream, stream_id, idle));
-        if (!idle->is_recorded)
-            TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
-        remove_read(plane, idle);
-    }
-    if (plane->read_count < plane->read_limit) return TN_OK;
-    size_t limit = plane->read_limit ? 2 * plane->read_limit : READS_KEPT;
-    tn__plane_use *reads = tn__host_realloc(plane->reads, plane->read_limit, limit, sizeof *reads);
+/* All the streams that the list holds are leased right now. */
+static tn_status grow_reads(tn__plane_object *plane) {
+    size_t limit = 2 * plane->read_limit;
+    tn__plane_use *reads = tn__host_alloc(limit, sizeof *reads);
     if (!reads) return TN_OUT_OF_HOST_MEMORY;
+    memcpy(reads, plane->reads, plane->read_count * sizeof *reads);
+    tn__plane_order_deinit(plane);
     plane->reads = reads;
     plane->read_limit = limit;
     return TN_OK;
 }
 
+/* Bounds the list by merging an idle reader into the new one (whoever waits for a stream that has
+ * waited for another one waits for both); grows it only if there is none. */
+static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream stream,
+                           uint64_t stream_id) {
+    tn__plane_use *idle = plane->read_count < TN__READS_KEPT ? NULL : oldest_idle_read(plane);
+    if (idle) {
+        TN_TRY(wait_for(device, stream, stream_id, idle));
+        if (!idle->is_recorded) {
+            TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
+        }
+        remove_read(plane, idle);
+    }
+    return plane->read_count < plane->read_limit ? TN_OK : grow_reads(plane);
+}
+
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
                                  tn_stream stream, uint64_t stream_id) {
-    if (access == TN_READ && read_of(plane, stream_id)) return TN_OK;
-    if (plane->has_write) TN_TRY(wait_for(device, stream, stream_id, &plane->write));
-    if (access == TN_READ) return make_room(device, plane, stream, stream_id);
-    for (size_t i = 0; i < plane->read_count; i++) {
+    int is_read = access == TN_READ;
+    if (is_read && read_of(plane, stream_id)) return TN_OK;
+    if (plane->has_write && (is_read || plane->read_count == 0)) {
+        TN_TRY(wait_for(device, stream, stream_id, &plane->write));
+    }
+    if (is_read) return make_room(device, plane, stream, stream_id);
+    for (size_t i = 0; i < plane->read_count; i++) { /* each has waited for the write */
         TN_TRY(wait_for(device, stream, stream_id, &plane->reads[i]));
     }
     return TN_OK;

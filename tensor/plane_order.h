@@ -13,6 +13,10 @@
 /* The id that tells streams apart; fails for a stream that the driver does not know. */
 tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out);
 
+/* A plane without uses; and the end of one. */
+void tn__plane_order_init(tn__plane_object *plane);
+void tn__plane_order_deinit(tn__plane_object *plane);
+
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,

@@ -9,6 +9,7 @@
 #include "books.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "plane_order.h"
 #include "plane_transition.h"
 #include "tensor_internal.h"
 
@@ -53,7 +54,7 @@ void tn__scope_delete_tensor(tn__tensor_object *tensor) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         TN_CHECK(tensor->planes[i].state == TN_PLANE_ABSENT);
         TN_CHECK(!tensor->planes[i].first_lease);
-        tn__host_free(tensor->planes[i].reads);
+        tn__plane_order_deinit(&tensor->planes[i]);
     }
     tn__ledger_count_tensor(tensor->scope, -1);
     tn__scope_unlink_tensor(tensor);

@@ -84,6 +84,8 @@ static tn__tensor_object *new_tensor(const tn_tensor_config *config, int64_t row
     tensor->scale_mode = config->scale_mode;
     tensor->policy = config->policy;
     tensor->is_frozen = config->frozen != 0;
+    for (int i = 0; i < TN_PLANE_COUNT; i++)
+        tn__plane_order_init(&tensor->planes[i]);
     return tensor;
 }
 

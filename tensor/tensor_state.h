@@ -23,7 +23,7 @@ typedef struct tn__scope_object tn__scope_object;
 typedef struct tn__tensor_object tn__tensor_object;
 typedef struct tn__lease_object tn__lease_object;
 
-enum { TN__NAME_BYTES_MAX = 255 };
+enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8 };
 
 /* ---- books: all scopes of a pool ------------------------------------------------------------ */
 
@@ -79,7 +79,8 @@ typedef struct tn__plane_object {
     uint64_t home_stream_id; /* of the stream that the blocks were allocated on */
     int has_write;
     tn__plane_use write;  /* the last write, or the allocation */
-    tn__plane_use *reads; /* since then; each stream once, oldest first */
+    tn__plane_use *reads; /* since then; each stream once, oldest first; own_reads or larger */
+    tn__plane_use own_reads[TN__READS_KEPT];
     size_t read_count, read_limit;
     tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
     uint64_t last_stream_id;

@@ -1,0 +1,320 @@
+/* The N-th failure of every host allocation and every driver call of every tensor function.
+ *
+ * Each scenario is set up without faults and run with one, once or from then on. A run that fails
+ * must leave planes, leases, ledger and pool as they were (what a driver that refuses everything
+ * kept back is freed by the next call), and the same run without a fault must then succeed.
+ */
+#include "tensor_fixture.h"
+
+#include <string.h>
+
+#include "host_alloc.h"
+
+enum { NTH_MAX = 40, CUDA_ERROR_UNKNOWN = 999 };
+
+typedef struct subject {
+    tensor_fixture *fixture;
+    tn_scope scope;   /* a child of the fixture's, where all of a run happens */
+    tn_tensor tensor; /* 8 x 8, 2D, called "w" */
+    tn_lease lease;
+    unsigned char data[64];
+    float scales[4];
+} subject;
+
+typedef struct scenario {
+    const char *name;
+    void (*setup)(subject *s);
+    tn_status (*run)(subject *s);
+    int may_undefine_row; /* the run overwrites ROW: a failure half-way leaves it ALLOCATED */
+    int never_fails;
+    int host_faults, driver_faults; /* at least so many different N make the run fail */
+} scenario;
+
+/* ---- setups -------------------------------------------------------------------------------- */
+
+static void no_plane(subject *s) { (void)s; }
+
+static void valid_row(subject *s) { fixture_write(s->tensor, TN_PLANE_ROW, s->fixture->stream); }
+
+static void valid_both(subject *s) {
+    valid_row(s);
+    EXPECT_OK(tn_plane_require(s->tensor, TN_PLANE_COL, s->fixture->stream));
+}
+
+static tn_status begin(subject *s, tn_plane plane, tn_access access, tn_stream stream) {
+    tn_plane_view view;
+    return tn_lease_begin(s->tensor, plane, access, stream, &s->lease, &view);
+}
+
+static void row_read_elsewhere(subject *s) {
+    valid_row(s);
+    EXPECT_OK(begin(s, TN_PLANE_ROW, TN_READ, s->fixture->other));
+}
+
+static void row_written_elsewhere(subject *s) {
+    valid_row(s);
+    EXPECT_OK(begin(s, TN_PLANE_ROW, TN_WRITE, s->fixture->other));
+}
+
+static void row_made_by_a_write(subject *s) {
+    EXPECT_OK(begin(s, TN_PLANE_ROW, TN_WRITE, s->fixture->other));
+}
+
+static void row_written_and_col_not_kept(subject *s) {
+    EXPECT_OK(tn_tensor_set_policy(s->tensor, TN_POLICY_UNTIL_LAST_USE));
+    EXPECT_OK(tn_tensor_set_frozen(s->tensor, 1));
+    valid_both(s);
+    EXPECT_OK(begin(s, TN_PLANE_ROW, TN_WRITE, s->fixture->other));
+}
+
+static void both_and_col_not_kept(subject *s) {
+    EXPECT_OK(tn_tensor_set_policy(s->tensor, TN_POLICY_UNTIL_LAST_USE));
+    EXPECT_OK(tn_tensor_set_frozen(s->tensor, 1));
+    valid_both(s);
+}
+
+static void used_on_both_streams(subject *s) {
+    valid_both(s);
+    EXPECT_OK(begin(s, TN_PLANE_ROW, TN_READ, s->fixture->other));
+    EXPECT_OK(tn_lease_end(s->lease));
+    EXPECT_OK(begin(s, TN_PLANE_COL, TN_READ, s->fixture->other));
+    EXPECT_OK(tn_lease_end(s->lease));
+}
+
+/* ---- runs ---------------------------------------------------------------------------------- */
+
+static tn_status create_scope(subject *s) {
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_scope scope;
+    config.parent = s->scope;
+    return tn_scope_create(&config, &scope);
+}
+
+static tn_status create_root(subject *s) {
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_scope scope;
+    config.pool = s->fixture->pool;
+    TN_TRY(tn_scope_create(&config, &scope));
+    return tn_scope_close(scope);
+}
+
+static tn_status create_tensor(subject *s) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor tensor;
+    return tn_tensor_create(s->scope, &config, &tensor);
+}
+
+static tn_status make_row(subject *s) {
+    return tn_plane_make(s->tensor, TN_PLANE_ROW, s->fixture->other);
+}
+
+static tn_status require_col(subject *s) {
+    return tn_plane_require(s->tensor, TN_PLANE_COL, s->fixture->other);
+}
+
+static tn_status begin_write_row(subject *s) {
+    return begin(s, TN_PLANE_ROW, TN_WRITE, s->fixture->other);
+}
+
+static tn_status begin_update_row(subject *s) {
+    return begin(s, TN_PLANE_ROW, TN_UPDATE, s->fixture->other);
+}
+
+static tn_status begin_read_col(subject *s) {
+    return begin(s, TN_PLANE_COL, TN_READ, s->fixture->other);
+}
+
+static tn_status end_lease(subject *s) { return tn_lease_end(s->lease); }
+
+static tn_status abandon_lease(subject *s) { return tn_lease_abandon(s->lease); }
+
+static tn_status drop_col(subject *s) {
+    return tn_plane_drop(s->tensor, TN_PLANE_COL, s->fixture->other);
+}
+
+static tn_status release_col(subject *s) {
+    return tn_plane_release(s->tensor, TN_PLANE_COL, s->fixture->other);
+}
+
+static tn_status destroy(subject *s) { return tn_tensor_destroy(s->tensor, s->fixture->other); }
+
+static tn_status close_scope(subject *s) { return tn_scope_close(s->scope); }
+
+static tn_status write_row(subject *s) {
+    return tn_plane_write(s->tensor, TN_PLANE_ROW, s->data, 64, s->scales, 16, s->fixture->other);
+}
+
+static tn_status read_col(subject *s) {
+    return tn_plane_read(s->tensor, TN_PLANE_COL, s->data, 64, s->scales, 16, s->fixture->other);
+}
+
+static void see(void *argument, tn_tensor tensor, const tn_tensor_info *info,
+                const size_t data_bytes[TN_PLANE_COUNT], const size_t scale_bytes[TN_PLANE_COUNT]) {
+    (void)argument, (void)tensor, (void)info, (void)data_bytes, (void)scale_bytes;
+}
+
+static tn_status visit(subject *s) { return tn_scope_visit(s->scope, see, NULL); }
+
+static const scenario scenarios[] = {
+    {"create a scope", no_plane, create_scope, 0, 0, 2, 0},
+    {"create a root scope", no_plane, create_root, 0, 0, 2, 0},
+    {"create a tensor", no_plane, create_tensor, 0, 0, 2, 0},
+    {"make a plane", no_plane, make_row, 0, 0, 0, 1},
+    {"derive", valid_row, require_col, 0, 0, 0, 2},
+    {"derive in place", valid_both, require_col, 0, 0, 0, 0},
+    {"begin a write of an absent plane", no_plane, begin_write_row, 0, 0, 1, 1},
+    {"begin a write after a read elsewhere", used_on_both_streams, begin_write_row, 0, 0, 1, 0},
+    {"begin an update of what another stream wrote", valid_row, begin_update_row, 0, 0, 1, 1},
+    {"begin a read of what another stream wrote", valid_both, begin_read_col, 0, 0, 1, 1},
+    {"begin a read that derives", valid_row, begin_read_col, 0, 0, 1, 2},
+    {"end a read", row_read_elsewhere, end_lease, 0, 0, 0, 0},
+    {"end a write", row_written_elsewhere, end_lease, 0, 0, 0, 0},
+    {"end a write that frees the stale plane", row_written_and_col_not_kept, end_lease, 0, 0, 0, 0},
+    {"abandon a read", row_read_elsewhere, abandon_lease, 0, 1, 0, 0},
+    {"abandon a write", row_written_elsewhere, abandon_lease, 0, 1, 0, 0},
+    {"abandon a write that made the plane", row_made_by_a_write, abandon_lease, 0, 1, 0, 0},
+    {"drop", used_on_both_streams, drop_col, 0, 0, 0, 0},
+    {"release", both_and_col_not_kept, release_col, 0, 0, 0, 0},
+    {"destroy", used_on_both_streams, destroy, 0, 0, 0, 0},
+    {"close a scope", used_on_both_streams, close_scope, 0, 0, 0, 0},
+    {"write an absent plane", no_plane, write_row, 0, 0, 1, 2},
+    {"write a valid plane", used_on_both_streams, write_row, 1, 0, 1, 2},
+    {"read a plane that must be derived", valid_row, read_col, 0, 0, 1, 3},
+    {"visit", valid_both, visit, 0, 0, 1, 0},
+};
+
+/* ---- before and after ---------------------------------------------------------------------- */
+
+typedef struct snapshot {
+    tn_plane_state row, col;
+    size_t bytes, owned_bytes;
+    uint64_t tensors, planes, leases;
+} snapshot;
+
+static snapshot look(const subject *s) {
+    tn_ledger ledger = fixture_ledger(s->fixture->scope);
+    return (snapshot){fixture_state(s->tensor, TN_PLANE_ROW),
+                      fixture_state(s->tensor, TN_PLANE_COL),
+                      ledger.total_bytes,
+                      fixture_owned_bytes(s->fixture),
+                      ledger.tensors,
+                      ledger.planes,
+                      ledger.leases};
+}
+
+/* A driver that refuses everything can keep a plane from being given back: it is ALLOCATED, or
+ * ABSENT with a block still in the ledger. Dropping it now must work. */
+static void settle(const subject *s, tn_plane plane, tn_plane_state before, int and_after) {
+    tn_plane_state now = fixture_state(s->tensor, plane);
+    int was_kept_back = and_after && before == TN_PLANE_ABSENT && now == TN_PLANE_ALLOCATED;
+    if (now == TN_PLANE_ABSENT || was_kept_back) {
+        EXPECT_OK(tn_plane_drop(s->tensor, plane, s->fixture->stream));
+    }
+}
+
+static void expect_unchanged(const subject *s, const scenario *now, const snapshot *before,
+                             int and_after) {
+    settle(s, TN_PLANE_ROW, before->row, and_after);
+    settle(s, TN_PLANE_COL, before->col, and_after);
+    snapshot after = look(s);
+    if (now->may_undefine_row && after.row == TN_PLANE_ALLOCATED) after.row = before->row;
+    assert_int_equal(after.row, before->row);
+    assert_int_equal(after.col, before->col);
+    assert_int_equal(after.bytes, before->bytes);
+    assert_int_equal(after.owned_bytes, before->owned_bytes);
+    assert_int_equal(after.tensors, before->tensors);
+    assert_int_equal(after.planes, before->planes);
+    assert_int_equal(after.leases, before->leases);
+}
+
+/* ---- the loop ------------------------------------------------------------------------------ */
+
+typedef enum fault_kind { HOST_FAULT, DRIVER_FAULT } fault_kind;
+
+static void set_fault(fault_kind kind, long nth, int and_after) {
+    if (kind == HOST_FAULT)
+        tn__host_alloc_fault(nth, and_after);
+    else
+        assert_int_equal(test_sim_get()->fault(NULL, nth, and_after, CUDA_ERROR_UNKNOWN), 0);
+}
+
+static void open_subject(subject *s, tensor_fixture *fixture) {
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    *s = (subject){.fixture = fixture};
+    config.parent = fixture->scope;
+    EXPECT_OK(tn_scope_create(&config, &s->scope));
+    s->tensor = fixture_tensor(fixture, TN_FORMAT_FP8_BLOCK_2D, 8, 8, "w");
+    EXPECT_OK(tn_tensor_move(s->tensor, s->scope));
+}
+
+static void close_subject(subject *s) {
+    (void)!tn_lease_abandon(s->lease); /* stale if the run has ended it */
+    tn_status status = tn_scope_close(s->scope);
+    if (status != TN_STALE_HANDLE) EXPECT_OK(status);
+    assert_int_equal(fixture_owned_bytes(s->fixture), 0);
+    assert_int_equal(fixture_ledger(s->fixture->scope).total_bytes, 0);
+    EXPECT_OK(tn_ledger_check(s->fixture->pool));
+    EXPECT_OK(tn_pool_check(s->fixture->pool));
+}
+
+/* 1 if the fault made the run fail. */
+static int run_once(tensor_fixture *fixture, const scenario *now, fault_kind kind, long nth,
+                    int and_after) {
+    subject s;
+    open_subject(&s, fixture);
+    now->setup(&s);
+    snapshot before = look(&s);
+    set_fault(kind, nth, and_after);
+    tn_status status = now->run(&s);
+    set_fault(kind, 0, 0);
+    EXPECT_OK(tn_ledger_check(fixture->pool));
+    if (status != TN_OK) {
+        if (kind == HOST_FAULT) EXPECT_STATUS(status, TN_OUT_OF_HOST_MEMORY);
+        assert_false(now->never_fails);
+        expect_unchanged(&s, now, &before, and_after);
+        EXPECT_OK(now->run(&s));
+    }
+    close_subject(&s);
+    return status != TN_OK;
+}
+
+static void run_all(tensor_fixture *fixture, fault_kind kind) {
+    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
+        const scenario *now = &scenarios[i];
+        int expected = kind == HOST_FAULT ? now->host_faults : now->driver_faults;
+        for (int and_after = 0; and_after < 2; and_after++) {
+            int failures = 0;
+            for (long nth = 1; nth <= NTH_MAX; nth++) {
+                failures += run_once(fixture, now, kind, nth, and_after);
+            }
+            if (failures < expected) {
+                fail_msg("%s: %d faults made it fail, at least %d should", now->name, failures,
+                         expected);
+            }
+        }
+    }
+}
+
+static void every_host_allocation_may_fail(void **state) {
+    tensor_fixture fixture;
+    (void)state;
+    tensor_fixture_open(&fixture);
+    run_all(&fixture, HOST_FAULT);
+    tensor_fixture_close(&fixture);
+}
+
+static void every_driver_call_may_fail(void **state) {
+    tensor_fixture fixture;
+    (void)state;
+    tensor_fixture_open_sim(&fixture);
+    run_all(&fixture, DRIVER_FAULT);
+    tensor_fixture_close(&fixture);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_host_allocation_may_fail),
+        cmocka_unit_test(every_driver_call_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,389 @@
+/* Leases: who may hold what, what becomes stale and valid again, and which stream waits. */
+#include "tensor_fixture.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "host_alloc.h"
+
+enum { PLANE_BYTES = 64 + 16 }; /* 8 x 8 in 2D: data and one row of four floats */
+
+static int open_fixture(void **state) {
+    static tensor_fixture fixture;
+    tensor_fixture_open(&fixture);
+    *state = &fixture;
+    return 0;
+}
+
+static int close_fixture(void **state) {
+    tensor_fixture_close(*state);
+    return 0;
+}
+
+static tn_tensor square(const tensor_fixture *f) {
+    return fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, 8, 8, "w");
+}
+
+static tn_lease begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream) {
+    tn_plane_view view;
+    tn_lease lease = {0};
+    EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
+    return lease;
+}
+
+static void expect_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
+                         tn_status expected) {
+    tn_plane_view view = {.data = &view};
+    tn_lease lease = {5};
+    EXPECT_STATUS(tn_lease_begin(tensor, plane, access, stream, &lease, &view), expected);
+    assert_int_equal(lease.value, 5); /* results are written last */
+    assert_ptr_equal(view.data, &view);
+}
+
+static void expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
+    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
+    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
+}
+
+/* ---- what a lease gives -------------------------------------------------------------------- */
+
+static void a_lease_gives_addresses_and_the_layout(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = fixture_tensor(f, TN_FORMAT_FP8_BLOCK_1D, 129, 257, "x");
+    tn_plane_layout layout;
+    tn_plane_view view, again;
+    tn_lease lease;
+    size_t bytes = 0;
+    tn_pool *pool = NULL;
+    EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream, &lease, &view));
+    EXPECT_OK(tn_plane_layout_get(tensor, TN_PLANE_COL, &layout));
+    assert_memory_equal(&view.layout, &layout, sizeof layout);
+    assert_int_equal(view.dtype, TN_E4M3);
+    assert_int_equal(view.plane, TN_PLANE_COL);
+    EXPECT_OK(tn_block_info(view.data, &bytes, &pool));
+    assert_int_equal(bytes, layout.data_bytes);
+    assert_ptr_equal(pool, f->pool);
+    EXPECT_OK(tn_block_info(view.scale, &bytes, &pool));
+    assert_int_equal(bytes, layout.scale_bytes);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_COL, TN_READ, f->stream, &lease, &again));
+    assert_ptr_equal(again.data, view.data); /* it stays where it is */
+    EXPECT_OK(tn_lease_end(lease));
+}
+
+static void a_plain_plane_has_no_scale_address(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = fixture_tensor(f, TN_FORMAT_PLAIN, 3, 5, "y");
+    tn_plane_view view;
+    tn_lease lease;
+    EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_DATA, TN_WRITE, f->stream, &lease, &view));
+    assert_non_null(view.data);
+    assert_null(view.scale);
+    assert_int_equal(fixture_owned_bytes(f), 60);
+    EXPECT_OK(tn_lease_end(lease));
+}
+
+/* ---- who may hold what --------------------------------------------------------------------- */
+
+static void readers_share_and_writers_exclude(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    char holder[64];
+    tn_lease write = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->other);
+    expect_begin(tensor, TN_PLANE_ROW, TN_READ, f->stream, TN_IN_USE);
+    snprintf(holder, sizeof holder, "under a WRITE lease on stream %p", f->other);
+    EXPECT_ERROR_HAS(holder);
+    EXPECT_ERROR_HAS("tensor w, plane ROW");
+    expect_begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream, TN_IN_USE);
+    expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_IN_USE);
+    EXPECT_OK(tn_lease_end(write));
+    tn_lease first = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease second = begin(tensor, TN_PLANE_ROW, TN_READ, f->other);
+    expect_begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream, TN_IN_USE);
+    EXPECT_ERROR_HAS("under a READ lease");
+    assert_int_equal(fixture_ledger(f->scope).leases, 2);
+    EXPECT_OK(tn_lease_end(first));
+    expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_IN_USE); /* one reader is left */
+    EXPECT_OK(tn_lease_end(second));
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream)));
+    assert_int_equal(fixture_ledger(f->scope).leases, 0);
+}
+
+static void a_read_of_one_plane_keeps_writers_off_the_other(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    tn_lease read = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream);
+    expect_begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream, TN_IN_USE);
+    EXPECT_ERROR_HAS("plane ROW is under a READ lease");
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
+    EXPECT_OK(tn_lease_end(read));
+}
+
+static void update_wants_a_valid_plane(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("tensor w, plane ROW is ABSENT: UPDATE needs a valid plane");
+    EXPECT_OK(tn_plane_make(tensor, TN_PLANE_ROW, f->stream));
+    expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("ALLOCATED");
+    expect_begin(tensor, TN_PLANE_ROW, TN_READ, f->stream, TN_INVALID_STATE);
+    fixture_write(tensor, TN_PLANE_COL, f->stream);
+    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_ROW, f->stream));
+    fixture_write(tensor, TN_PLANE_COL, f->stream);
+    expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("STALE");
+}
+
+static void a_lease_is_ended_once(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_STATUS(tn_lease_end(lease), TN_STALE_HANDLE);
+    EXPECT_ERROR_HAS("lease 0x");
+    EXPECT_STATUS(tn_lease_abandon(lease), TN_STALE_HANDLE);
+    tn_lease next = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream); /* in the same slot */
+    EXPECT_STATUS(tn_lease_end(lease), TN_STALE_HANDLE);
+    assert_int_equal(fixture_ledger(f->scope).leases, 1);
+    EXPECT_OK(tn_lease_end(next));
+    EXPECT_STATUS(tn_lease_end((tn_lease){0}), TN_STALE_HANDLE);
+}
+
+/* ---- stale and valid again ----------------------------------------------------------------- */
+
+static void a_write_stales_the_other_plane_when_it_begins(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
+    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_STALE);
+    expect_begin(tensor, TN_PLANE_COL, TN_READ, f->stream, TN_IN_USE);
+    EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_COL, f->stream), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("plane COL is STALE and the last copy");
+    EXPECT_OK(tn_lease_end(lease));
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
+    assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES); /* KEEP: derived in place */
+    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
+    assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES);
+    assert_int_equal(fixture_ledger(f->scope).peak_total_bytes, 2 * PLANE_BYTES);
+}
+
+static void an_abandoned_write_gives_the_other_plane_back(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    tn_lease lease = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream); /* makes COL */
+    expect_states(tensor, TN_PLANE_STALE, TN_PLANE_ALLOCATED);
+    EXPECT_OK(tn_lease_abandon(lease));
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
+    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
+    EXPECT_OK(tn_lease_abandon(begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream)));
+    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_VALID); /* ROW's contents are undefined */
+    EXPECT_OK(tn_lease_abandon(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_VALID);
+}
+
+static void two_planes_written_at_once_stale_neither(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    tn_lease row = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    tn_lease col = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
+    EXPECT_OK(tn_lease_end(row));
+    EXPECT_OK(tn_lease_end(col));
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
+    row = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    col = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
+    EXPECT_OK(tn_lease_end(row));
+    EXPECT_OK(tn_lease_abandon(col)); /* its old contents are older than ROW's */
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ALLOCATED);
+    row = begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream);
+    expect_begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream, TN_IN_USE); /* ROW is being read */
+    EXPECT_OK(tn_lease_end(row));
+}
+
+/* COL was valid before ROW's write began. While that goes on COL is written too, so there is
+ * nothing left to come back to. */
+static void a_plane_written_meanwhile_does_not_come_back(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    fixture_write(tensor, TN_PLANE_COL, f->stream);
+    tn_lease row = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    tn_lease col = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
+    EXPECT_OK(tn_lease_abandon(col));
+    EXPECT_OK(tn_lease_abandon(row));
+    expect_states(tensor, TN_PLANE_ABSENT, TN_PLANE_ALLOCATED);
+    EXPECT_STATUS(tn_plane_require(tensor, TN_PLANE_COL, f->stream), TN_INVALID_STATE);
+}
+
+/* ---- streams ------------------------------------------------------------------------------- */
+
+static void uses_on_one_stream_need_no_wait(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    uint64_t waits = fixture_waits(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+    assert_int_equal(fixture_waits(f), waits);
+}
+
+static void a_reader_waits_once_for_the_last_write_and_not_for_readers(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    uint64_t waits = fixture_waits(f);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->other)));
+    assert_int_equal(fixture_waits(f), waits + 1);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->other))); /* has waited */
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
+    assert_int_equal(fixture_waits(f), waits + 1);
+}
+
+static void a_writer_waits_for_every_reader_and_through_them_for_the_write(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    tn_stream third;
+    EXPECT_OK(tn_stream_create(f->device, &third));
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->other)));
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
+    uint64_t waits = fixture_waits(f);
+    fixture_write(tensor, TN_PLANE_ROW, third); /* write on stream, reads on stream and other */
+    assert_int_equal(fixture_waits(f), waits + 2);
+    fixture_write(tensor, TN_PLANE_ROW, third); /* only its own write is left */
+    assert_int_equal(fixture_waits(f), waits + 2);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream); /* no reader since third's write */
+    assert_int_equal(fixture_waits(f), waits + 3);
+    EXPECT_OK(tn_stream_destroy(f->device, third));
+}
+
+static void a_plane_made_on_one_stream_is_used_on_another_after_its_allocation(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    EXPECT_OK(tn_plane_make(tensor, TN_PLANE_ROW, f->stream));
+    uint64_t waits = fixture_waits(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->other);
+    assert_int_equal(fixture_waits(f), waits + 1);
+}
+
+static void many_reading_streams_are_bounded_by_merging_idle_ones(void **state) {
+    const tensor_fixture *f = *state;
+    enum { STREAMS = 20 };
+    tn_stream streams[STREAMS];
+    tn_lease leases[STREAMS];
+    tn_tensor tensor = square(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    for (int i = 0; i < STREAMS; i++)
+        EXPECT_OK(tn_stream_create(f->device, &streams[i]));
+    uint64_t waits = fixture_waits(f);
+    for (int i = 0; i < STREAMS; i++) {
+        EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, streams[i])));
+    }
+    assert_int_equal(fixture_waits(f), waits + STREAMS + (STREAMS - 8)); /* 8 are kept apart */
+    waits = fixture_waits(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    assert_int_equal(fixture_waits(f), waits + 8);
+    for (int i = 0; i < STREAMS; i++) { /* all at once: none may be merged */
+        leases[i] = begin(tensor, TN_PLANE_ROW, TN_READ, streams[i]);
+    }
+    for (int i = 0; i < STREAMS; i++)
+        EXPECT_OK(tn_lease_end(leases[i]));
+    waits = fixture_waits(f);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    assert_int_equal(fixture_waits(f), waits + STREAMS);
+    for (int i = 0; i < STREAMS; i++)
+        EXPECT_OK(tn_stream_destroy(f->device, streams[i]));
+}
+
+static void a_stream_that_has_ended_is_not_waited_for(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f);
+    tn_stream gone;
+    unsigned char data[64] = {1}, back[64];
+    float scales[4] = {1};
+    EXPECT_OK(tn_stream_create(f->device, &gone));
+    EXPECT_OK(tn_plane_write(tensor, TN_PLANE_ROW, data, 64, scales, 16, gone));
+    EXPECT_OK(tn_stream_destroy(f->device, gone));
+    uint64_t waits = fixture_waits(f);
+    EXPECT_OK(tn_plane_read(tensor, TN_PLANE_ROW, back, 64, scales, 16, f->stream));
+    EXPECT_OK(tn_stream_synchronize(f->device, f->stream));
+    assert_memory_equal(back, data, 64);
+    assert_int_equal(fixture_waits(f), waits);
+}
+
+static void leases_on_a_stream_that_has_ended_can_still_be_ended(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor tensor = square(f), other = square(f);
+    tn_stream gone;
+    EXPECT_OK(tn_stream_create(f->device, &gone));
+    tn_lease write = begin(tensor, TN_PLANE_ROW, TN_WRITE, gone);
+    tn_lease abandoned = begin(other, TN_PLANE_ROW, TN_WRITE, gone);
+    EXPECT_OK(tn_stream_destroy(f->device, gone));
+    EXPECT_OK(tn_lease_end(write));
+    EXPECT_OK(tn_lease_abandon(abandoned));
+    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    expect_states(other, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
+}
+
+/* What one stream writes another reads: the values arrive, in any order of the host's calls. */
+static void values_cross_streams_in_order(void **state) {
+    const tensor_fixture *f = *state;
+    enum { BYTES = 1 << 20 };
+    tn_tensor tensor = fixture_tensor(f, TN_FORMAT_PLAIN, 1, BYTES / 4, "big");
+    unsigned char *data = test_malloc(BYTES), *back = test_malloc(BYTES);
+    for (int round = 1; round <= 20; round++) {
+        memset(data, round, BYTES);
+        EXPECT_OK(tn_plane_write(tensor, TN_PLANE_DATA, data, BYTES, NULL, 0, f->stream));
+        EXPECT_OK(tn_plane_read(tensor, TN_PLANE_DATA, back, BYTES, NULL, 0, f->other));
+        EXPECT_OK(tn_stream_synchronize(f->device, f->other));
+        assert_memory_equal(back, data, BYTES);
+    }
+    EXPECT_OK(tn_stream_synchronize(f->device, f->stream));
+    test_free(data);
+    test_free(back);
+}
+
+static void no_host_memory_is_left_when_all_is_closed(void **state) {
+    (void)state;
+    tensor_fixture fixture;
+    long blocks = tn__host_live_blocks();
+    tensor_fixture_open(&fixture);
+    tn_tensor tensor = square(&fixture);
+    fixture_write(tensor, TN_PLANE_ROW, fixture.stream);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, fixture.other)));
+    tensor_fixture_close(&fixture);
+    assert_int_equal(tn__host_live_blocks(), blocks);
+}
+
+int main(void) {
+#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+    const struct CMUnitTest tests[] = {
+        WITH_FIXTURE(a_lease_gives_addresses_and_the_layout),
+        WITH_FIXTURE(a_plain_plane_has_no_scale_address),
+        WITH_FIXTURE(readers_share_and_writers_exclude),
+        WITH_FIXTURE(a_read_of_one_plane_keeps_writers_off_the_other),
+        WITH_FIXTURE(update_wants_a_valid_plane),
+        WITH_FIXTURE(a_lease_is_ended_once),
+        WITH_FIXTURE(a_write_stales_the_other_plane_when_it_begins),
+        WITH_FIXTURE(an_abandoned_write_gives_the_other_plane_back),
+        WITH_FIXTURE(two_planes_written_at_once_stale_neither),
+        WITH_FIXTURE(a_plane_written_meanwhile_does_not_come_back),
+        WITH_FIXTURE(uses_on_one_stream_need_no_wait),
+        WITH_FIXTURE(a_reader_waits_once_for_the_last_write_and_not_for_readers),
+        WITH_FIXTURE(a_writer_waits_for_every_reader_and_through_them_for_the_write),
+        WITH_FIXTURE(a_plane_made_on_one_stream_is_used_on_another_after_its_allocation),
+        WITH_FIXTURE(many_reading_streams_are_bounded_by_merging_idle_ones),
+        WITH_FIXTURE(a_stream_that_has_ended_is_not_waited_for),
+        WITH_FIXTURE(leases_on_a_stream_that_has_ended_can_still_be_ended),
+        WITH_FIXTURE(values_cross_streams_in_order),
+        cmocka_unit_test(no_host_memory_is_left_when_all_is_closed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
