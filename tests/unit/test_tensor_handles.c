@@ -141,16 +141,18 @@ static void *churn(void *argument) {
         uint64_t values[8];
         for (int i = 0; i < 8; i++) {
             if (tn__handle_create(TN__HANDLE_LEASE, &marks[i], (unsigned)lock, &values[i])) {
-                return "create failed";
+                return (void *)"create failed";
             }
         }
         for (int i = 0; i < 8; i++) {
             void *object;
-            if (tn__handle_acquire(values[i], TN__HANDLE_LEASE, &object)) return "not alive";
-            if (object != &marks[i]) return "another thread's object";
+            if (tn__handle_acquire(values[i], TN__HANDLE_LEASE, &object))
+                return (void *)"not alive";
+            if (object != &marks[i]) return (void *)"another thread's object";
             tn__handle_destroy(values[i]);
             tn__unlock((unsigned)lock);
-            if (!tn__handle_acquire(values[i], TN__HANDLE_LEASE, &object)) return "not stale";
+            if (!tn__handle_acquire(values[i], TN__HANDLE_LEASE, &object))
+                return (void *)"not stale";
         }
     }
     return NULL;

@@ -42,8 +42,8 @@ static void *end_leases(void *argument) {
         tn_lease lease = ring->leases[i % SLOTS];
         tn_status status = i % 5 ? tn_lease_end(lease) : tn_lease_abandon(lease);
         sem_post(&ring->empty);
-        if (status != TN_OK) return "a lease could not be ended";
-        if (tn_lease_end(lease) != TN_STALE_HANDLE) return "a lease was ended twice";
+        if (status != TN_OK) return (void *)"a lease could not be ended";
+        if (tn_lease_end(lease) != TN_STALE_HANDLE) return (void *)"a lease was ended twice";
     }
     return NULL;
 }
@@ -154,12 +154,13 @@ static void *work(void *argument) {
     worker *self = argument;
     const tensor_fixture *f = self->fixture;
     tn_stream stream;
-    if (tn_stream_create(f->device, &stream) != TN_OK) return "no stream";
+    if (tn_stream_create(f->device, &stream) != TN_OK) return (void *)"no stream";
     for (int i = 0; i < ROUNDS / 4; i++) {
         const char *failure = one_step(f, stream);
         if (failure) return (void *)failure;
     }
-    if (tn_stream_destroy(f->device, stream) != TN_OK) return "the stream was not destroyed";
+    if (tn_stream_destroy(f->device, stream) != TN_OK)
+        return (void *)"the stream was not destroyed";
     return NULL;
 }
 
@@ -187,9 +188,9 @@ static void *open_and_close_roots(void *argument) {
     config.pool = argument;
     for (int i = 0; i < ROUNDS; i++) {
         tn_scope scope;
-        if (tn_scope_create(&config, &scope) != TN_OK) return "no root";
-        if (tn_ledger_check(config.pool) != TN_OK) return "no balance";
-        if (tn_scope_close(scope) != TN_OK) return "the root was not closed";
+        if (tn_scope_create(&config, &scope) != TN_OK) return (void *)"no root";
+        if (tn_ledger_check(config.pool) != TN_OK) return (void *)"no balance";
+        if (tn_scope_close(scope) != TN_OK) return (void *)"the root was not closed";
     }
     return NULL;
 }
