@@ -150,10 +150,12 @@ static tn_status find_locked(tn__driver_device *device, tn_stream stream, tn__ho
 
 /* Finds the stream and holds it, so that it can not end under the caller. */
 static tn_status hold_stream(tn__driver_device *device, tn_stream stream, tn__host_stream **out) {
+    tn__host_stream *found = NULL;
     pthread_mutex_lock(&device->lock);
-    tn_status status = find_locked(device, stream, out);
-    if (status == TN_OK) tn__host_stream_hold(*out);
+    tn_status status = find_locked(device, stream, &found);
+    if (found) tn__host_stream_hold(found);
     pthread_mutex_unlock(&device->lock);
+    *out = found;
     return status;
 }
 

@@ -5,8 +5,8 @@
 # and a jemalloc of the program's own is another one. The C++ part (operator new) is left out.
 #
 # A library of its own, and not part of libtenure, because it needs 2.6 KB of static TLS, more than
-# glibc keeps for libraries that are loaded later: with it inside, no program could dlopen libtenure.
-# Programs that link the target tenure get it at their start; see alloc/driver_host_memory.h.
+# glibc keeps for libraries that are loaded later: with it inside, no program could dlopen
+# libtenure. Programs that link the target tenure get it at their start; see alloc/driver_host_memory.h.
 
 find_library(TENURE_JEMALLOC_ARCHIVE libjemalloc_pic.a)
 if(NOT TENURE_JEMALLOC_ARCHIVE)
@@ -17,7 +17,8 @@ endif()
 function(tenure_add_jemalloc)
   set(names aligned_alloc calloc dallocx free mallctl mallctlbymib mallctlnametomib malloc
     malloc_conf malloc_conf_2_conf_harder malloc_message malloc_stats_print malloc_usable_size
-    mallocx memalign nallocx posix_memalign pthread_atfork pvalloc rallocx realloc sallocx sdallocx valloc xallocx)
+    mallocx memalign nallocx posix_memalign pthread_atfork pvalloc rallocx realloc sallocx
+    sdallocx valloc xallocx)
   list(TRANSFORM names REPLACE "(.+)" "\\1 tn__je_\\1" OUTPUT_VARIABLE renames)
   list(JOIN renames "\n" renames)
   set(directory ${CMAKE_BINARY_DIR}/jemalloc)
