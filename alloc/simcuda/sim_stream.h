@@ -45,6 +45,8 @@ typedef struct sim_work {
     CUdeviceptr dst;
     CUdeviceptr src;
     size_t bytes;
+    int to_device; /* which sides are device memory, as known when it was submitted */
+    int from_device;
     unsigned char byte;
     CUhostFn function;
     void *argument;

@@ -92,6 +92,8 @@ static CUresult submit_transfer(sim_stream *stream, const char *what, sim_work *
     tn__sim_operation_of_stream(&operation, stream, what);
     if (from_device) touch_range(&operation, work->src, work->bytes, SIM_ACCESS_READ);
     if (to_device) touch_range(&operation, work->dst, work->bytes, SIM_ACCESS_WRITE);
+    work->to_device = to_device;
+    work->from_device = from_device;
     work->submitted = tn__sim.now;
     work->duration = tn__sim_transfer_time(sides * work->bytes, crosses_link ? work->bytes : 0);
     tn__sim_stream_submit(stream, work);
@@ -126,25 +128,25 @@ CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char byte, size_t count, CUst
     return tn__sim_leave(fill(dst, byte, count, stream));
 }
 
-/* 1 if the host can touch the bytes now. Work that was queued may find its memory unmapped: that
- * race has been reported, and the device meets it as an illegal access. */
-static int can_move(const sim_stream *stream, CUdeviceptr address, size_t bytes, int is_write) {
-    if (!is_on_device(address)) return 1;
-    if (!tn__sim_range_is_accessible(address, bytes, stream->device, is_write)) {
-        illegal_address(stream->device);
-        return 0;
+/* 1 if the device's bytes can be touched now. Work that was queued may find its memory unmapped:
+ * that race has been reported, and the device meets it as an illegal access. */
+static int can_touch(const sim_stream *stream, CUdeviceptr address, size_t bytes, int is_write) {
+    if (tn__sim_range_is_accessible(address, bytes, stream->device, is_write)) {
+        return tn__sim.config.backed;
     }
-    return tn__sim.config.backed;
+    illegal_address(stream->device);
+    return 0;
 }
 
 void tn__sim_work_move(const sim_stream *stream, const sim_work *work) {
     void *dst = (void *)(uintptr_t)work->dst;
-    if (!can_move(stream, work->dst, work->bytes, 1)) return;
-    if (work->kind == SIM_WORK_FILL) {
+    const void *src = (const void *)(uintptr_t)work->src;
+    if (work->to_device && !can_touch(stream, work->dst, work->bytes, 1)) return;
+    if (work->from_device && !can_touch(stream, work->src, work->bytes, 0)) return;
+    if (work->kind == SIM_WORK_FILL)
         memset(dst, work->byte, work->bytes);
-    } else if (can_move(stream, work->src, work->bytes, 0)) {
-        memmove(dst, (const void *)(uintptr_t)work->src, work->bytes);
-    }
+    else
+        memmove(dst, src, work->bytes);
 }
 
 /* ---- host functions -------------------------------------------------------------------------- */
