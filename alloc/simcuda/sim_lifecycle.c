@@ -163,6 +163,7 @@ __attribute__((constructor)) static void load(void) {
 
 __attribute__((destructor)) static void unload(void) {
     const char *strict = getenv("TENURE_SIM_STRICT_UNLOAD");
+    tnsim_config config;
     char text[4096];
     int left;
     if (tn__sim_is_forked()) return;
@@ -174,7 +175,8 @@ __attribute__((destructor)) static void unload(void) {
         fflush(NULL);
         _exit(STRICT_UNLOAD_STATUS);
     }
-    tnsim_configure(NULL);
+    config = tn__sim.config;
+    start_again(&config);
 }
 
 /* ---- leftovers ------------------------------------------------------------------------------- */
