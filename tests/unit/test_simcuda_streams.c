@@ -283,7 +283,7 @@ static void each_thread_has_its_own_default_stream(void **state) {
 static void nothing(void *argument) { (void)argument; }
 
 #define HAMMER_THREADS 4
-#define HAMMER_ROUNDS  200
+#define HAMMER_ROUNDS  25
 static void *hammer(void *argument) {
     CUstream stream;
     CUevent own;
