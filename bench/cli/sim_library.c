@@ -28,7 +28,7 @@ static int beside_program(char *path) {
 
 static int beside_libtenure(char *path) {
     Dl_info about;
-    if (!dladdr((const void *)(uintptr_t)&tn_version, &about) || !about.dli_fname) return 0;
+    if (!dladdr((const void *)&tn_version, &about) || !about.dli_fname) return 0;
     int length = snprintf(path, SIM_LIBRARY_PATH_BYTES, "%s", about.dli_fname);
     return length < SIM_LIBRARY_PATH_BYTES && put_beside(path, SIM_LIBRARY_PATH_BYTES);
 }

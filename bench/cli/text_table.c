@@ -39,7 +39,7 @@ text_table *text_table_create(const char *columns) {
     if (count == 0 || count > TEXT_TABLE_COLUMNS_MAX) return NULL;
     text_table *table = calloc(1, sizeof(*table));
     if (!table) return NULL;
-    memcpy(table->columns, columns, count);
+    snprintf(table->columns, sizeof(table->columns), "%s", columns);
     table->column_count = count;
     return table;
 }

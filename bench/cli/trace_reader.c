@@ -74,6 +74,7 @@ struct trace_reader {
     size_t chunk_end;
     size_t line_length;
     char line[TRACE_LINE_BYTES_MAX + 1];
+    field fields[FIELDS_MAX]; /* of the line, as many as the format has columns */
     char error[TRACE_ERROR_BYTES];
     char chunk[CHUNK_BYTES];
 };
@@ -188,7 +189,7 @@ static int field_is(field value, const char *text) {
     return value.length == strlen(text) && memcmp(value.text, text, value.length) == 0;
 }
 
-static trace_result split_line(trace_reader *reader, field *fields) {
+static trace_result split_line(trace_reader *reader) {
     size_t columns = formats[reader->format].columns;
     const char *at = reader->line;
     const char *end = reader->line + reader->line_length;
@@ -196,7 +197,7 @@ static trace_result split_line(trace_reader *reader, field *fields) {
     for (;;) {
         const char *comma = memchr(at, ',', (size_t)(end - at));
         const char *stop = comma ? comma : end;
-        if (count < columns) fields[count] = (field){at, (size_t)(stop - at)};
+        if (count < columns) reader->fields[count] = (field){at, (size_t)(stop - at)};
         count++;
         if (!comma) break;
         at = comma + 1;
@@ -397,10 +398,10 @@ static trace_result parse_rmm(trace_reader *reader, const field *fields, trace_e
 }
 
 static trace_result read_event(trace_reader *reader, trace_event *event) {
-    field fields[FIELDS_MAX];
+    const field *fields = reader->fields;
     for (;;) {
         trace_result result = read_line(reader);
-        if (result == TRACE_EVENT) result = split_line(reader, fields);
+        if (result == TRACE_EVENT) result = split_line(reader);
         if (result != TRACE_EVENT) return result;
         if (reader->format != FORMAT_RMM) return parse_tenure(reader, fields, event);
         result = parse_rmm(reader, fields, event);
