@@ -54,6 +54,26 @@ for name in good_small.csv good_small.csv.gz good_crlf.csv; do
     expect_output '"peak_live_bytes":	1052672'
 done
 
+# The job fails if an allocation does, and says which; the figures are printed all the same.
+run_tenure replay "$inputs/oom.csv" --device-memory 1GiB --json
+expect_status 1
+expect_output '"oom_count":	1'
+expect_error "tenure replay: line 3: "
+
+# With --driver cuda the size is a limit of the pool, and the device must have it.
+export TENURE_CUDA_LIBRARY=$build_dir/libtenure-simcuda.so
+run_tenure replay "$inputs/oom.csv" --driver cuda --json
+expect_status 0
+expect_output '"driver":	"cuda"'
+run_tenure replay "$inputs/oom.csv" --driver cuda --device-memory 1GiB --json
+expect_status 1
+expect_output '"oom_count":	1'
+run_tenure replay "$inputs/bad_above_device.csv" --driver cuda --device-memory 1GiB
+expect_refusal "bad_above_device.csv:4: 1073741825 bytes are more than the whole device"
+run_tenure replay "$good" --driver cuda --device-memory 140GiB
+expect_refusal "--device-memory asks for 150323855360 bytes, but"
+unset TENURE_CUDA_LIBRARY
+
 # A result that can not be written is a failed job.
 checks=$((checks + 1))
 if [ -w /dev/full ]; then
