@@ -171,10 +171,10 @@ static void streams_are_limited_in_number(void **state) {
     char error[TRACE_ERROR_BYTES];
     trace_reader *reader = NULL;
     trace_event event;
-    size_t used = (size_t)sprintf(text, "op,id,bytes,stream\n");
+    size_t used = (size_t)snprintf(text, sizeof(text), "op,id,bytes,stream\n");
     (void)state;
     for (int i = 0; i <= TRACE_STREAMS_MAX; i++)
-        used += (size_t)sprintf(text + used, "a,%d,1,%d\n", i, i * 3);
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "a,%d,1,%d\n", i, i * 3);
     assert_int_equal(open_text(text, used, &reader, error), TRACE_EVENT);
     for (int i = 0; i < TRACE_STREAMS_MAX; i++)
         assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
