@@ -30,7 +30,8 @@ function(tenure_add_library name)
     endif()
   endforeach()
   set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
-    SOVERSION ${PROJECT_VERSION_MAJOR} PUBLIC_HEADERS "${arg_HEADERS}" EXPORT_NAME ${name})
+    SOVERSION ${PROJECT_VERSION_MAJOR} PUBLIC_HEADERS "${arg_HEADERS}" EXPORT_NAME ${name}
+    INSTALL_RPATH "$ORIGIN")
   target_include_directories(${name} INTERFACE $<INSTALL_INTERFACE:include>)
   set_property(GLOBAL APPEND PROPERTY TENURE_LIBRARIES ${name})
 endfunction()

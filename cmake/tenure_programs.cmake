@@ -23,7 +23,10 @@ function(tenure_add_program name)
     return()
   endif()
   add_executable(${name}-program ${sources})
-  set_target_properties(${name}-program PROPERTIES OUTPUT_NAME ${name})
+  # Installed programs find the libraries beside them, wherever the tree has been put.
+  file(RELATIVE_PATH to_libraries ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+  set_target_properties(${name}-program PROPERTIES OUTPUT_NAME ${name}
+    INSTALL_RPATH "$ORIGIN/${to_libraries}")
   target_link_libraries(${name}-program PRIVATE ${arg_LINK})
 endfunction()
 

@@ -1,0 +1,21 @@
+#!/bin/sh
+# An installed tenure finds libtenure and the simulated driver from any folder, with nothing set.
+# Usage: test_installed_command.sh BUILD_DIRECTORY SOURCE_DIRECTORY
+set -eu
+build=$1
+source=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset LD_LIBRARY_PATH TENURE_CUDA_LIBRARY 2> /dev/null || true
+
+cmake --install "$build" --prefix "$work/first" > "$work/log" || { cat "$work/log"; exit 1; }
+mv "$work/first" "$work/moved"
+cd /
+"$work/moved/bin/tenure" --version
+"$work/moved/bin/tenure" replay "$source/tests/cli/inputs/good_small.csv" --json > "$work/out"
+grep -qF '"events":	7' "$work/out" || { cat "$work/out"; exit 1; }
+loaded=$(ldd "$work/moved/bin/tenure" | grep -F libtenure.so)
+case $loaded in
+*"$work/moved/"*) echo "ok: $loaded" ;;
+*) echo "not the installed library: $loaded"; exit 1 ;;
+esac
