@@ -81,7 +81,7 @@ static tn_status find_room_at_last(tn_pool *pool, tn__request *request, tn__plac
 static tn_status take_place(tn_pool *pool, const tn__request *request, const tn__place *place,
                             tn__piece **out) {
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
-    if (pool->driver->note_take) {
+    if (pool->info.simulated && pool->driver->note_take) {
         TN_TRY(pool->driver->note_take(pool->state, (void *)place->address, request->bytes,
                                        request->stream->handle));
     }

@@ -1,0 +1,263 @@
+/* Stream order: when memory that one stream used serves another, it waits for just those uses, on
+ * the device; and where a program forgets to record a use, the simulated device sees the race. */
+#include "test_pools.h"
+
+#define MIB MIB_BYTES
+
+typedef struct fixture {
+    tn_device *device;
+    tn_pool *pool;
+    tn_stream a;
+    tn_stream b;
+    tn_stream c;
+} fixture;
+
+static int open_fixture(void **state) {
+    static fixture f;
+    f.device = test_open_sim(0, 0);
+    f.pool = test_open_pool(f.device, TN_BACKING_VMM, 0);
+    f.a = test_open_stream(f.device);
+    f.b = test_open_stream(f.device);
+    f.c = test_open_stream(f.device);
+    *state = &f;
+    return 0;
+}
+
+static uint64_t close_with_races(fixture *f) {
+    EXPECT_OK(tn_pool_destroy(f->pool));
+    EXPECT_OK(tn_stream_destroy(f->device, f->a));
+    EXPECT_OK(tn_stream_destroy(f->device, f->b));
+    EXPECT_OK(tn_stream_destroy(f->device, f->c));
+    return test_close_sim_with_races(f->device);
+}
+
+static void close_clean(fixture *f) { assert_int_equal(close_with_races(f), 0); }
+
+static uint64_t waits(fixture *f) { return test_pool_stats(f->pool).stream_waits; }
+
+static void the_same_stream_reuses_at_once(void **state) {
+    fixture *f = *state;
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
+    test_give(f->pool, block, f->a);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->a), block);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
+    assert_int_equal(test_calls(f->device, TN_CALL_STREAM_WAIT), 0);
+    test_give(f->pool, block, f->a);
+    close_clean(f);
+}
+
+static void another_stream_waits_exactly_once(void **state) {
+    fixture *f = *state;
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    char *second = test_take(f->pool, 4 * MIB, f->a);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
+    test_sim_write(f->device, f->a, second, 4 * MIB, 1000);
+    test_give(f->pool, block, f->a);
+    test_give(f->pool, second, f->a);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->b), block);
+    assert_int_equal(waits(f), 1);
+    assert_int_equal(test_calls(f->device, TN_CALL_STREAM_WAIT), 1);
+    assert_int_equal(test_calls(f->device, TN_CALL_EVENT_SYNCHRONIZE), 0);
+    test_sim_write(f->device, f->b, block, 4 * MIB, 10);
+    /* That wait covers the second block, which was freed before it. */
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->b), second);
+    assert_int_equal(waits(f), 1);
+    test_sim_write(f->device, f->b, second, 4 * MIB, 10);
+    test_give(f->pool, block, f->b);
+    test_give(f->pool, second, f->b);
+    close_clean(f);
+}
+
+static void a_stream_prefers_what_it_freed_itself(void **state) {
+    fixture *f = *state;
+    char *of_a = test_take(f->pool, 4 * MIB, f->a);
+    char *between = test_take(f->pool, 4 * MIB, f->c);
+    char *of_b = test_take(f->pool, 4 * MIB, f->b);
+    test_give(f->pool, of_a, f->a);
+    test_give(f->pool, of_b, f->b);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->b), of_b);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->a), of_a);
+    /* Also inside one run of memory that both have freed. */
+    test_give(f->pool, between, f->a);
+    test_give(f->pool, of_a, f->a);
+    test_give(f->pool, of_b, f->b);
+    assert_int_equal(waits(f), 0);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->b), of_b);
+    assert_int_equal(waits(f), 0);
+    test_give(f->pool, of_b, f->b);
+    close_clean(f);
+}
+
+/* pytorch#188655: a block used on two other streams, freed, and taken again by its own. */
+static void every_recorded_use_is_waited_for(void **state) {
+    fixture *f = *state;
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 10);
+    EXPECT_OK(tn_stream_wait(f->device, f->b, f->a));
+    test_sim_write(f->device, f->b, block, 4 * MIB, 1000);
+    EXPECT_OK(tn_record_use(block, f->b));
+    EXPECT_OK(tn_stream_wait(f->device, f->c, f->b));
+    test_sim_write(f->device, f->c, block, 4 * MIB, 1000);
+    EXPECT_OK(tn_record_use(block, f->c));
+    test_give(f->pool, block, f->a);
+    assert_int_equal(test_pool_stats(f->pool).pending_bytes, 4 * MIB);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->a), block);
+    assert_int_equal(waits(f), 2);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 10);
+    test_give(f->pool, block, f->a);
+    close_clean(f);
+}
+
+/* The same without the call: the race is there, and it is seen. */
+static void a_use_that_was_not_recorded_is_a_race(void **state) {
+    fixture *f = *state;
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    EXPECT_OK(tn_stream_wait(f->device, f->b, f->a));
+    test_sim_write(f->device, f->b, block, 4 * MIB, 1000);
+    test_give(f->pool, block, f->a);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->a), block);
+    assert_int_equal(test_sim_get()->race_count(), 1);
+    test_give(f->pool, block, f->a);
+    assert_true(close_with_races(f) >= 1);
+}
+
+static void a_block_freed_on_another_stream_waits_for_both(void **state) {
+    fixture *f = *state;
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
+    EXPECT_OK(tn_stream_wait(f->device, f->b, f->a));
+    test_sim_write(f->device, f->b, block, 2 * MIB, 1000);
+    test_give(f->pool, block, f->b);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->c), block);
+    assert_int_equal(waits(f), 2);
+    test_give(f->pool, block, f->c);
+    close_clean(f);
+}
+
+/* An event that was recorded behind the block's last use is there: later work of that stream is
+ * not waited for. */
+static void the_wait_is_for_the_blocks_own_uses_only(void **state) {
+    fixture *f = *state;
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    char *between = test_take(f->pool, 2 * MIB, f->a);
+    char *other = test_take(f->pool, 8 * MIB, f->a);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 100);
+    test_sim_write(f->device, f->a, other, 8 * MIB, 100);
+    test_give(f->pool, block, f->a);
+    test_give(f->pool, other, f->a);
+    other = test_take(f->pool, 8 * MIB, f->c); /* records the event */
+    test_sim_write(f->device, f->a, NULL, 0, 5e6);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->b), block);
+    test_sim_write(f->device, f->b, block, 4 * MIB, 100);
+    EXPECT_OK(tn_stream_synchronize(f->device, f->b));
+    assert_true(test_sim_get()->now_us() < 1e6);
+    test_give(f->pool, block, f->b);
+    test_give(f->pool, between, f->a);
+    test_give(f->pool, other, f->c);
+    close_clean(f);
+}
+
+/* Memory moves in stream order: the pages of a block that a long kernel still writes serve the
+ * same stream at another address, and no one waits on the host. */
+static void pages_move_while_their_last_use_still_runs(void **state) {
+    fixture *f = *state;
+    char *first = test_take(f->pool, 32 * MIB, f->a);
+    char *kept = test_take(f->pool, 2 * MIB, f->a);
+    char *second = test_take(f->pool, 32 * MIB, f->a);
+    char *last = test_take(f->pool, 2 * MIB, f->a);
+    char *large;
+    test_sim_write(f->device, f->a, first, 32 * MIB, 1e6);
+    test_sim_write(f->device, f->a, second, 32 * MIB, 1e6);
+    test_give(f->pool, first, f->a);
+    test_give(f->pool, second, f->a);
+    large = test_take(f->pool, 64 * MIB, f->a);
+    assert_int_equal(test_pool_stats(f->pool).reserved_bytes, 68 * MIB);
+    assert_int_equal(test_calls(f->device, TN_CALL_EVENT_SYNCHRONIZE), 0);
+    assert_int_equal(test_calls(f->device, TN_CALL_MEM_UNMAP), 0);
+    assert_true(test_sim_get()->now_us() < 1e6);
+    test_sim_write(f->device, f->a, large, 64 * MIB, 10);
+    EXPECT_OK(tn_stream_synchronize(f->device, f->a));
+    EXPECT_OK(tn_pool_trim(f->pool, SIZE_MAX, NULL)); /* learns it, and unmaps what moved away */
+    (void)test_pool_stats(f->pool);
+    assert_true(test_calls(f->device, TN_CALL_MEM_UNMAP) > 0);
+    test_give(f->pool, large, f->a);
+    test_give(f->pool, kept, f->a);
+    test_give(f->pool, last, f->a);
+    close_clean(f);
+}
+
+static void a_stream_made_anew_is_another_stream(void **state) {
+    fixture *f = *state;
+    tn_stream stream = test_open_stream(f->device);
+    char *block = test_take(f->pool, 4 * MIB, stream);
+    test_sim_write(f->device, stream, block, 4 * MIB, 1000);
+    test_give(f->pool, block, stream);
+    EXPECT_OK(tn_stream_destroy(f->device, stream));
+    stream = test_open_stream(f->device);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, stream), block);
+    assert_int_equal(waits(f), 0);
+    test_sim_write(f->device, stream, block, 4 * MIB, 10);
+    test_give(f->pool, block, stream);
+    EXPECT_OK(tn_stream_destroy(f->device, stream));
+    close_clean(f);
+}
+
+static void many_streams_may_use_one_block(void **state) {
+    fixture *f = *state;
+    tn_stream streams[40];
+    char *block = test_take(f->pool, 4 * MIB, f->a);
+    char *half;
+    test_sim_write(f->device, f->a, block, 4 * MIB, 10);
+    for (int i = 0; i < 40; i++) {
+        streams[i] = test_open_stream(f->device);
+        EXPECT_OK(tn_stream_wait(f->device, streams[i], f->a));
+        test_sim_read(f->device, streams[i], block, 4 * MIB, 1000);
+        EXPECT_OK(tn_record_use(block, streams[i]));
+        EXPECT_OK(tn_record_use(block, streams[i]));
+    }
+    test_give(f->pool, block, f->a);
+    half = test_take(f->pool, 2 * MIB, f->b);
+    assert_int_equal(waits(f), 41);
+    test_sim_write(f->device, f->b, half, 2 * MIB, 10);
+    test_give(f->pool, half, f->b);
+    block = test_take(f->pool, 4 * MIB, f->b);
+    test_sim_write(f->device, f->b, block, 4 * MIB, 10);
+    for (int i = 0; i < 40; i++)
+        EXPECT_OK(tn_stream_destroy(f->device, streams[i]));
+    test_give(f->pool, block, f->b);
+    close_clean(f);
+}
+
+static void events_are_recorded_only_when_someone_waits(void **state) {
+    fixture *f = *state;
+    for (int i = 0; i < 50; i++) {
+        char *block = test_take(f->pool, 4 * MIB, f->a);
+        EXPECT_OK(tn_record_use(block, f->b));
+        EXPECT_OK(tn_record_use(block, f->c));
+        test_give(f->pool, block, f->a);
+        /* None for the free; two for the second and each later tn_alloc; the growth of the first
+         * found no use to record. */
+        assert_int_equal(test_calls(f->device, TN_CALL_EVENT_RECORD), 2 * i);
+    }
+    assert_int_equal(waits(f), 2 * 49);
+    close_clean(f);
+}
+
+int main(void) {
+#define TEST(name) cmocka_unit_test_setup(name, open_fixture)
+    const struct CMUnitTest tests[] = {
+        TEST(the_same_stream_reuses_at_once),
+        TEST(another_stream_waits_exactly_once),
+        TEST(a_stream_prefers_what_it_freed_itself),
+        TEST(every_recorded_use_is_waited_for),
+        TEST(a_use_that_was_not_recorded_is_a_race),
+        TEST(a_block_freed_on_another_stream_waits_for_both),
+        TEST(the_wait_is_for_the_blocks_own_uses_only),
+        TEST(pages_move_while_their_last_use_still_runs),
+        TEST(a_stream_made_anew_is_another_stream),
+        TEST(many_streams_may_use_one_block),
+        TEST(events_are_recorded_only_when_someone_waits),
+    };
+    return cmocka_run_group_tests_name("sim/pool_streams", tests, NULL, NULL);
+}
