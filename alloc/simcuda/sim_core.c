@@ -140,6 +140,18 @@ int tn__sim_charge(int ordinal, size_t bytes) {
 
 void tn__sim_discharge(int ordinal, size_t bytes) { tn__sim.devices[ordinal].used_bytes -= bytes; }
 
+/* Work of the device is stretched by up to its own length, so that seeds try out many orders of
+ * completion, each of which repeats. (The generator is splitmix64.) */
+sim_ns tn__sim_stretch(sim_ns duration) {
+    uint64_t z;
+    if (!tn__sim.config.seed) return duration;
+    z = tn__sim.random += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    return duration + (sim_ns)((double)duration * ((double)(z >> 11) * 0x1p-53));
+}
+
 /* ---- control: faults, counts, clock ---------------------------------------------------------- */
 
 static int find_call(const char *name) {

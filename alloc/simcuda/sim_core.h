@@ -110,8 +110,9 @@ typedef struct sim_state {
     uint64_t generation; /* of configurations: what threads keep from an older one is void */
     int initialized;
     sim_ns now;
-    sim_ns memory_time;
+    sim_ns memory_time; /* part of it spent in memory calls, with what they wait for */
     int in_memory_call;
+    uint64_t random; /* state of the generator that config.seed starts */
     uint64_t counts[SIM_CALL_COUNT];
     sim_fault faults[SIM_CALL_COUNT];
     sim_fault any_fault;
@@ -161,6 +162,9 @@ int tn__sim_current(void);
 /* The host clock goes on by the cost of a call, or to a time that the host waits for. */
 void tn__sim_spend(sim_ns cost);
 void tn__sim_wait_until(sim_ns time);
+
+/* How long work of the device takes: config.seed. */
+sim_ns tn__sim_stretch(sim_ns duration);
 
 /* Physical memory: 0 if the device has not that much left. */
 int tn__sim_charge(int device, size_t bytes);

@@ -114,6 +114,7 @@ static void start_again(const tnsim_config *config) {
     tn__sim.initialized = 0;
     tn__sim.now = 0;
     tn__sim.memory_time = 0;
+    tn__sim.random = config->seed;
     memset(tn__sim.counts, 0, sizeof tn__sim.counts);
     memset(tn__sim.faults, 0, sizeof tn__sim.faults);
     memset(&tn__sim.any_fault, 0, sizeof tn__sim.any_fault);

@@ -57,13 +57,14 @@ static void grow_buckets(void) {
 }
 
 static void add_site(const sim_site *site) {
+    size_t bytes = strlen(site->what) + 1;
     if (site_count == site_capacity) {
         site_capacity = site_capacity ? 2 * site_capacity : 64;
         sites = tn__sim_grow(sites, site_capacity, sizeof *sites);
     }
     sites[site_count] = *site;
-    sites[site_count].what = tn__sim_alloc(strlen(site->what) + 1, 1);
-    strcpy(sites[site_count].what, site->what);
+    sites[site_count].what = tn__sim_alloc(bytes, 1);
+    memcpy(sites[site_count].what, site->what, bytes);
     site_count++;
 }
 

@@ -9,6 +9,10 @@
  * before it and, not being queued, has been performed. So memory has the contents of one order
  * that the waits allow; two pieces of work that no wait orders run in the order of submission,
  * and the race detection, not the contents, shows that this was luck.
+ *
+ * Host functions run in the thread whose call made them due, before that call returns and without
+ * our lock: so a program must not hold a lock that its host function takes. (A real driver runs
+ * them in a thread of its own, some time later.)
  */
 #ifndef TENURE_SIM_STREAM_H
 #define TENURE_SIM_STREAM_H

@@ -3,7 +3,8 @@
  * A handle is mapped whole and at offset 0, or not at all (error 801); mapping over a mapping is
  * error 1; both as the real driver has it. Mapped memory can be touched once access is set.
  * cuMemUnmap and cuMemSetAccess take ranges of whole mappings without holes. None of them
- * waits for the device; cuMemFree waits for all of it.
+ * waits for the device; cuMemFree waits for all of it. Should the host refuse a mapping of backed
+ * memory (error 304), handles before it in the range have got their access.
  */
 #include "sim_memory.h"
 #include "sim_stream.h"

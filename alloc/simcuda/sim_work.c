@@ -41,7 +41,8 @@ static int range_is_ok(const tnsim_range *range, int device) {
 }
 
 static void submit_kernel(sim_stream *stream, sim_ns duration) {
-    sim_work work = {.kind = SIM_WORK_KERNEL, .submitted = tn__sim.now, .duration = duration};
+    sim_work work = {.kind = SIM_WORK_KERNEL, .submitted = tn__sim.now};
+    work.duration = tn__sim_stretch(duration);
     tn__sim_stream_submit(stream, &work);
 }
 
@@ -95,7 +96,8 @@ static CUresult submit_transfer(sim_stream *stream, const char *what, sim_work *
     work->to_device = to_device;
     work->from_device = from_device;
     work->submitted = tn__sim.now;
-    work->duration = tn__sim_transfer_time(sides * work->bytes, crosses_link ? work->bytes : 0);
+    work->duration =
+        tn__sim_stretch(tn__sim_transfer_time(sides * work->bytes, crosses_link ? work->bytes : 0));
     tn__sim_stream_submit(stream, work);
     return CUDA_SUCCESS;
 }

@@ -23,7 +23,7 @@ typedef struct tnsim_config {
     int backed;                 /* 1: memory can be touched by the host, poisoned, red zones */
     size_t granularity_bytes;   /* 0: 2 MiB */
     size_t address_space_bytes; /* 0: 128 TiB; reserving beyond it fails */
-    uint64_t seed;              /* of stalls and all else random */
+    uint64_t seed; /* not 0: each piece of work takes up to twice its time, at random from this */
 } tnsim_config;
 
 /* Clears everything (also leaks) and starts again with this configuration. */

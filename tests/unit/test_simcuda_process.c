@@ -57,6 +57,23 @@ static void fork_and_end(void) {
     _exit(WEXITSTATUS(status));
 }
 
+/* Unloading takes everything of the library with it; loading again starts afresh. */
+static void unload_fork_and_load_again(void) {
+    int status, count = 0;
+    void *library;
+    pid_t child;
+    CUresult (*get_count)(int *);
+    cu = simcuda_start(0, 0);
+    dlclose(cu->library);
+    child = fork();
+    if (child == 0) exit(21);
+    waitpid(child, &status, 0);
+    library = dlopen(TENURE_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    *(void **)&get_count = dlsym(library, "cuDeviceGetCount");
+    if (get_count(&count) != CUDA_ERROR_NOT_INITIALIZED) exit(20);
+    exit(WEXITSTATUS(status));
+}
+
 static void show_environment(void) {
     size_t bytes = 0;
     int count = 0;
@@ -76,6 +93,7 @@ static const struct {
     {"leave_a_reservation_and_unload", leave_a_reservation_and_unload},
     {"call_while_exiting", call_while_exiting},
     {"fork_and_end", fork_and_end},
+    {"unload_fork_and_load_again", unload_fork_and_load_again},
     {"show_environment", show_environment},
 };
 
@@ -197,6 +215,11 @@ static void a_forked_child_has_no_driver(void **state) {
     assert_string_equal(result.text, ""); /* the child does not report the parent's handle */
 }
 
+static void unloading_leaves_no_hook_behind(void **state) {
+    (void)state;
+    assert_int_equal(run("unload_fork_and_load_again", "1", NULL).status, 21);
+}
+
 static void the_environment_sets_defaults(void **state) {
     (void)state;
     assert_string_equal(run("show_environment", "1", NULL).text,
@@ -219,6 +242,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(what_is_left_at_dlclose_is_told),
         cmocka_unit_test(calls_fail_once_exit_has_begun),
         cmocka_unit_test(a_forked_child_has_no_driver),
+        cmocka_unit_test(unloading_leaves_no_hook_behind),
         cmocka_unit_test(the_environment_sets_defaults),
     };
     for (size_t i = 0; argument_count == 2 && i < sizeof parts / sizeof parts[0]; i++) {

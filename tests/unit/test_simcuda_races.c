@@ -406,6 +406,20 @@ static void all_races_are_counted_and_some_kept(void **state) {
     assert_null(cu->tnsim_race_text(100));
 }
 
+/* 70,000 kernels by different names are more than the sites that are kept. */
+static void places_beyond_the_limit_still_race(void **state) {
+    tnsim_range range = {(const void *)(uintptr_t)block.address, BYTES, 1};
+    char name[32];
+    (void)state;
+    for (int i = 0; i < 70000; i++) {
+        snprintf(name, sizeof name, "kernel %d", i);
+        EXPECT_CUDA_OK(cu->tnsim_launch(first, name, &range, 1, 1));
+    }
+    read_on(second);
+    expect_races(1);
+    assert_non_null(strstr(cu->tnsim_race_text(0), "wait for (one of too many places) on"));
+}
+
 static void a_stream_in_a_used_slot_is_not_the_old_one(void **state) {
     unsigned long long old_id, new_id;
     CUstream old = first;
@@ -460,6 +474,7 @@ int main(void) {
         RACE_TEST(a_take_on_the_legacy_stream_knows_blocking_streams),
         RACE_TEST(a_race_names_both_sides),
         RACE_TEST(all_races_are_counted_and_some_kept),
+        RACE_TEST(places_beyond_the_limit_still_race),
         RACE_TEST(a_stream_in_a_used_slot_is_not_the_old_one),
     };
     return cmocka_run_group_tests_name("simcuda_races", tests, NULL, NULL);

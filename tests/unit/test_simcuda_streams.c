@@ -88,6 +88,33 @@ static void elapsed_time_is_virtual(void **state) {
     EXPECT_CUDA_OK(cu->cuEventDestroy_v2(end));
 }
 
+/* The clock after a few kernels one after another, with this seed. */
+static double now_with_seed(uint64_t seed) {
+    tnsim_config config = {.size = sizeof config, .seed = seed};
+    CUcontext context;
+    EXPECT_CUDA_OK(cu->tnsim_configure(&config));
+    EXPECT_CUDA_OK(cu->cuInit(0));
+    EXPECT_CUDA_OK(cu->cuDevicePrimaryCtxRetain(&context, 0));
+    EXPECT_CUDA_OK(cu->cuCtxSetCurrent(context));
+    for (int i = 0; i < 10; i++)
+        run_for(NULL, 100);
+    EXPECT_CUDA_OK(cu->cuCtxSynchronize());
+    return cu->tnsim_now_us();
+}
+
+static void a_seed_stretches_work_and_repeats(void **state) {
+    double exact = now_with_seed(0);
+    double one = now_with_seed(1);
+    double two = now_with_seed(2);
+    (void)state;
+    assert_true(exact == 1003.8);
+    assert_true(one > exact && one < 2 * exact);
+    assert_true(two > exact && two < 2 * exact);
+    assert_true(one != two);
+    assert_true(one == now_with_seed(1));
+    set_up(state); /* for tear_down */
+}
+
 static void legacy_work_is_in_line_with_blocking_streams(void **state) {
     CUstream blocking;
     (void)state;
@@ -349,6 +376,7 @@ int main(void) {
         STREAM_TEST(a_wait_delays_the_stream_not_the_host),
         STREAM_TEST(queries_answer_from_virtual_time),
         STREAM_TEST(elapsed_time_is_virtual),
+        STREAM_TEST(a_seed_stretches_work_and_repeats),
         STREAM_TEST(legacy_work_is_in_line_with_blocking_streams),
         STREAM_TEST(waiting_for_a_stalled_stream_is_an_error),
         STREAM_TEST(work_before_a_stall_goes_on),
