@@ -16,8 +16,6 @@
  * to fp32 and packed so that the innermost loop reads them in order:
  *
  *     A   [row / 4][k][4]     B   [column / 16][k][16]     innermost: 4 x 16 sums in registers
- *
- * Lanes past a tail are packed as 0 and their sums never stored.
  */
 #include <math.h>
 
@@ -48,7 +46,7 @@ static void pack(const tn__operand *operand, int64_t contracted, int64_t row, in
     for (int r = 0; r < rows; r++) {
         float *lane = out + (int64_t)(r / lanes) * TN__BLOCK * lanes + r % lanes;
         tn__load_floats(operand->dtype, operand->data, (row + r) * contracted + k, depth, line);
-        for (int i = 0; i < depth; i++)
+        for (int64_t i = 0; i < depth; i++)
             lane[i * lanes] = line[i];
     }
 }
@@ -58,19 +56,20 @@ static void pack_transposed(const tn__operand *operand, int64_t row, int rows, i
     for (int r = 0; r < rows; r += lanes) {
         float *group = out + (int64_t)(r / lanes) * TN__BLOCK * lanes;
         int count = (int)tn__least(lanes, rows - r);
-        for (int i = 0; i < depth; i++) {
+        for (int64_t i = 0; i < depth; i++) {
             tn__load_floats(operand->dtype, operand->data, (k + i) * operand->rows + row + r, count,
                             group + i * lanes);
         }
     }
 }
 
-/* Lanes of the last group that no row fills. */
+/* Lanes of the last group that no row fills: their sums are never stored, but what was in the
+ * scratch before (denormals, NaN) would slow all of the group down. */
 static void clear_tail_lanes(int rows, int depth, int lanes, float *out) {
     int used = rows % lanes;
     float *group = out + (int64_t)(rows / lanes) * TN__BLOCK * lanes;
     if (!used) return;
-    for (int i = 0; i < depth; i++) {
+    for (int64_t i = 0; i < depth; i++) {
         for (int lane = used; lane < lanes; lane++)
             group[i * lanes + lane] = 0.0f;
     }
@@ -104,9 +103,9 @@ TN__INLINE void sum_products(const float *a, const float *b, int depth, float *s
     tn__floats8 *s = (tn__floats8 *)(void *)sum;
     tn__floats8 s00 = s[0], s01 = s[1], s10 = s[2], s11 = s[3];
     tn__floats8 s20 = s[4], s21 = s[5], s30 = s[6], s31 = s[7];
-    for (int k = 0; k < depth; k++) {
-        tn__floats8 b0 = wide[2 * k], b1 = wide[2 * k + 1];
-        const float *lane = a + k * ROW_LANES;
+    for (int k = 0; k < depth; k++, wide += 2) {
+        tn__floats8 b0 = wide[0], b1 = wide[1];
+        const float *lane = a + (int64_t)k * ROW_LANES;
         s00 += lane[0] * b0, s01 += lane[0] * b1;
         s10 += lane[1] * b0, s11 += lane[1] * b1;
         s20 += lane[2] * b0, s21 += lane[2] * b1;
@@ -121,7 +120,7 @@ TN__INLINE void add_scaled(square *q, int row, int col, const float *sum) {
     int cols = (int)tn__least(COL_LANES, q->cols - col);
     for (int r = 0; r < rows; r++) {
         float *y = &q->y[row + r][col];
-        const float *p = sum + r * COL_LANES;
+        const float *p = sum + (int64_t)r * COL_LANES;
         for (int c = 0; c < cols; c++) {
             float s1 = q->columns_first ? q->first[col + c] : q->first[row + r];
             float s2 = q->columns_first ? q->second[row + r] : q->second[col + c];

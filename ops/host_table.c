@@ -1,0 +1,132 @@
+/* The host table: each op is a task that the stream's worker thread runs in order.
+ *
+ * The work is copied into a block of our own, which the task frees when it is done; a call that
+ * can not put its task on the stream frees it itself. What a table function gets from its caller
+ * is only valid during the call; the addresses in it are valid until the stream has done the work.
+ */
+#include "host_kernels.h"
+#include "host_alloc.h"
+
+typedef struct conversion {
+    tn__matrix x, y;
+} conversion;
+
+typedef struct host_task {
+    void (*run)(const struct host_task *task);
+    union {
+        tn__quantize_work quantize;
+        tn__dequantize_work dequantize;
+        tn__transpose_work transpose;
+        tn__gemm_work gemm;
+        tn__axpy_work axpy;
+        conversion convert;
+        tn__embed_work embed;
+        tn__cross_entropy_work cross_entropy;
+    } work;
+} host_task;
+
+static void run_and_free(void *argument) {
+    host_task *task = argument;
+    task->run(task);
+    tn__host_free(task);
+}
+
+static tn_status enqueue(tn_device *device, const host_task *task, tn_stream stream) {
+    const tn__driver *driver = tn__device_driver(device);
+    host_task *copy = tn__host_alloc(1, sizeof *copy);
+    if (!copy) return TN_OUT_OF_HOST_MEMORY;
+    *copy = *task;
+    tn_status status = driver->host_task(tn__device_state(device), run_and_free, copy, stream);
+    if (status != TN_OK) tn__host_free(copy);
+    return status;
+}
+
+/* ---- quantize, dequantize, transpose ----------------------------------------------------------
+ */
+
+static void run_quantize(const host_task *task) { tn__host_quantize(&task->work.quantize); }
+
+static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
+    host_task task = {.run = run_quantize, .work.quantize = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_dequantize(const host_task *task) { tn__host_dequantize(&task->work.dequantize); }
+
+static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
+    host_task task = {.run = run_dequantize, .work.dequantize = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_transpose(const host_task *task) { tn__host_transpose(&task->work.transpose); }
+
+static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
+    host_task task = {.run = run_transpose, .work.transpose = *work};
+    return enqueue(device, &task, stream);
+}
+
+/* ---- gemm -------------------------------------------------------------------------------------
+ */
+
+static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
+    (void)device, (void)work;
+    *out = tn__host_gemm_scratch_bytes();
+    return TN_OK;
+}
+
+static void run_gemm(const host_task *task) { tn__host_gemm(&task->work.gemm); }
+
+static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
+    host_task task = {.run = run_gemm, .work.gemm = *work};
+    return enqueue(device, &task, stream);
+}
+
+/* ---- small operations -------------------------------------------------------------------------
+ */
+
+static void run_axpy(const host_task *task) { tn__host_axpy(&task->work.axpy); }
+
+static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
+    host_task task = {.run = run_axpy, .work.axpy = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_convert(const host_task *task) {
+    tn__host_convert(&task->work.convert.x, &task->work.convert.y);
+}
+
+static tn_status convert(tn_device *device, const tn__matrix *x, const tn__matrix *y,
+                         tn_stream stream) {
+    host_task task = {.run = run_convert, .work.convert = {*x, *y}};
+    return enqueue(device, &task, stream);
+}
+
+static void run_embed(const host_task *task) { tn__host_embed(&task->work.embed); }
+
+static tn_status embed(tn_device *device, const tn__embed_work *work, tn_stream stream) {
+    host_task task = {.run = run_embed, .work.embed = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_cross_entropy(const host_task *task) {
+    tn__host_cross_entropy(&task->work.cross_entropy);
+}
+
+static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *work,
+                               tn_stream stream) {
+    host_task task = {.run = run_cross_entropy, .work.cross_entropy = *work};
+    return enqueue(device, &task, stream);
+}
+
+const tn__op_table tn__op_table_host = {
+    .name = "host",
+    .quantize = quantize,
+    .dequantize = dequantize,
+    .transpose = transpose,
+    .gemm_scratch_bytes = gemm_scratch_bytes,
+    .gemm = gemm,
+    .axpy = axpy,
+    .convert = convert,
+    .embed = embed,
+    .cross_entropy = cross_entropy,
+};

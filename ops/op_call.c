@@ -1,0 +1,186 @@
+/* What every op does before and after its work: see op_call.h. */
+#include "op_call.h"
+
+#include <string.h>
+
+tn__op_call tn__op_begin(const char *name, tn_stream stream) {
+    tn__op_call call;
+    memset(&call, 0, sizeof call);
+    call.name = name;
+    call.stream = stream;
+    return call;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+tn_status tn__op_tensor(tn__op_call *call, const char *role, tn_tensor tensor,
+                        tn_tensor_info *info) {
+    *info = (tn_tensor_info)TN_TENSOR_INFO_INIT;
+    TN_TRY(tn_tensor_info_get(tensor, info));
+    tn_device *device = tn_pool_device(info->pool);
+    if (!call->device) {
+        call->device = device;
+        call->table = tn__op_table_of(device);
+    }
+    TN_REQUIRE(device == call->device,
+               "%s: %s (tensor %s) is of another device than the tensors before it", call->name,
+               role, info->name);
+    return TN_OK;
+}
+
+tn_status tn__op_require_float(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info) {
+    TN_REQUIRE(info->format == TN_FORMAT_PLAIN && info->dtype != TN_BYTE,
+               "%s: %s (tensor %s) is %s %s, expected %s fp32, bf16 or fp16", call->name, role,
+               info->name, tn_format_name(info->format), tn_dtype_name(info->dtype),
+               tn_format_name(TN_FORMAT_PLAIN));
+    return TN_OK;
+}
+
+tn_status tn__op_require_format(const tn__op_call *call, const char *role,
+                                const tn_tensor_info *info, tn_format format) {
+    TN_REQUIRE(info->format == format, "%s: %s (tensor %s) is %s, expected %s", call->name, role,
+               info->name, tn_format_name(info->format), tn_format_name(format));
+    return TN_OK;
+}
+
+tn_status tn__op_require_dtype(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info, tn_dtype dtype) {
+    TN_REQUIRE(info->dtype == dtype, "%s: %s (tensor %s) has elements of %s, expected %s",
+               call->name, role, info->name, tn_dtype_name(info->dtype), tn_dtype_name(dtype));
+    return TN_OK;
+}
+
+tn_status tn__op_require_shape(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info, int64_t rows, int64_t cols,
+                               const char *reason) {
+    TN_REQUIRE(info->rows == rows && info->cols == cols,
+               "%s: %s (tensor %s) is %lld x %lld, expected %lld x %lld: %s", call->name, role,
+               info->name, (long long)info->rows, (long long)info->cols, (long long)rows,
+               (long long)cols, reason);
+    return TN_OK;
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static int is_scratch(const tn__op_call *call, tn_tensor tensor) {
+    for (int i = 0; i < call->scratch_count; i++) {
+        if (call->scratch[i].value == tensor.value) return 1;
+    }
+    return 0;
+}
+
+tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_access access,
+                       tn_plane_view *view) {
+    tn__op_lease_slot *slot = &call->leases[call->lease_count];
+    TN_CHECK(call->lease_count < TN__OP_LEASES_MAX);
+    TN_TRY(tn_lease_begin(tensor, plane, access, call->stream, &slot->lease, view));
+    slot->is_output = access != TN_READ && !is_scratch(call, tensor);
+    call->lease_count++;
+    return TN_OK;
+}
+
+tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
+                              tn_access access, tn__matrix *matrix) {
+    tn_plane_view view;
+    TN_TRY(tn__op_lease(call, tensor, TN_PLANE_DATA, access, &view));
+    *matrix = (tn__matrix){info->dtype, view.data, info->rows, info->cols};
+    return TN_OK;
+}
+
+tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
+                               tn_plane_view *view) {
+    tn_plane_state before = TN_PLANE_VALID;
+    TN_TRY(tn_plane_state_get(tensor, plane, &before));
+    TN_TRY(tn__op_lease(call, tensor, plane, TN_READ, view));
+    if (before == TN_PLANE_ABSENT) {
+        call->derived = tensor;
+        call->derived_plane = plane;
+    }
+    return TN_OK;
+}
+
+tn_status tn__op_end_lease(tn__op_call *call, int index) {
+    tn__op_lease_slot *slot = &call->leases[index];
+    TN_CHECK(index < call->lease_count);
+    TN_TRY(tn_lease_end(slot->lease));
+    slot->lease.value = 0;
+    return TN_OK;
+}
+
+/* ---- scratch --------------------------------------------------------------------------------- */
+
+tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
+                         tn_tensor *out) {
+    tn_tensor_info info;
+    TN_CHECK(call->scratch_count < TN__OP_SCRATCH_MAX);
+    TN_REQUIRE(scope.value != 0, "%s: scope is {0}, but the op needs scratch memory: name a scope",
+               call->name);
+    TN_TRY(tn_tensor_create(scope, config, out));
+    call->scratch[call->scratch_count++] = *out;
+    return tn__op_tensor(call, "scratch", *out, &info);
+}
+
+tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, void **out) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_plane_view view;
+    tn_tensor tensor = {0};
+    *out = NULL;
+    if (bytes == 0) return TN_OK;
+    config.dtype = TN_BYTE;
+    config.rank = 1;
+    config.shape[0] = (int64_t)bytes;
+    config.name = "op workspace";
+    TN_TRY(tn__op_scratch(call, scope, &config, &tensor));
+    TN_TRY(tn__op_lease(call, tensor, TN_PLANE_DATA, TN_WRITE, &view));
+    *out = view.data;
+    return TN_OK;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+static tn_status end_leases(tn__op_call *call, int outputs) {
+    for (int i = 0; i < call->lease_count; i++) {
+        const tn__op_lease_slot *slot = &call->leases[i];
+        if (slot->lease.value == 0 || slot->is_output != outputs) continue;
+        TN_TRY(tn__op_end_lease(call, i));
+    }
+    return TN_OK;
+}
+
+static tn_status destroy_scratch(tn__op_call *call) {
+    while (call->scratch_count > 0) {
+        TN_TRY(tn_tensor_destroy(call->scratch[call->scratch_count - 1], call->stream));
+        call->scratch_count--;
+    }
+    return TN_OK;
+}
+
+/* Outputs become valid only after all else that can fail has been done. */
+static tn_status complete(tn__op_call *call) {
+    TN_TRY(end_leases(call, 0));
+    TN_TRY(destroy_scratch(call));
+    return end_leases(call, 1);
+}
+
+/* A scratch tensor that can not be destroyed now ends with its scope. */
+static void undo(tn__op_call *call) {
+    for (int i = call->lease_count - 1; i >= 0; i--) {
+        tn_lease lease = call->leases[i].lease;
+        if (lease.value != 0 && tn_lease_abandon(lease) == TN_OK) call->leases[i].lease.value = 0;
+    }
+    (void)destroy_scratch(call);
+    if (tn__is_no_tensor(call->derived)) return;
+    if (tn_plane_drop(call->derived, call->derived_plane, call->stream) != TN_OK) return;
+    call->derived.value = 0;
+}
+
+tn_status tn__op_finish(tn__op_call *call, tn_status status) {
+    tn__saved_error failure;
+    if (status == TN_OK) status = complete(call);
+    if (status == TN_OK) return TN_OK;
+    tn__error_save(&failure);
+    undo(call);
+    tn__error_restore(&failure);
+    return status;
+}

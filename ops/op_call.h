@@ -1,0 +1,111 @@
+/* One call of an op while it runs: what it has leased, what scratch it made, and how it ends.
+ *
+ *     tn__op_call call = tn__op_begin("tn_axpy", stream);
+ *     TN_TRY(tn__op_tensor(&call, "x", args->x, &x));           checks: nothing to undo yet
+ *     ...
+ *     status = tn__op_lease(&call, args->x, TN_PLANE_DATA, TN_READ, &view);
+ *     if (status == TN_OK) status = ... lease outputs last, put the work on the stream ...
+ *     return tn__op_finish(&call, status);                      ends or undoes all of it
+ *
+ * Invariants:
+ * - Every lease that a call holds is in `leases`, every scratch tensor in `scratch`; only
+ *   tn__op_finish and tn__op_end_lease give them up.
+ * - Once a call is finished, nothing of it is left: after success every output is valid, after a
+ *   failure none is, planes that it made are freed, and this thread's last error is the failure,
+ *   whatever went wrong after it.
+ */
+#ifndef TENURE_OP_CALL_H
+#define TENURE_OP_CALL_H
+
+#include "op_kernels.h"
+
+enum { TN__OP_LEASES_MAX = 12, TN__OP_SCRATCH_MAX = 4 };
+
+typedef struct tn__op_lease_slot {
+    tn_lease lease; /* {0}: ended */
+    int is_output;  /* of the caller's: ends last */
+} tn__op_lease_slot;
+
+typedef struct tn__op_call {
+    const char *name;
+    tn_stream stream;
+    tn_device *device; /* of all its tensors; NULL before the first */
+    const tn__op_table *table;
+    tn__op_lease_slot leases[TN__OP_LEASES_MAX];
+    int lease_count;
+    tn_tensor scratch[TN__OP_SCRATCH_MAX];
+    int scratch_count;
+    tn_tensor derived; /* whose plane this call had derived: dropped again if it fails */
+    tn_plane derived_plane;
+} tn__op_call;
+
+tn__op_call tn__op_begin(const char *name, tn_stream stream);
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+/* args is not NULL and of the size that this library knows. */
+#define TN__OP_REQUIRE_ARGS(op_name, args)                                                         \
+    do {                                                                                           \
+        TN_REQUIRE((args) != NULL, "%s: args is NULL", (op_name));                                 \
+        TN_REQUIRE((args)->size == sizeof *(args),                                                 \
+                   "%s: args->size is %zu, expected %zu: start from the initializer macro",        \
+                   (op_name), (args)->size, sizeof *(args));                                       \
+    } while (0)
+
+static inline int tn__is_no_tensor(tn_tensor tensor) { return tensor.value == 0; }
+
+/* What the tensor is; it must be on the device of the call's other tensors. */
+tn_status tn__op_tensor(tn__op_call *call, const char *role, tn_tensor tensor,
+                        tn_tensor_info *info);
+
+/* PLAIN fp32, bf16 or fp16. */
+tn_status tn__op_require_float(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info);
+tn_status tn__op_require_format(const tn__op_call *call, const char *role,
+                                const tn_tensor_info *info, tn_format format);
+tn_status tn__op_require_dtype(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info, tn_dtype dtype);
+
+/* rows x cols; `reason` says what asks for them. */
+tn_status tn__op_require_shape(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info, int64_t rows, int64_t cols,
+                               const char *reason);
+
+static inline int tn__is_empty(const tn_tensor_info *info) {
+    return info->rows == 0 || info->cols == 0;
+}
+
+/* ---- resources ------------------------------------------------------------------------------- */
+
+/* Leases for the call. A WRITE or UPDATE is an output, except on the call's own scratch. */
+tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_access access,
+                       tn_plane_view *view);
+
+/* The same for DATA of a PLAIN tensor, seen as a matrix. */
+tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
+                              tn_access access, tn__matrix *matrix);
+
+/* READ of a plane that is derived if it is not valid, and dropped again if the call fails. */
+tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
+                               tn_plane_view *view);
+
+/* Ends one lease before the rest: `index` was call->lease_count when it was begun. */
+tn_status tn__op_end_lease(tn__op_call *call, int index);
+
+/* A tensor in the caller's scope that lives until tn__op_finish. */
+tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
+                         tn_tensor *out);
+
+/* `bytes` of scratch memory; NULL for 0. */
+tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, void **out);
+
+/* Ends the call with the status so far and returns what became of it. */
+tn_status tn__op_finish(tn__op_call *call, tn_status status);
+
+/* ---- planes ---------------------------------------------------------------------------------- */
+
+/* Teaches the 2D format how its planes are derived from each other; every front calls it, and so
+ * does the loading of the library. */
+tn_status tn__op_init(void);
+
+#endif

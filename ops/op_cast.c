@@ -1,0 +1,110 @@
+/* Casts: tn_quantize, tn_dequantize, tn_transpose. */
+#include "op_cast.h"
+
+#include <math.h>
+
+/* ---- quantize -------------------------------------------------------------------------------- */
+
+tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
+    tn__quantize_work work = {.src = plan->src,
+                              .format = plan->dst->format,
+                              .scale_mode = plan->dst->scale_mode,
+                              .dtype = plan->dst->dtype,
+                              .amax_epsilon = plan->amax_epsilon,
+                              .has_row = plan->has_row,
+                              .has_col = plan->has_col,
+                              .row = plan->row,
+                              .col = plan->col};
+    if (plan->src.rows == 0 || plan->src.cols == 0) return TN_OK;
+    if (!plan->has_row && !plan->has_col) return TN_OK;
+    return call->table->quantize(call->device, &work, call->stream);
+}
+
+static tn_status check_quantize(tn__op_call *call, const tn_quantize_args *args,
+                                tn_tensor_info *src, tn_tensor_info *dst) {
+    TN__OP_REQUIRE_ARGS(call->name, args);
+    TN_REQUIRE(args->planes <= (TN_QUANTIZE_ROW | TN_QUANTIZE_COL),
+               "%s: planes is 0x%X, expected TN_QUANTIZE_ROW, TN_QUANTIZE_COL or both", call->name,
+               args->planes);
+    TN_REQUIRE(isfinite(args->amax_epsilon) && args->amax_epsilon >= 0.0f,
+               "%s: amax_epsilon is %g, expected a finite number of at least 0", call->name,
+               (double)args->amax_epsilon);
+    TN_TRY(tn__op_tensor(call, "src", args->src, src));
+    TN_TRY(tn__op_tensor(call, "dst", args->dst, dst));
+    TN_TRY(tn__op_require_float(call, "src", src));
+    TN_REQUIRE(dst->format == TN_FORMAT_FP8_BLOCK_1D || dst->format == TN_FORMAT_FP8_BLOCK_2D,
+               "%s: dst (tensor %s) is %s, expected %s or %s", call->name, dst->name,
+               tn_format_name(dst->format), tn_format_name(TN_FORMAT_FP8_BLOCK_1D),
+               tn_format_name(TN_FORMAT_FP8_BLOCK_2D));
+    return tn__op_require_shape(call, "dst", dst, src->rows, src->cols, "the shape of src");
+}
+
+tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_quantize", stream);
+    tn_tensor_info src = TN_TENSOR_INFO_INIT, dst = TN_TENSOR_INFO_INIT;
+    tn__quantize_plan plan = {.dst = &dst};
+    TN_TRY(tn__op_init());
+    TN_TRY(check_quantize(&call, args, &src, &dst));
+    plan.amax_epsilon = args->amax_epsilon;
+    plan.has_col = (args->planes & TN_QUANTIZE_COL) != 0;
+    plan.has_row = (args->planes & TN_QUANTIZE_ROW) != 0 || !plan.has_col;
+    tn_status status = tn__op_lease_matrix(&call, args->src, &src, TN_READ, &plan.src);
+    if (status == TN_OK && plan.has_row) {
+        status = tn__op_lease(&call, args->dst, TN_PLANE_ROW, TN_WRITE, &plan.row);
+    }
+    if (status == TN_OK && plan.has_col) {
+        status = tn__op_lease(&call, args->dst, TN_PLANE_COL, TN_WRITE, &plan.col);
+    }
+    if (status == TN_OK) status = tn__op_quantize(&call, &plan);
+    return tn__op_finish(&call, status);
+}
+
+/* ---- dequantize ------------------------------------------------------------------------------ */
+
+static tn_status check_dequantize(tn__op_call *call, const tn_dequantize_args *args,
+                                  tn_tensor_info *src, tn_tensor_info *dst) {
+    TN__OP_REQUIRE_ARGS(call->name, args);
+    TN_REQUIRE((unsigned)args->plane < TN_PLANE_COUNT,
+               "%s: plane is %d, expected TN_PLANE_ROW or TN_PLANE_COL", call->name,
+               (int)args->plane);
+    TN_TRY(tn__op_tensor(call, "src", args->src, src));
+    TN_TRY(tn__op_tensor(call, "dst", args->dst, dst));
+    TN_REQUIRE(src->format == TN_FORMAT_FP8_BLOCK_1D || src->format == TN_FORMAT_FP8_BLOCK_2D,
+               "%s: src (tensor %s) is %s, expected %s or %s", call->name, src->name,
+               tn_format_name(src->format), tn_format_name(TN_FORMAT_FP8_BLOCK_1D),
+               tn_format_name(TN_FORMAT_FP8_BLOCK_2D));
+    TN_TRY(tn__op_require_float(call, "dst", dst));
+    return tn__op_require_shape(call, "dst", dst, src->rows, src->cols, "the shape of src");
+}
+
+tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_dequantize", stream);
+    tn_tensor_info src = TN_TENSOR_INFO_INIT, dst = TN_TENSOR_INFO_INIT;
+    tn__dequantize_work work;
+    TN_TRY(tn__op_init());
+    TN_TRY(check_dequantize(&call, args, &src, &dst));
+    tn_plane plane = args->plane == TN_PLANE_COL ? TN_PLANE_COL : TN_PLANE_ROW;
+    work.format = src.format;
+    tn_status status = tn__op_lease_derived(&call, args->src, plane, &work.src);
+    if (status == TN_OK) {
+        status = tn__op_lease_matrix(&call, args->dst, &dst, TN_WRITE, &work.dst);
+    }
+    if (status == TN_OK && !tn__is_empty(&dst)) {
+        status = call.table->dequantize(call.device, &work, stream);
+    }
+    return tn__op_finish(&call, status);
+}
+
+/* ---- transpose ------------------------------------------------------------------------------- */
+
+tn_status tn_transpose(const tn_transpose_args *args, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_transpose", stream);
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    TN_TRY(tn__op_init());
+    TN__OP_REQUIRE_ARGS(call.name, args);
+    TN_REQUIRE(args->to == TN_PLANE_ROW || args->to == TN_PLANE_COL,
+               "%s: to is %d, expected TN_PLANE_ROW or TN_PLANE_COL", call.name, (int)args->to);
+    TN_TRY(tn__op_tensor(&call, "tensor", args->tensor, &info));
+    TN_TRY(tn__op_require_format(&call, "tensor", &info, TN_FORMAT_FP8_BLOCK_2D));
+    return tn_plane_require(args->tensor, args->to, stream);
+}

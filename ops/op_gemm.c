@@ -1,0 +1,165 @@
+/* tn_gemm: checks of the three forms, operands, scratch, launch. */
+#include "op_gemm.h"
+
+/* ---- forms ----------------------------------------------------------------------------------- */
+
+tn_plane tn__gemm_plane_of_a(tn_gemm_form form) {
+    return form == TN_GEMM_WGRAD ? TN_PLANE_COL : TN_PLANE_ROW;
+}
+
+tn_plane tn__gemm_plane_of_b(tn_gemm_form form) {
+    return form == TN_GEMM_FPROP ? TN_PLANE_ROW : TN_PLANE_COL;
+}
+
+tn__operand tn__gemm_operand(tn_format format, const tn_plane_view *view) {
+    int is_vector = format == TN_FORMAT_FP8_BLOCK_1D;
+    tn__operand operand = {.kind = is_vector ? TN__OPERAND_VECTOR : TN__OPERAND_TILE,
+                           .dtype = view->dtype,
+                           .data = view->data,
+                           .rows = view->layout.rows,
+                           .scale = view->scale,
+                           .scale_stride = view->layout.scale_stride};
+    return operand;
+}
+
+static tn__operand plain_operand(const tn__matrix *matrix, int is_turned) {
+    tn__operand operand = {.kind = TN__OPERAND_PLAIN,
+                           .dtype = matrix->dtype,
+                           .data = matrix->data,
+                           .is_transposed = is_turned,
+                           .rows = is_turned ? matrix->cols : matrix->rows};
+    return operand;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+typedef struct gemm_tensors {
+    tn_tensor_info a, b, d;
+    int is_fp8;
+} gemm_tensors;
+
+static int is_fp8(const tn_tensor_info *info) { return info->format != TN_FORMAT_PLAIN; }
+
+static tn_status check_shapes(const tn__op_call *call, tn_gemm_form form, const gemm_tensors *t) {
+    const tn_tensor_info *a = &t->a, *b = &t->b, *d = &t->d;
+    switch (form) {
+    case TN_GEMM_FPROP:
+        TN_TRY(tn__op_require_shape(call, "b", b, b->rows, a->cols, "its columns are a's"));
+        return tn__op_require_shape(call, "d", d, a->rows, b->rows, "a's rows x b's rows");
+    case TN_GEMM_DGRAD:
+        TN_TRY(tn__op_require_shape(call, "b", b, a->cols, b->cols, "its rows are a's columns"));
+        return tn__op_require_shape(call, "d", d, a->rows, b->cols, "a's rows x b's columns");
+    default:
+        TN_TRY(tn__op_require_shape(call, "b", b, a->rows, b->cols, "its rows are a's"));
+        return tn__op_require_shape(call, "d", d, a->cols, b->cols, "a's columns x b's columns");
+    }
+}
+
+static tn_status check_fp8(const tn__op_call *call, tn_gemm_form form, const gemm_tensors *t) {
+    const tn_tensor_info *a = &t->a, *b = &t->b;
+    TN_REQUIRE(is_fp8(a) && is_fp8(b),
+               "%s: a (tensor %s) is %s and b (tensor %s) is %s: both must be FP8, or both %s",
+               call->name, a->name, tn_format_name(a->format), b->name, tn_format_name(b->format),
+               tn_format_name(TN_FORMAT_PLAIN));
+    TN_TRY(tn__op_require_format(call, "a", a, TN_FORMAT_FP8_BLOCK_1D));
+    if (form == TN_GEMM_DGRAD) {
+        TN_TRY(tn__op_require_format(call, "b (of DGRAD)", b, TN_FORMAT_FP8_BLOCK_2D));
+    }
+    if (form == TN_GEMM_WGRAD) {
+        TN_TRY(tn__op_require_format(call, "b (of WGRAD)", b, TN_FORMAT_FP8_BLOCK_1D));
+    }
+    if (a->dtype == TN_E5M2 && b->dtype == TN_E5M2) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "%s: a (tensor %s) and b (tensor %s) are both E5M2: one must be E4M3",
+                       call->name, a->name, b->name);
+    }
+    return TN_OK;
+}
+
+static tn_status check_operands(const tn__op_call *call, tn_gemm_form form, gemm_tensors *t) {
+    t->is_fp8 = is_fp8(&t->a) || is_fp8(&t->b);
+    if (t->is_fp8) {
+        TN_TRY(check_fp8(call, form, t));
+    } else {
+        TN_TRY(tn__op_require_float(call, "a", &t->a));
+        TN_TRY(tn__op_require_float(call, "b", &t->b));
+        TN_TRY(tn__op_require_dtype(call, "b", &t->b, t->a.dtype));
+    }
+    TN_TRY(tn__op_require_float(call, "d", &t->d));
+    return check_shapes(call, form, t);
+}
+
+static tn_status check_gemm(tn__op_call *call, const tn_gemm_args *args, gemm_tensors *t) {
+    TN__OP_REQUIRE_ARGS(call->name, args);
+    TN_REQUIRE((unsigned)args->form <= TN_GEMM_WGRAD,
+               "%s: form is %d, expected TN_GEMM_FPROP, TN_GEMM_DGRAD or TN_GEMM_WGRAD", call->name,
+               (int)args->form);
+    TN_TRY(tn__op_tensor(call, "a", args->a, &t->a));
+    TN_TRY(tn__op_tensor(call, "b", args->b, &t->b));
+    TN_TRY(tn__op_tensor(call, "d", args->d, &t->d));
+    return check_operands(call, args->form, t);
+}
+
+/* ---- the work -------------------------------------------------------------------------------- */
+
+static int64_t contracted_of(tn_gemm_form form, const tn_tensor_info *a) {
+    return form == TN_GEMM_WGRAD ? a->rows : a->cols;
+}
+
+static tn_status lease_fp8(tn__op_call *call, const tn_gemm_args *args, const gemm_tensors *t,
+                           tn__gemm_work *work) {
+    tn_plane_view a, b;
+    TN_TRY(tn__op_lease(call, args->a, tn__gemm_plane_of_a(args->form), TN_READ, &a));
+    TN_TRY(tn__op_lease_derived(call, args->b, tn__gemm_plane_of_b(args->form), &b));
+    work->a = tn__gemm_operand(t->a.format, &a);
+    work->b = tn__gemm_operand(t->b.format, &b);
+    return TN_OK;
+}
+
+static tn_status lease_plain(tn__op_call *call, const tn_gemm_args *args, const gemm_tensors *t,
+                             tn__gemm_work *work) {
+    tn__matrix a, b;
+    TN_TRY(tn__op_lease_matrix(call, args->a, &t->a, TN_READ, &a));
+    TN_TRY(tn__op_lease_matrix(call, args->b, &t->b, TN_READ, &b));
+    work->a = plain_operand(&a, args->form == TN_GEMM_WGRAD);
+    work->b = plain_operand(&b, args->form != TN_GEMM_FPROP);
+    return TN_OK;
+}
+
+tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_info *d,
+                           tn__gemm_work *work) {
+    work->d = (tn__matrix){d->dtype, NULL, d->rows, d->cols};
+    work->scratch = NULL;
+    work->scratch_bytes = 0;
+    if (tn__is_empty(d) || work->contracted == 0) return TN_OK;
+    TN_TRY(call->table->gemm_scratch_bytes(call->device, work, &work->scratch_bytes));
+    return tn__op_scratch_bytes(call, scope, work->scratch_bytes, &work->scratch);
+}
+
+tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work) {
+    const tn__matrix *d = &work->d;
+    if (d->rows == 0 || d->cols == 0) return TN_OK;
+    if (work->contracted == 0) {
+        size_t bytes = (size_t)d->rows * (size_t)d->cols * tn_dtype_bytes(d->dtype);
+        if (work->accumulate) return TN_OK;
+        return tn_fill(call->device, d->data, 0, bytes, call->stream);
+    }
+    return call->table->gemm(call->device, work, call->stream);
+}
+
+tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_gemm", stream);
+    gemm_tensors t = {.is_fp8 = 0};
+    tn__gemm_work work = {.accumulate = 0};
+    TN_TRY(tn__op_init());
+    TN_TRY(check_gemm(&call, args, &t));
+    work.accumulate = args->accumulate != 0;
+    work.contracted = contracted_of(args->form, &t.a);
+    tn_access access = work.accumulate ? TN_UPDATE : TN_WRITE;
+    tn_status status =
+        t.is_fp8 ? lease_fp8(&call, args, &t, &work) : lease_plain(&call, args, &t, &work);
+    if (status == TN_OK) status = tn__gemm_scratch(&call, args->scope, &t.d, &work);
+    if (status == TN_OK) status = tn__op_lease_matrix(&call, args->d, &t.d, access, &work.d);
+    if (status == TN_OK) status = tn__gemm_launch(&call, &work);
+    return tn__op_finish(&call, status);
+}
