@@ -1,0 +1,171 @@
+/* The ghosts: ops on the simulated device. They move no data; they declare the ranges that the
+ * CUDA kernels read and write and the time that a roofline gives them, so that races, lifetimes
+ * and step times of whole training steps come out without a GPU.
+ *
+ *     time = 2 us of launch + the larger of bytes / 4.0e12 B/s and operations / peak
+ *
+ * with H200-like peaks of 1.1e15 (FP8), 7.5e14 (bf16, fp16) and 6.0e13 (fp32) operations a second.
+ */
+#include "host_kernels.h"
+
+enum { RANGES_MAX = 8 };
+
+static const double bytes_per_us = 4.0e6;
+static const double launch_us = 2.0;
+static const size_t workspace_bytes = (size_t)32 << 20; /* what cuBLASLt is given on Hopper */
+
+/* One kernel's declaration, as it is put together. */
+typedef struct ghost {
+    tn__range ranges[RANGES_MAX];
+    size_t range_count;
+    double bytes;
+    double compute_us;
+} ghost;
+
+static void touch(ghost *kernel, const void *address, size_t bytes, int is_write) {
+    if (bytes == 0) return;
+    TN_CHECK(kernel->range_count < RANGES_MAX);
+    kernel->ranges[kernel->range_count++] = (tn__range){address, bytes, is_write};
+    kernel->bytes += (double)bytes;
+}
+
+static void touch_matrix(ghost *kernel, const tn__matrix *matrix, int is_write) {
+    size_t elements = (size_t)matrix->rows * (size_t)matrix->cols;
+    touch(kernel, matrix->data, elements * tn_dtype_bytes(matrix->dtype), is_write);
+}
+
+static void touch_plane(ghost *kernel, const tn_plane_view *view, int is_write) {
+    touch(kernel, view->data, view->layout.data_bytes, is_write);
+    touch(kernel, view->scale, view->layout.scale_bytes, is_write);
+}
+
+static tn_status launch(tn_device *device, const char *name, const ghost *kernel,
+                        tn_stream stream) {
+    double memory_us = kernel->bytes / bytes_per_us;
+    double busy_us = memory_us > kernel->compute_us ? memory_us : kernel->compute_us;
+    return tn__device_driver(device)->ghost_launch(tn__device_state(device), name, kernel->ranges,
+                                                   kernel->range_count, launch_us + busy_us,
+                                                   stream);
+}
+
+/* ---- casts ------------------------------------------------------------------------------------
+ */
+
+static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &work->src, 0);
+    if (work->has_row) touch_plane(&kernel, &work->row, 1);
+    if (work->has_col) touch_plane(&kernel, &work->col, 1);
+    return launch(device, "quantize", &kernel, stream);
+}
+
+static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_plane(&kernel, &work->src, 0);
+    touch_matrix(&kernel, &work->dst, 1);
+    return launch(device, "dequantize", &kernel, stream);
+}
+
+static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_plane(&kernel, &work->from, 0);
+    touch_plane(&kernel, &work->to, 1);
+    return launch(device, "transpose", &kernel, stream);
+}
+
+/* ---- gemm -------------------------------------------------------------------------------------
+ */
+
+static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
+    (void)device, (void)work;
+    *out = workspace_bytes;
+    return TN_OK;
+}
+
+/* Operations a microsecond. */
+static double peak_of(tn_dtype dtype) {
+    switch (dtype) {
+    case TN_E4M3:
+    case TN_E5M2: return 1.1e9;
+    case TN_BF16:
+    case TN_FP16: return 7.5e8;
+    default: return 6.0e7;
+    }
+}
+
+static void touch_operand(ghost *kernel, const tn__operand *operand, int64_t contracted) {
+    int64_t blocks = (contracted + TN__BLOCK - 1) / TN__BLOCK;
+    int64_t scale_rows =
+        operand->kind == TN__OPERAND_VECTOR ? blocks : (operand->rows + TN__BLOCK - 1) / TN__BLOCK;
+    size_t elements = (size_t)operand->rows * (size_t)contracted;
+    touch(kernel, operand->data, elements * tn_dtype_bytes(operand->dtype), 0);
+    if (operand->kind == TN__OPERAND_PLAIN) return;
+    touch(kernel, operand->scale,
+          (size_t)scale_rows * (size_t)operand->scale_stride * sizeof *operand->scale, 0);
+}
+
+static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    double operations =
+        2.0 * (double)work->d.rows * (double)work->d.cols * (double)work->contracted;
+    touch_operand(&kernel, &work->a, work->contracted);
+    touch_operand(&kernel, &work->b, work->contracted);
+    if (work->accumulate) touch_matrix(&kernel, &work->d, 0);
+    touch_matrix(&kernel, &work->d, 1);
+    double bytes = kernel.bytes;
+    touch(&kernel, work->scratch, work->scratch_bytes, 1);
+    kernel.bytes = bytes; /* a workspace is touched, but it is no traffic that the shape asks for */
+    kernel.compute_us = operations / peak_of(work->a.dtype);
+    return launch(device, "gemm", &kernel, stream);
+}
+
+/* ---- small operations -------------------------------------------------------------------------
+ */
+
+static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &work->x, 0);
+    touch_matrix(&kernel, &work->y, 0);
+    touch_matrix(&kernel, &work->y, 1);
+    return launch(device, "axpy", &kernel, stream);
+}
+
+static tn_status convert(tn_device *device, const tn__matrix *x, const tn__matrix *y,
+                         tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, x, 0);
+    touch_matrix(&kernel, y, 1);
+    return launch(device, "convert", &kernel, stream);
+}
+
+static tn_status embed(tn_device *device, const tn__embed_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->tokens, (size_t)work->y.rows, 0);
+    touch_matrix(&kernel, &work->table, 0);
+    touch_matrix(&kernel, &work->y, 1);
+    return launch(device, "embed", &kernel, stream);
+}
+
+static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *work,
+                               tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    size_t rows = (size_t)work->logits.rows;
+    touch_matrix(&kernel, &work->logits, 0);
+    touch(&kernel, work->targets, rows, 0);
+    touch(&kernel, work->loss, rows * sizeof *work->loss, 1);
+    touch_matrix(&kernel, &work->dlogits, 1);
+    return launch(device, "cross_entropy", &kernel, stream);
+}
+
+const tn__op_table tn__op_table_ghost = {
+    .name = "ghost",
+    .quantize = quantize,
+    .dequantize = dequantize,
+    .transpose = transpose,
+    .gemm_scratch_bytes = gemm_scratch_bytes,
+    .gemm = gemm,
+    .axpy = axpy,
+    .convert = convert,
+    .embed = embed,
+    .cross_entropy = cross_entropy,
+};
