@@ -275,3 +275,51 @@ void test_plane_expect_quantized(const test_plane *plane, const tn__matrix *src,
     }
     test_plane_expect_zero_padding(plane);
 }
+
+/* ---- tensors ----------------------------------------------------------------------------------
+ */
+
+tn_tensor test_tensor_of(const test_ops *ops, tn_scope scope, const tn__matrix *matrix) {
+    tn_tensor tensor = test_plain(scope, matrix->dtype, matrix->rows, matrix->cols);
+    test_write(ops, tensor, matrix->data);
+    return tensor;
+}
+
+static tn_tensor_info info_of(tn_tensor tensor) {
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    EXPECT_OK(tn_tensor_info_get(tensor, &info));
+    return info;
+}
+
+tn__matrix test_fetch_matrix(const test_ops *ops, tn_tensor tensor) {
+    tn_tensor_info info = info_of(tensor);
+    tn__matrix matrix = test_matrix_make(info.dtype, info.rows, info.cols, 0);
+    test_read(ops, tensor, matrix.data);
+    return matrix;
+}
+
+test_plane test_fetch_plane(const test_ops *ops, tn_tensor tensor, tn_plane plane) {
+    tn_tensor_info info = info_of(tensor);
+    test_plane fetched = test_plane_make(info.format, plane, info.dtype, info.rows, info.cols);
+    EXPECT_OK(tn_plane_read(tensor, plane, fetched.view.data, fetched.view.layout.data_bytes,
+                            fetched.view.scale, fetched.view.layout.scale_bytes, ops->stream));
+    test_ops_wait(ops);
+    return fetched;
+}
+
+tn_tensor test_quantized(const test_ops *ops, tn_scope scope, const tn__matrix *src,
+                         tn_format format, unsigned planes) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = test_tensor_of(ops, scope, src);
+    args.dst = test_fp8(scope, format, TN_E4M3, src->rows, src->cols);
+    args.planes = planes;
+    EXPECT_OK(tn_quantize(&args, ops->stream));
+    return args.dst;
+}
+
+void test_expect_same_matrix(const tn__matrix *a, const tn__matrix *b) {
+    assert_int_equal(a->dtype, b->dtype);
+    assert_int_equal(a->rows, b->rows);
+    assert_int_equal(a->cols, b->cols);
+    assert_memory_equal(a->data, b->data, (size_t)(a->rows * a->cols) * bytes_of(a->dtype));
+}

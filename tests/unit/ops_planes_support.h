@@ -6,6 +6,7 @@
 #include "test_support.h"
 
 #include "host_kernels.h"
+#include "test_ops.h"
 
 /* A plane of an M x K tensor, filled with 0xFF bytes (so every scale is NaN) before and after. */
 typedef struct test_plane {
@@ -44,5 +45,19 @@ void test_quantize(const tn__matrix *src, test_plane *row, test_plane *col, tn_s
 /* Fails unless the plane is, bit for bit, what the reference makes of src. */
 void test_plane_expect_quantized(const test_plane *plane, const tn__matrix *src, tn_scale_mode mode,
                                  float epsilon);
+
+/* A PLAIN tensor with the matrix's type, shape and contents. */
+tn_tensor test_tensor_of(const test_ops *ops, tn_scope scope, const tn__matrix *matrix);
+
+/* DATA of a PLAIN tensor, and an FP8 plane, read back. */
+tn__matrix test_fetch_matrix(const test_ops *ops, tn_tensor tensor);
+test_plane test_fetch_plane(const test_ops *ops, tn_tensor tensor, tn_plane plane);
+
+/* src, quantized to planes (TN_QUANTIZE_...) of a new E4M3 tensor. */
+tn_tensor test_quantized(const test_ops *ops, tn_scope scope, const tn__matrix *src,
+                         tn_format format, unsigned planes);
+
+/* Fails unless both have the same type, shape and bytes. */
+void test_expect_same_matrix(const tn__matrix *a, const tn__matrix *b);
 
 #endif

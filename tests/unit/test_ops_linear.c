@@ -1,0 +1,334 @@
+/* The Linear layer on the host device: its values, and what is alive when. */
+#include "ops_planes_support.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { M = 70, N = 200, K = 300 };
+
+/* A layer with its input and the gradient of its output. */
+typedef struct layer {
+    test_ops ops;
+    tn_scope op, saved;
+    tn_tensor x, weight, dy;
+    tn__matrix x_values, weight_values, dy_values;
+} layer;
+
+static layer open_layer(int frozen, tn_plane_policy policy) {
+    layer l = {.ops = test_ops_open_host()};
+    tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+    tn_scope loading = test_ops_scope(&l.ops, TN_SCOPE_OP, "loading");
+    l.op = test_ops_scope(&l.ops, TN_SCOPE_OP, "op");
+    l.saved = test_ops_scope(&l.ops, TN_SCOPE_SAVED, "saved");
+    l.x_values = test_matrix_make(TN_BF16, M, K, 1);
+    l.weight_values = test_matrix_make(TN_BF16, N, K, 2);
+    l.dy_values = test_matrix_make(TN_BF16, M, N, 3);
+    l.x = test_tensor_of(&l.ops, l.ops.scope, &l.x_values);
+    l.dy = test_tensor_of(&l.ops, l.ops.scope, &l.dy_values);
+    l.weight = test_weight(l.ops.scope, N, K, frozen, policy);
+    quantize.src = test_tensor_of(&l.ops, loading, &l.weight_values);
+    quantize.dst = l.weight;
+    EXPECT_OK(tn_quantize(&quantize, l.ops.stream));
+    EXPECT_OK(tn_scope_close(loading));
+    return l;
+}
+
+static void close_layer(layer *l) {
+    test_matrix_free(&l->x_values), test_matrix_free(&l->weight_values);
+    test_matrix_free(&l->dy_values);
+    test_ops_close_host(&l->ops);
+}
+
+static tn_tensor new_saved_x(const layer *l) {
+    return test_fp8(l->saved, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, M, K);
+}
+
+static tn_linear_forward_args forward_args(const layer *l, tn_dtype dtype) {
+    tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
+    args.x = l->x;
+    args.weight = l->weight;
+    args.y = test_plain(l->ops.scope, dtype, M, N);
+    args.scope = l->op;
+    return args;
+}
+
+static tn_linear_backward_args backward_args(const layer *l, tn_dtype dtype) {
+    tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
+    args.dy = l->dy;
+    args.weight = l->weight;
+    args.dx = test_plain(l->ops.scope, dtype, M, K);
+    args.scope = l->op;
+    return args;
+}
+
+static size_t col_bytes(const layer *l) {
+    tn_ledger ledger = test_ledger(l->ops.scope);
+    return ledger.data_bytes[TN_PLANE_COL] + ledger.scale_bytes[TN_PLANE_COL];
+}
+
+static void expect_no_scratch_left(const layer *l) {
+    tn_ledger ledger = test_ledger(l->op);
+    assert_int_equal(ledger.tensors, 0);
+    assert_int_equal(ledger.total_bytes, 0);
+    assert_int_equal(test_ledger(l->ops.scope).leases, 0);
+}
+
+/* ---- values -----------------------------------------------------------------------------------
+ */
+
+static void expect_product(const layer *l, tn_gemm_form form, tn_tensor a, tn_tensor b,
+                           tn_tensor result) {
+    tn__matrix actual = test_fetch_matrix(&l->ops, result);
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.form = form;
+    args.a = a, args.b = b, args.scope = l->op;
+    args.d = test_plain(l->ops.scope, actual.dtype, actual.rows, actual.cols);
+    EXPECT_OK(tn_gemm(&args, l->ops.stream));
+    tn__matrix expected = test_fetch_matrix(&l->ops, args.d);
+    test_expect_same_matrix(&actual, &expected);
+    test_matrix_free(&actual), test_matrix_free(&expected);
+}
+
+static void a_layer_is_its_quantizations_and_products(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    const unsigned both = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+    tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    forward.saved_x = new_saved_x(&l);
+    backward.saved_x = forward.saved_x;
+    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    expect_no_scratch_left(&l);
+
+    tn_tensor x = test_quantized(&l.ops, l.ops.scope, &l.x_values, TN_FORMAT_FP8_BLOCK_1D, both);
+    tn_tensor dy = test_quantized(&l.ops, l.ops.scope, &l.dy_values, TN_FORMAT_FP8_BLOCK_1D, both);
+    expect_product(&l, TN_GEMM_FPROP, x, l.weight, forward.y);
+    expect_product(&l, TN_GEMM_DGRAD, dy, l.weight, backward.dx);
+    expect_product(&l, TN_GEMM_WGRAD, dy, x, backward.dw);
+    assert_int_equal(test_state(forward.saved_x, TN_PLANE_ROW), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(forward.saved_x, TN_PLANE_COL), TN_PLANE_VALID);
+    close_layer(&l);
+}
+
+/* FP8 with 3 mantissa bits errs by at most 1/16 in each factor, so a product by at most about
+ * 1/8, and a sum of products by 1/8 of the sum of magnitudes. */
+static void gradients_are_near_double_of_the_unquantized(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_forward_args forward = forward_args(&l, TN_FP32);
+    tn_linear_backward_args backward = backward_args(&l, TN_FP32);
+    forward.saved_x = backward.saved_x = new_saved_x(&l);
+    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    tn__matrix results[] = {test_fetch_matrix(&l.ops, forward.y),
+                            test_fetch_matrix(&l.ops, backward.dx),
+                            test_fetch_matrix(&l.ops, backward.dw)};
+    const int64_t contracted[] = {K, N, M};
+    for (int which = 0; which < 3; which++) {
+        double error = 0.0, size = 0.0;
+        for (int64_t r = 0; r < results[which].rows; r++) {
+            for (int64_t c = 0; c < results[which].cols; c++) {
+                double sum = 0.0, magnitude = 0.0;
+                for (int64_t i = 0; i < contracted[which]; i++) {
+                    float a = which == 0   ? test_matrix_get(&l.x_values, r, i)
+                              : which == 1 ? test_matrix_get(&l.dy_values, r, i)
+                                           : test_matrix_get(&l.dy_values, i, r);
+                    float b = which == 0   ? test_matrix_get(&l.weight_values, c, i)
+                              : which == 1 ? test_matrix_get(&l.weight_values, i, c)
+                                           : test_matrix_get(&l.x_values, i, c);
+                    sum += (double)a * (double)b;
+                    magnitude += fabs((double)a * (double)b);
+                }
+                double off = (double)test_matrix_get(&results[which], r, c) - sum;
+                assert_true(fabs(off) <= magnitude / 7.0);
+                error += off * off, size += sum * sum;
+            }
+        }
+        assert_true(sqrt(error / size) < 0.05); /* and far less on average */
+        test_matrix_free(&results[which]);
+    }
+    close_layer(&l);
+}
+
+static void weight_gradients_accumulate(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    forward.saved_x = backward.saved_x = new_saved_x(&l);
+    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    backward.dx = (tn_tensor){0};
+    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    tn__matrix once = test_fetch_matrix(&l.ops, backward.dw);
+    backward.accumulate_dw = 1;
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    tn__matrix twice = test_fetch_matrix(&l.ops, backward.dw);
+    for (int i = 0; i < N * K; i++) {
+        assert_true(((float *)twice.data)[i] == 2.0f * ((float *)once.data)[i]);
+    }
+    assert_int_equal(test_state(l.weight, TN_PLANE_COL), TN_PLANE_ABSENT); /* no dgrad, no COL */
+    test_matrix_free(&once), test_matrix_free(&twice);
+    close_layer(&l);
+}
+
+/* ---- what is alive ----------------------------------------------------------------------------
+ */
+
+/* [K, N] bytes, and a scale for each of 3 x 2 tiles, whose rows of 2 are padded to 4. */
+enum { COL_DATA_BYTES = K * N, COL_SCALE_BYTES = 3 * 4 * 4 };
+
+/* Three steps of a frozen layer under both policies: exact bytes, and the same bits. */
+static void a_frozen_weights_columnwise_plane_lives_as_its_policy_says(void **state) {
+    (void)state;
+    static const tn_plane_policy policies[] = {TN_POLICY_KEEP, TN_POLICY_UNTIL_LAST_USE};
+    tn__matrix y[2], dx[2];
+    for (int p = 0; p < 2; p++) {
+        layer l = open_layer(1, policies[p]);
+        tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+        tn_linear_backward_args backward = backward_args(&l, TN_FP32);
+        for (int step = 0; step < 3; step++) {
+            size_t kept = policies[p] == TN_POLICY_KEEP ? COL_DATA_BYTES + COL_SCALE_BYTES : 0;
+            EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+            assert_int_equal(col_bytes(&l), step ? kept : 0); /* forward makes none */
+            EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+            assert_int_equal(col_bytes(&l), kept);
+            expect_no_scratch_left(&l);
+            assert_int_equal(test_ledger(l.saved).total_bytes, 0);
+        }
+        tn_ledger ledger = test_ledger(l.ops.scope);
+        assert_int_equal(ledger.peak_plane_bytes[TN_PLANE_COL], COL_DATA_BYTES + COL_SCALE_BYTES);
+        y[p] = test_fetch_matrix(&l.ops, forward.y);
+        dx[p] = test_fetch_matrix(&l.ops, backward.dx);
+        close_layer(&l);
+    }
+    test_expect_same_matrix(&y[0], &y[1]);
+    test_expect_same_matrix(&dx[0], &dx[1]);
+    for (int p = 0; p < 2; p++)
+        test_matrix_free(&y[p]), test_matrix_free(&dx[p]);
+}
+
+/* A weight that has both planes when it becomes frozen gets the same saving, also from a layer
+ * that computes no dgrad. */
+static void a_plane_from_before_freezing_is_released_too(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_UNTIL_LAST_USE);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    assert_int_equal(col_bytes(&l), COL_DATA_BYTES + COL_SCALE_BYTES); /* trainable: kept */
+    EXPECT_OK(tn_tensor_set_frozen(l.weight, 1));
+    backward.dx = (tn_tensor){0};
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    assert_int_equal(col_bytes(&l), 0);
+    close_layer(&l);
+}
+
+static void a_columnwise_plane_that_someone_leases_stays(void **state) {
+    (void)state;
+    layer l = open_layer(1, TN_POLICY_UNTIL_LAST_USE);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    tn_lease lease;
+    tn_plane_view view;
+    EXPECT_OK(tn_lease_begin(l.weight, TN_PLANE_COL, TN_READ, l.ops.stream, &lease, &view));
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    assert_int_equal(col_bytes(&l), COL_DATA_BYTES + COL_SCALE_BYTES);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    assert_int_equal(col_bytes(&l), 0);
+    close_layer(&l);
+}
+
+/* x saved for backward is its COL plane and no more: [K, M] bytes, one scale a row of 128. */
+static void a_trainable_layer_saves_only_the_columnwise_plane_of_x(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+    forward.saved_x = new_saved_x(&l);
+    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+    tn_ledger saved = test_ledger(l.saved);
+    assert_int_equal(saved.data_bytes[TN_PLANE_COL], K * M);
+    assert_int_equal(saved.scale_bytes[TN_PLANE_COL], 1 * K * 4);
+    assert_int_equal(saved.total_bytes, K * M + K * 4);
+    expect_no_scratch_left(&l);
+    close_layer(&l);
+}
+
+static void saved_x_is_asked_for_where_it_is_needed_and_only_there(void **state) {
+    (void)state;
+    for (int frozen = 0; frozen < 2; frozen++) {
+        layer l = open_layer(frozen, TN_POLICY_KEEP);
+        tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+        tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+        if (frozen) forward.saved_x = new_saved_x(&l);
+        EXPECT_STATUS(tn_linear_forward(&forward, l.ops.stream), TN_INVALID_ARGUMENT);
+        EXPECT_ERROR_HAS("saved_x");
+        assert_int_equal(test_state(forward.y, TN_PLANE_DATA), TN_PLANE_ABSENT);
+        backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+        if (frozen) backward.saved_x = forward.saved_x;
+        EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_ARGUMENT);
+        EXPECT_ERROR_HAS(frozen ? "frozen" : "saved_x");
+        assert_int_equal(test_state(backward.dx, TN_PLANE_DATA), TN_PLANE_ABSENT);
+        expect_no_scratch_left(&l);
+        close_layer(&l);
+    }
+}
+
+/* dw needs what forward has saved; without it nothing has changed, dx and COL included. */
+static void a_backward_that_fails_half_way_leaves_nothing(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    backward.saved_x = new_saved_x(&l);
+    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    tn_ledger before = test_ledger(l.ops.scope);
+    EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_STATE);
+    tn_ledger after = test_ledger(l.ops.scope);
+    test_expect_same_ledger(&before, &after);
+    assert_int_equal(test_state(backward.dx, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(backward.dw, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(l.weight, TN_PLANE_COL), TN_PLANE_ABSENT);
+    close_layer(&l);
+}
+
+static void a_layer_without_tokens_has_zero_weight_gradients(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    forward.x = test_plain(l.ops.scope, TN_BF16, 0, K);
+    forward.y = test_plain(l.ops.scope, TN_BF16, 0, N);
+    forward.saved_x = test_fp8(l.saved, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, 0, K);
+    backward.dy = test_plain(l.ops.scope, TN_BF16, 0, N);
+    backward.dx = test_plain(l.ops.scope, TN_BF16, 0, K);
+    backward.saved_x = forward.saved_x;
+    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    test_declare_valid(&l.ops, forward.x, TN_PLANE_DATA);
+    test_declare_valid(&l.ops, backward.dy, TN_PLANE_DATA);
+    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    tn__matrix dw = test_fetch_matrix(&l.ops, backward.dw);
+    for (int i = 0; i < N * K; i++)
+        assert_true(((float *)dw.data)[i] == 0.0f);
+    test_matrix_free(&dw);
+    close_layer(&l);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_layer_is_its_quantizations_and_products),
+        cmocka_unit_test(gradients_are_near_double_of_the_unquantized),
+        cmocka_unit_test(weight_gradients_accumulate),
+        cmocka_unit_test(a_frozen_weights_columnwise_plane_lives_as_its_policy_says),
+        cmocka_unit_test(a_plane_from_before_freezing_is_released_too),
+        cmocka_unit_test(a_columnwise_plane_that_someone_leases_stays),
+        cmocka_unit_test(a_trainable_layer_saves_only_the_columnwise_plane_of_x),
+        cmocka_unit_test(saved_x_is_asked_for_where_it_is_needed_and_only_there),
+        cmocka_unit_test(a_backward_that_fails_half_way_leaves_nothing),
+        cmocka_unit_test(a_layer_without_tokens_has_zero_weight_gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
