@@ -31,7 +31,37 @@ tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_
     return NULL;
 }
 
-/* ---- streams that end ---------------------------------------------------------------------- */
+/* ---- streams ------------------------------------------------------------------------------- */
+
+static tn__recent_id *recent_of(tn__books *books, tn_stream stream) {
+    uint64_t mixed = ((uintptr_t)stream >> 4) * UINT64_C(0x9E3779B97F4A7C15);
+    return &books->recent_ids[mixed >> 60];
+}
+
+/* A handle alone does not name a stream: threads share that of their per-thread default streams,
+ * and others are used again. It does for the default stream and for ours, until they end. */
+tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
+    tn__recent_id *recent = recent_of(books, stream);
+    uint64_t stream_id = 0;
+    if (!recent->is_set || recent->stream != stream) {
+        const tn__driver *driver = tn__device_driver(books->device);
+        TN_TRY(driver->stream_id(tn__device_state(books->device), stream, &stream_id));
+        if (stream && !tn__device_owns_stream(books->device, stream)) {
+            *out = stream_id;
+            return TN_OK;
+        }
+        *recent = (tn__recent_id){stream, stream_id, 1};
+    }
+    *out = recent->stream_id;
+    return TN_OK;
+}
+
+static void forget_recent(tn__books *books, uint64_t stream_id) {
+    for (int i = 0; i < TN__RECENT_STREAMS; i++) {
+        tn__recent_id *recent = &books->recent_ids[i];
+        if (recent->is_set && recent->stream_id == stream_id) recent->is_set = 0;
+    }
+}
 
 static void forget_stream(tn__tensor_object *tensor, uint64_t stream_id) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
@@ -57,6 +87,7 @@ static void on_stream_end(void *argument, tn_stream stream, uint64_t stream_id) 
     if (books) tn__lock(books->lock);
     unlock_list();
     if (!books) return;
+    forget_recent(books, stream_id);
     for (tn__scope_object *root = books->first_root; root; root = root->next) {
         for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
             tn__tensor_object *tensor = scope->first_tensor;

@@ -16,6 +16,10 @@ tn__books *tn__books_find(tn_pool *pool);
 /* Frees the books that have no scope left. No lock is held. */
 void tn__books_collect(void);
 
+/* The id that tells streams apart, as the driver has it; fails for a stream that the driver does
+ * not know. The books' lock is held. */
+tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
+
 /* The scope after `scope` in a walk of `root` and all below it, parents first; NULL at the end. */
 tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_object *root);
 

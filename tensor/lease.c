@@ -3,24 +3,24 @@
  * Invariant: a lease's handle and host memory exist before its transition is tried, so that
  * nothing can fail once the plane has changed.
  */
+#include "books.h"
 #include "format_table.h"
 #include "host_alloc.h"
 #include "plane_transition.h"
-#include "plane_order.h"
 #include "tensor_internal.h"
 
 /* ---- begin --------------------------------------------------------------------------------- */
 
 static tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
                            tn_stream stream, tn__lease_object **out) {
-    const tn__books *books = tensor->scope->books;
+    tn__books *books = tensor->scope->books;
     tn__lease_object *lease = tn__host_alloc(1, sizeof *lease);
     if (!lease) return TN_OUT_OF_HOST_MEMORY;
     lease->tensor = tensor;
     lease->plane = plane;
     lease->access = access;
     lease->stream = stream;
-    tn_status status = tn__stream_id_of(books->device, stream, &lease->stream_id);
+    tn_status status = tn__books_stream_id(books, stream, &lease->stream_id);
     if (status == TN_OK) {
         status = tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
     }

@@ -10,10 +10,6 @@
 
 #include <string.h>
 
-tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out) {
-    return tn__device_driver(device)->stream_id(tn__device_state(device), stream, out);
-}
-
 void tn__plane_order_init(tn__plane_object *plane) {
     plane->reads = plane->own_reads;
     plane->read_limit = TN__READS_KEPT;

@@ -10,9 +10,6 @@
 
 #include "tensor_state.h"
 
-/* The id that tells streams apart; fails for a stream that the driver does not know. */
-tn_status tn__stream_id_of(tn_device *device, tn_stream stream, uint64_t *out);
-
 /* A plane without uses; and the end of one. */
 void tn__plane_order_init(tn__plane_object *plane);
 void tn__plane_order_deinit(tn__plane_object *plane);

@@ -133,7 +133,7 @@ static const tn__lease_object *any_lease(const tn__tensor_object *tensor) {
 static tn_status stream_of(const tn__tensor_object *tensor, tn_stream stream, tn__plane_use *out) {
     out->stream = stream;
     out->is_recorded = 1;
-    return tn__stream_id_of(tensor->scope->books->device, stream, &out->stream_id);
+    return tn__books_stream_id(tensor->scope->books, stream, &out->stream_id);
 }
 
 static tn_status destroy(tn__tensor_object *tensor, tn_stream stream) {

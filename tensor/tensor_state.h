@@ -23,9 +23,16 @@ typedef struct tn__scope_object tn__scope_object;
 typedef struct tn__tensor_object tn__tensor_object;
 typedef struct tn__lease_object tn__lease_object;
 
-enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8 };
+enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16 };
 
 /* ---- books: all scopes of a pool ------------------------------------------------------------ */
+
+/* The id of a stream whose end we hear of, so that the driver need not be asked each time. */
+typedef struct tn__recent_id {
+    tn_stream stream;
+    uint64_t stream_id;
+    int is_set;
+} tn__recent_id;
 
 struct tn__books {
     tn_pool *pool;
@@ -34,6 +41,7 @@ struct tn__books {
     unsigned lock; /* see handle_table.h */
     tn__scope_object *first_root;
     uint64_t tensors_made; /* numbers tensors in the order of creation */
+    tn__recent_id recent_ids[TN__RECENT_STREAMS];
     tn__books *next;
 };
 

@@ -332,6 +332,31 @@ static void leases_on_a_stream_that_has_ended_can_still_be_ended(void **state) {
     expect_states(other, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
 }
 
+static uint64_t all_driver_calls(const tensor_fixture *f) {
+    tn_driver_stats stats = TN_DRIVER_STATS_INIT;
+    uint64_t calls = 0;
+    EXPECT_OK(tn_device_driver_stats(f->device, &stats));
+    for (int i = 0; i < TN_CALL_COUNT; i++)
+        calls += stats.calls[i];
+    return calls;
+}
+
+/* Planes come and go, leases begin and end: on one stream that is bookkeeping alone. */
+static void a_warm_step_on_one_stream_makes_no_driver_call(void **state) {
+    const tensor_fixture *f = *state;
+    uint64_t calls = 0;
+    for (int round = 0; round < 10; round++) {
+        if (round == 1) calls = all_driver_calls(f);
+        tn_tensor tensor = square(f);
+        fixture_write(tensor, TN_PLANE_ROW, f->stream);
+        fixture_write(tensor, TN_PLANE_COL, f->stream);
+        EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+        EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_ROW, f->stream));
+        EXPECT_OK(tn_tensor_destroy(tensor, f->stream));
+    }
+    assert_int_equal(all_driver_calls(f), calls);
+}
+
 /* What one stream writes another reads: the values arrive, in any order of the host's calls. */
 static void values_cross_streams_in_order(void **state) {
     const tensor_fixture *f = *state;
@@ -382,6 +407,7 @@ int main(void) {
         WITH_FIXTURE(many_reading_streams_are_bounded_by_merging_idle_ones),
         WITH_FIXTURE(a_stream_that_has_ended_is_not_waited_for),
         WITH_FIXTURE(leases_on_a_stream_that_has_ended_can_still_be_ended),
+        WITH_FIXTURE(a_warm_step_on_one_stream_makes_no_driver_call),
         WITH_FIXTURE(values_cross_streams_in_order),
         cmocka_unit_test(no_host_memory_is_left_when_all_is_closed),
     };
