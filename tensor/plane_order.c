@@ -22,16 +22,13 @@ void tn__plane_order_deinit(tn__plane_object *plane) {
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
-/* A use whose stream can no longer be named (another thread's per-thread default stream has the
- * same handle as this thread's; a stream of another library has been destroyed) can only be waited
- * for by waiting for the device. Streams of our own never come to that: see tn__plane_order_forget.
- */
+/* A use on another stream of the same handle (another thread's per-thread default stream) can not
+ * be named here; it can only be waited for by waiting for the device. */
 static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_id,
                           const tn__plane_use *use) {
     if (use->stream_id == stream_id) return TN_OK;
     if (use->stream == stream) return tn_device_synchronize(device);
-    tn_status status = tn_stream_wait(device, stream, use->stream);
-    return status == TN_INVALID_ARGUMENT ? tn_device_synchronize(device) : status;
+    return tn_stream_wait(device, stream, use->stream);
 }
 
 static tn__plane_use *read_of(const tn__plane_object *plane, uint64_t stream_id) {

@@ -245,14 +245,6 @@ static tn_status free_stale(tn__lease_object *lease) {
     return TN_OK;
 }
 
-/* The tensor now has newer contents than any plane that an open write might bring back. */
-static void forget_older_contents(const tn__tensor_object *tensor) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
-        if (writer) writer->stale_made = 0;
-    }
-}
-
 tn_status tn__transition_end(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     int is_write = lease->access != TN_READ;
@@ -261,7 +253,6 @@ tn_status tn__transition_end(tn__lease_object *lease) {
     }
     if (is_write && !lease->is_derivation) TN_TRY(free_stale(lease));
     if (is_write) plane->state = TN_PLANE_VALID;
-    if (is_write && !lease->is_derivation) forget_older_contents(lease->tensor);
     unlink_lease(lease);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;

@@ -3,8 +3,7 @@
  */
 #include "tensor_fixture.h"
 
-#include <string.h>
-
+#include "host_alloc.h"
 #include "tensor_state.h"
 
 enum { ROWS = 64, COLS = 64, STREAMS = 4, STEPS = 400 };
@@ -152,11 +151,40 @@ static void a_use_that_is_not_recorded_is_a_race(void **state) {
     }
 }
 
+/* The pool could not be told of a use when its lease was abandoned: it is told before the free. */
+static void a_use_whose_record_failed_is_recorded_before_the_free(void **state) {
+    (void)state;
+    for (int is_write = 0; is_write < 2; is_write++) {
+        tensor_fixture f;
+        tn_plane_view view;
+        tn_lease lease;
+        tn__tensor_object *object;
+        tensor_fixture_open_sim(&f);
+        tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
+        use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);
+        EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_ROW, is_write ? TN_UPDATE : TN_READ, f.other,
+                                 &lease, &view));
+        launch(f.device, &view, is_write, f.other);
+        tn__host_alloc_fault(1, 1); /* the pool has not seen this stream yet and can not note it */
+        EXPECT_OK(tn_lease_abandon(lease));
+        tn__host_alloc_fault(0, 0);
+        EXPECT_OK(tn__tensor_acquire(tensor, &object));
+        const tn__plane_object *plane = &object->planes[TN_PLANE_ROW];
+        assert_int_equal(is_write ? plane->write.is_recorded : plane->reads[0].is_recorded, 0);
+        tn__tensor_unlock(object);
+        EXPECT_OK(tn_tensor_destroy(tensor, f.stream));
+        tn_tensor next = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "next");
+        use(&f, next, TN_PLANE_ROW, TN_WRITE, f.stream);
+        close_after_race(&f, 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(work_under_leases_never_races),
         cmocka_unit_test(work_put_after_the_end_of_its_lease_is_a_race),
         cmocka_unit_test(a_use_that_is_not_recorded_is_a_race),
+        cmocka_unit_test(a_use_whose_record_failed_is_recorded_before_the_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

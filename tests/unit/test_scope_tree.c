@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "handle_table.h"
+#include "host_alloc.h"
 #include "tensor_internal.h"
 
 static int open_fixture(void **state) {
@@ -241,6 +242,30 @@ static void sister_libraries_find_the_device_and_the_pool(void **state) {
     EXPECT_STATUS(tn__tensor_device((tn_tensor){0}, &device), TN_STALE_HANDLE);
 }
 
+static void a_root_that_could_not_be_made_leaves_nothing(void **state) {
+    const tensor_fixture *f = *state;
+    tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_scope scope = {3};
+    int failures = 0;
+    EXPECT_OK(tn_pool_create(f->device, &pool_config, &config.pool));
+    long blocks = tn__host_live_blocks();
+    for (long nth = 1;; nth++) {
+        tn__host_alloc_fault(nth, 0);
+        tn_status status = tn_scope_create(&config, &scope);
+        tn__host_alloc_fault(0, 0);
+        if (status == TN_OK) break;
+        assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
+        assert_int_equal(tn__host_live_blocks(), blocks);
+        assert_int_equal(scope.value, 3);
+        failures++;
+    }
+    assert_true(failures >= 3); /* the books, the scope, its name */
+    EXPECT_OK(tn_scope_close(scope));
+    assert_int_equal(tn__host_live_blocks(), blocks);
+    EXPECT_OK(tn_pool_destroy(config.pool));
+}
+
 /* A scope that is left open keeps the device from being closed under it. */
 static void an_open_scope_keeps_the_device_open(void **state) {
     (void)state;
@@ -266,6 +291,7 @@ int main(void) {
         WITH_FIXTURE(deep_and_wide_trees_close),
         WITH_FIXTURE(names_are_copied_and_have_defaults),
         WITH_FIXTURE(sister_libraries_find_the_device_and_the_pool),
+        WITH_FIXTURE(a_root_that_could_not_be_made_leaves_nothing),
         cmocka_unit_test(an_open_scope_keeps_the_device_open),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

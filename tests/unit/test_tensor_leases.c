@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "books.h"
+#include "driver.h"
 #include "host_alloc.h"
 
 enum { PLANE_BYTES = 64 + 16 }; /* 8 x 8 in 2D: data and one row of four floats */
@@ -302,20 +304,69 @@ static void many_reading_streams_are_bounded_by_merging_idle_ones(void **state) 
         EXPECT_OK(tn_stream_destroy(f->device, streams[i]));
 }
 
+static uint64_t calls_of(const tensor_fixture *f, tn_driver_call call) {
+    tn_driver_stats stats = TN_DRIVER_STATS_INIT;
+    EXPECT_OK(tn_device_driver_stats(f->device, &stats));
+    return stats.calls[call];
+}
+
 static void a_stream_that_has_ended_is_not_waited_for(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
-    tn_stream gone;
+    tn_stream gone[2];
     unsigned char data[64] = {1}, back[64];
     float scales[4] = {1};
-    EXPECT_OK(tn_stream_create(f->device, &gone));
-    EXPECT_OK(tn_plane_write(tensor, TN_PLANE_ROW, data, 64, scales, 16, gone));
-    EXPECT_OK(tn_stream_destroy(f->device, gone));
-    uint64_t waits = fixture_waits(f);
+    for (int i = 0; i < 2; i++)
+        EXPECT_OK(tn_stream_create(f->device, &gone[i]));
+    EXPECT_OK(tn_plane_write(tensor, TN_PLANE_ROW, data, 64, scales, 16, gone[0]));
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, gone[1])));
+    for (int i = 0; i < 2; i++)
+        EXPECT_OK(tn_stream_destroy(f->device, gone[i]));
+    uint64_t waits = fixture_waits(f), stream_calls = calls_of(f, TN_CALL_STREAM);
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
+    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->other)));
+    assert_int_equal(fixture_waits(f), waits + 1);               /* other for stream */
+    assert_int_equal(calls_of(f, TN_CALL_STREAM), stream_calls); /* nor for the whole device */
     EXPECT_OK(tn_plane_read(tensor, TN_PLANE_ROW, back, 64, scales, 16, f->stream));
     EXPECT_OK(tn_stream_synchronize(f->device, f->stream));
     assert_memory_equal(back, data, 64);
-    assert_int_equal(fixture_waits(f), waits);
+}
+
+/* Asks for the id of a stream; 1 if it is kept to be known the next time. */
+static int is_id_kept(tn_scope scope, tn_stream stream, uint64_t *stream_id) {
+    tn__scope_object *object;
+    int is_kept = 0;
+    EXPECT_OK(tn__scope_acquire(scope, &object));
+    tn__books *books = object->books;
+    if (*stream_id == 0) EXPECT_OK(tn__books_stream_id(books, stream, stream_id));
+    for (int i = 0; i < TN__RECENT_STREAMS; i++) {
+        is_kept |= books->recent_ids[i].is_set && books->recent_ids[i].stream_id == *stream_id;
+    }
+    tn__scope_unlock(object);
+    return is_kept;
+}
+
+/* Only of a stream whose end we hear of may the id be kept, and only until then: another stream
+ * may get the same handle. */
+static void ids_are_kept_of_our_own_streams_until_they_end(void **state) {
+    const tensor_fixture *f = *state;
+    const tn__driver *driver = tn__device_driver(f->device);
+    tn__driver_device *device = tn__device_state(f->device);
+    tn_stream own, foreign;
+    uint64_t own_id = 0, foreign_id = 0, default_id = 0, asked = 0;
+    EXPECT_OK(tn_stream_create(f->device, &own));
+    EXPECT_OK(driver->stream_create(device, &foreign));
+    assert_true(is_id_kept(f->scope, own, &own_id));
+    assert_false(is_id_kept(f->scope, foreign, &foreign_id));
+    assert_true(is_id_kept(f->scope, NULL, &default_id));
+    EXPECT_OK(driver->stream_id(device, own, &asked));
+    assert_int_equal(asked, own_id);
+    EXPECT_OK(driver->stream_id(device, foreign, &asked));
+    assert_int_equal(asked, foreign_id);
+    EXPECT_OK(tn_stream_destroy(f->device, own));
+    assert_false(is_id_kept(f->scope, own, &own_id));
+    assert_true(is_id_kept(f->scope, NULL, &default_id));
+    EXPECT_OK(driver->stream_destroy(device, foreign));
 }
 
 static void leases_on_a_stream_that_has_ended_can_still_be_ended(void **state) {
@@ -406,6 +457,7 @@ int main(void) {
         WITH_FIXTURE(a_plane_made_on_one_stream_is_used_on_another_after_its_allocation),
         WITH_FIXTURE(many_reading_streams_are_bounded_by_merging_idle_ones),
         WITH_FIXTURE(a_stream_that_has_ended_is_not_waited_for),
+        WITH_FIXTURE(ids_are_kept_of_our_own_streams_until_they_end),
         WITH_FIXTURE(leases_on_a_stream_that_has_ended_can_still_be_ended),
         WITH_FIXTURE(a_warm_step_on_one_stream_makes_no_driver_call),
         WITH_FIXTURE(values_cross_streams_in_order),

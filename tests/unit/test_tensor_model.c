@@ -108,10 +108,8 @@ static tn_status model_finish(model *m, int at, int is_end) {
     m->lease_count--;
     if (lease.access == TN_READ) return TN_OK;
     if (is_end) {
-        model_lease *writer = writer_of(m, !lease.plane);
         m->state[lease.plane] = TN_PLANE_VALID;
         if (m->is_2d && m->is_until_last_use && *other == TN_PLANE_STALE) *other = TN_PLANE_ABSENT;
-        if (writer) writer->staled_other = 0;
     } else {
         m->state[lease.plane] = lease.made ? TN_PLANE_ABSENT : TN_PLANE_ALLOCATED;
         if (lease.staled_other && *other == TN_PLANE_STALE) *other = TN_PLANE_VALID;

@@ -188,6 +188,35 @@ static void making_a_plane_owns_exactly_its_bytes(void **state) {
     assert_int_equal(fixture_owned_bytes(f), 0);
 }
 
+/* The data takes the pool's whole limit, so that there is none left for the scales. */
+static void a_plane_is_made_whole_or_not_at_all(void **state) {
+    const tensor_fixture *f = *state;
+    tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
+    tn_scope_config scope_config = TN_SCOPE_CONFIG_INIT;
+    tn_tensor_config config = config_2d(2048, 1024);
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    tn_tensor tensor;
+    tn_plane_view view;
+    tn_lease lease;
+    pool_config.limit_bytes = 2048 * 1024;
+    EXPECT_OK(tn_pool_create(f->device, &pool_config, &scope_config.pool));
+    tn_scope scope;
+    EXPECT_OK(tn_scope_create(&scope_config, &scope));
+    EXPECT_OK(tn_tensor_create(scope, &config, &tensor));
+    EXPECT_STATUS(tn_plane_make(tensor, TN_PLANE_ROW, f->stream), TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_STATUS(tn_lease_begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream, &lease, &view),
+                  TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_OK(tn_pool_stats_get(scope_config.pool, &stats));
+    assert_int_equal(stats.owned_bytes, 0);
+    assert_int_equal(stats.peak_live_bytes, 2048 * 1024); /* the data was there for a moment */
+    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), TN_PLANE_ABSENT);
+    assert_int_equal(fixture_ledger(scope).peak_total_bytes, 0);
+    assert_int_equal(fixture_ledger(scope).leases, 0);
+    EXPECT_OK(tn_ledger_check(scope_config.pool));
+    EXPECT_OK(tn_scope_close(scope));
+    EXPECT_OK(tn_pool_destroy(scope_config.pool));
+}
+
 static void planes_that_the_format_lacks_are_refused_everywhere(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor plain = fixture_tensor(f, TN_FORMAT_PLAIN, 2, 2, "plain");
@@ -411,6 +440,7 @@ int main(void) {
         WITH_FIXTURE(the_largest_shapes_are_accepted_without_memory),
         WITH_FIXTURE(a_tensor_without_elements_owns_no_byte_and_has_every_state),
         WITH_FIXTURE(making_a_plane_owns_exactly_its_bytes),
+        WITH_FIXTURE(a_plane_is_made_whole_or_not_at_all),
         WITH_FIXTURE(planes_that_the_format_lacks_are_refused_everywhere),
         WITH_FIXTURE(the_last_valid_plane_is_not_dropped),
         WITH_FIXTURE(a_leased_plane_is_not_dropped_and_its_tensor_not_destroyed),
