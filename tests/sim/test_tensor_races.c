@@ -3,6 +3,8 @@
  */
 #include "tensor_fixture.h"
 
+#include <pthread.h>
+
 #include "host_alloc.h"
 #include "tensor_state.h"
 
@@ -91,6 +93,34 @@ static void work_under_leases_never_races(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++)
         run_seed(seed);
+}
+
+typedef struct elsewhere {
+    const tensor_fixture *fixture;
+    tn_tensor tensor;
+    tn_stream stream;
+} elsewhere;
+
+static void *write_elsewhere(void *argument) {
+    const elsewhere *self = argument;
+    use(self->fixture, self->tensor, TN_PLANE_ROW, TN_WRITE, self->stream);
+    return NULL;
+}
+
+/* The per-thread default stream is another one in each thread, under one handle. */
+static void per_thread_default_streams_are_told_apart(void **state) {
+    tensor_fixture f;
+    tn_stream per_thread = (tn_stream)(uintptr_t)2;
+    pthread_t thread;
+    (void)state;
+    tensor_fixture_open_sim(&f);
+    elsewhere other = {&f, fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w"), per_thread};
+    use(&f, other.tensor, TN_PLANE_ROW, TN_WRITE, per_thread);
+    assert_int_equal(pthread_create(&thread, NULL, write_elsewhere, &other), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    use(&f, other.tensor, TN_PLANE_ROW, TN_READ, per_thread);
+    assert_int_equal(test_sim_get()->race_count(), 0);
+    tensor_fixture_close(&f);
 }
 
 /* ---- out of order: the injected bugs ------------------------------------------------------- */
@@ -182,6 +212,7 @@ static void a_use_whose_record_failed_is_recorded_before_the_free(void **state) 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(work_under_leases_never_races),
+        cmocka_unit_test(per_thread_default_streams_are_told_apart),
         cmocka_unit_test(work_put_after_the_end_of_its_lease_is_a_race),
         cmocka_unit_test(a_use_that_is_not_recorded_is_a_race),
         cmocka_unit_test(a_use_whose_record_failed_is_recorded_before_the_free),
