@@ -84,6 +84,26 @@ static void a_write_races_with_each_unordered_reader(void **state) {
     expect_races(2);
 }
 
+static void a_race_is_told_once(void **state) {
+    (void)state;
+    read_on(first);
+    write_on(second);
+    expect_races(1);
+    write_on(second); /* after a write that has raced: nothing new */
+    read_on(second);
+    expect_races(1);
+}
+
+static void reads_are_remembered_where_a_write_cuts_them(void **state) {
+    (void)state;
+    read_on(first);
+    EXPECT_CUDA_OK(simcuda_write(first, block.address + 4096, 4096));
+    EXPECT_CUDA_OK(simcuda_write(second, block.address, 4096));
+    expect_races(1);
+    EXPECT_CUDA_OK(simcuda_write(third, block.address + 8192, 4096));
+    expect_races(2);
+}
+
 static void ranges_that_do_not_overlap_do_not_race(void **state) {
     (void)state;
     EXPECT_CUDA_OK(simcuda_write(first, block.address, 512));
@@ -157,6 +177,15 @@ static void an_event_that_is_recorded_anew_keeps_old_waits(void **state) {
     expect_races(0);
     EXPECT_CUDA_OK(cu->cuStreamWaitEvent(third, event, 0));
     write_on(third);
+    expect_races(1);
+}
+
+static void an_event_that_is_recorded_anew_forgets_its_old_place(void **state) {
+    (void)state;
+    write_on(first);
+    EXPECT_CUDA_OK(cu->cuEventRecord(event, first));
+    order(third, second, event);
+    write_on(second);
     expect_races(1);
 }
 
@@ -449,6 +478,8 @@ int main(void) {
         RACE_TEST(two_unordered_writes_race),
         RACE_TEST(a_read_after_an_unordered_write_races),
         RACE_TEST(a_write_races_with_each_unordered_reader),
+        RACE_TEST(a_race_is_told_once),
+        RACE_TEST(reads_are_remembered_where_a_write_cuts_them),
         RACE_TEST(ranges_that_do_not_overlap_do_not_race),
         RACE_TEST(a_conflict_over_many_stretches_is_one_race),
         RACE_TEST(copies_and_fills_race_as_kernels_do),
@@ -456,6 +487,7 @@ int main(void) {
         RACE_TEST(an_event_orders_only_what_came_before_its_record),
         RACE_TEST(a_wait_orders_only_what_comes_after_it),
         RACE_TEST(an_event_that_is_recorded_anew_keeps_old_waits),
+        RACE_TEST(an_event_that_is_recorded_anew_forgets_its_old_place),
         RACE_TEST(order_goes_through_a_third_stream),
         RACE_TEST(a_third_stream_that_did_not_wait_orders_nothing),
         RACE_TEST(the_host_orders_what_it_waited_for),
