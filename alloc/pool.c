@@ -241,7 +241,7 @@ tn_status tn_pool_destroy(tn_pool *pool) {
 static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     tn__release release = {0};
-    tn__pool_collect(pool);
+    TN_TRY(tn__pool_collect(pool));
     tn__pool_fill_stats(pool, &stats);
     release.least_bytes = stats.cached_bytes + stats.driver_held_bytes;
     if (release.least_bytes <= keep_bytes) keep_bytes = release.least_bytes;

@@ -61,14 +61,14 @@ static tn_status take_from_others(tn_pool *pool, const tn__request *request, int
 static tn_status find_room_at_last(tn_pool *pool, tn__request *request, tn__place *out) {
     int any_released = 0;
     tn_status status;
-    tn__pool_collect(pool);
+    TN_TRY(tn__pool_collect(pool));
     status = find_room_hard(pool, request, out);
     if (!is_shortage(status)) return status;
     if (tn__order_is_busy(&pool->order)) {
         status = tn__order_host_wait(&pool->order, pool->info.simulated);
         /* Work that does not end, or a stream that captures: go on without its memory. */
         if (status != TN_OK && status != TN_INVALID_STATE) return status;
-        tn__pool_collect(pool);
+        TN_TRY(tn__pool_collect(pool));
         tn__heap_settle(&pool->heap);
         status = find_room_hard(pool, request, out);
         if (!is_shortage(status)) return status;
@@ -78,14 +78,16 @@ static tn_status find_room_at_last(tn_pool *pool, tn__request *request, tn__plac
     return status;
 }
 
+/* The simulated device is told of the take; it only watches, and counts the races that it sees. */
 static tn_status take_place(tn_pool *pool, const tn__request *request, const tn__place *place,
                             tn__piece **out) {
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
+    TN_TRY(tn__heap_take(&pool->heap, place->first, place->address, request, out));
     if (pool->info.simulated && pool->driver->note_take) {
-        TN_TRY(pool->driver->note_take(pool->state, (void *)place->address, request->bytes,
-                                       request->stream->handle));
+        (void)pool->driver->note_take(pool->state, (void *)place->address, request->bytes,
+                                      request->stream->handle);
     }
-    return tn__heap_take(&pool->heap, place->first, place->address, request, out);
+    return TN_OK;
 }
 
 static tn_status allocate(tn_pool *pool, tn__request *request, tn__piece **out) {
@@ -97,10 +99,8 @@ static tn_status allocate(tn_pool *pool, tn__request *request, tn__piece **out) 
         return take_place(pool, request, &place, out);
     }
     status = tn__order_check_capture(&pool->order, request->stream->handle, "grow");
-    if (status == TN_OK) {
-        tn__pool_collect(pool);
-        status = find_room(pool, request, TN__EFFORT_READY, &place);
-    }
+    if (status == TN_OK) status = tn__pool_collect(pool);
+    if (status == TN_OK) status = find_room(pool, request, TN__EFFORT_READY, &place);
     if (is_shortage(status)) status = find_room_at_last(pool, request, &place);
     if (status == TN_OK) status = take_place(pool, request, &place, out);
     return status;

@@ -108,7 +108,7 @@ static inline tn_status tn__pool_release(tn_pool *pool, tn__release *release) {
 tn_status tn__pages_close(tn_pool *pool);
 
 /* Learns what has completed, and unmaps what was waiting for that. Never waits. */
-void tn__pool_collect(tn_pool *pool);
+tn_status tn__pool_collect(tn_pool *pool);
 
 /* ---- pool.c ---------------------------------------------------------------------------------- */
 

@@ -139,28 +139,26 @@ static void complete_first(tn__order *order, tn__pool_stream *stream) {
         stream->closed[i] = stream->closed[i + 1];
 }
 
-static int poll_stream(tn__order *order, tn__pool_stream *stream) {
-    int any = 0;
+static tn_status poll_stream(tn__order *order, tn__pool_stream *stream, int *any) {
+    tn_status status = tn__order_close_epoch(order, stream);
+    if (status != TN_OK) return status == TN_INVALID_STATE ? TN_OK : status;
     while (stream->closed_count > 0) {
         int is_done = 0;
-        tn_status status =
-            order->driver->event_is_done(order->device, stream->closed[0].event, &is_done);
-        if (status != TN_OK || !is_done) break;
+        TN_TRY(order->driver->event_is_done(order->device, stream->closed[0].event, &is_done));
+        if (!is_done) break;
         complete_first(order, stream);
-        any = 1;
+        *any = 1;
     }
-    return any;
+    return TN_OK;
 }
 
-int tn__order_poll(tn__order *order) {
-    int any = 0;
+tn_status tn__order_poll(tn__order *order, int *any) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         for (tn__pool_stream *stream = order->buckets[bucket]; stream; stream = stream->next) {
-            if (tn__order_close_epoch(order, stream) != TN_OK) continue;
-            any |= poll_stream(order, stream);
+            TN_TRY(poll_stream(order, stream, any));
         }
     }
-    return any;
+    return TN_OK;
 }
 
 /* ---- waits -------------------------------------------------------------------------------- */

@@ -129,9 +129,9 @@ tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *us
  * stream captures. */
 tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
 
-/* Asks the driver what has completed, on every stream, without waiting. What can not be asked
- * counts as not complete. 1 if something has completed since the last time. */
-int tn__order_poll(tn__order *order);
+/* Asks the driver what has completed, on every stream, without waiting; a stream that captures can
+ * not be asked. *any becomes 1 if something has completed since the last time, also on failure. */
+tn_status tn__order_poll(tn__order *order, int *any);
 
 /* Waits on the host until all uses so far on every stream have completed; TN_INVALID_STATE after
  * TN__WAIT_US_MAX. */

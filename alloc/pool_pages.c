@@ -286,6 +286,7 @@ static void strand_target(filling *fill, tn__piece *target, size_t pages) {
         TN_CHECK(status == TN_OK);
     }
     tn__heap_change(&fill->pool->heap, target, TN__PIECE_RETIRED);
+    if (tn__piece_is(target->next, TN__PIECE_VOID)) tn__heap_join(&fill->pool->heap, target->next);
 }
 
 static void unmap_targets(filling *fill) {
@@ -464,16 +465,20 @@ tn_status tn__pages_grow(tn_pool *pool, const tn__request *request, tn__effort e
 
 /* ---- giving back ----------------------------------------------------------------------------- */
 
-void tn__pool_collect(tn_pool *pool) {
-    if (tn__order_poll(&pool->order)) tn__heap_settle(&pool->heap);
+tn_status tn__pool_collect(tn_pool *pool) {
+    int any = 0;
+    tn_status status = tn__order_poll(&pool->order, &any);
+    if (any) tn__heap_settle(&pool->heap);
+    if (status != TN_OK) return status;
     for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
         tn__tree_node *node = tn__tree_at_least(pool->heap.zones[zone].retired, 0, 0);
         while (node) {
             tn__piece *piece = TN__TREE_ITEM(node, tn__piece, node);
             node = tn__tree_next(pool->heap.zones[zone].retired, node);
-            if (piece->uses.count == 0 && unmap_retired(pool, piece) != TN_OK) return;
+            if (piece->uses.count == 0) TN_TRY(unmap_retired(pool, piece));
         }
     }
+    return TN_OK;
 }
 
 static tn_status release_pages(tn_pool *pool, const idle_pages *idle, tn__release *release) {
@@ -515,7 +520,7 @@ tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
         TN_TRY(release_handle(pool, pool->spare_handles[--pool->spare_handle_count]));
         release->released_bytes += pool->page_bytes;
     }
-    tn__pool_collect(pool);
+    TN_TRY(tn__pool_collect(pool));
     status = list_idle(pool, &filter, &idle, &count);
     for (size_t i = 0; i < count && status == TN_OK; i++) {
         tn__page_span *span = &idle[i].span;
@@ -529,7 +534,7 @@ tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
 }
 
 tn_status tn__pages_close(tn_pool *pool) {
-    tn__pool_collect(pool);
+    TN_TRY(tn__pool_collect(pool));
     while (pool->heap.regions) {
         tn__region *region = pool->heap.regions;
         tn__piece *piece = region->first;

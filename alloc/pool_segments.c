@@ -81,7 +81,7 @@ static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
 }
 
 tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
-    tn__pool_collect(pool);
+    TN_TRY(tn__pool_collect(pool));
     while (!tn__release_is_done(release)) {
         tn__region *region = find_idle(pool, tn__release_room(release));
         size_t bytes;
