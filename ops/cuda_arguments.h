@@ -1,0 +1,101 @@
+/* What the kernels take: one struct per kernel family, passed by value, the same in C and CUDA.
+ *
+ * Counts are 64-bit: a tensor may have more than 2^31 elements. A kernel works on tiles or on
+ * 16-byte pieces numbered by blockIdx.x alone (up to 2^31 - 1 of them), never on grid.y.
+ */
+#ifndef TENURE_CUDA_ARGUMENTS_H
+#define TENURE_CUDA_ARGUMENTS_H
+
+#include <stdint.h>
+
+enum { TN__TILE = 128, TN__TILE_THREADS = 256, TN__FLAT_THREADS = 256 };
+
+/* One FP8 plane as a kernel sees it: bytes, scales, floats from one scale row to the next. */
+typedef struct tn__cuda_plane {
+    unsigned char *data;
+    float *scale;
+    int64_t scale_stride;
+    int vectors; /* every row starts at a multiple of the piece that the kernel moves at once */
+} tn__cuda_plane;
+
+typedef struct tn__cuda_quantize_arguments {
+    const void *src; /* M x K */
+    int64_t rows;
+    int64_t cols;
+    uint32_t tiles_across; /* ceil(cols / 128); tiles are numbered along a row first */
+    tn__cuda_plane row;
+    tn__cuda_plane col;
+    float amax_epsilon;
+    int is_pow2;
+    int src_vectors; /* rows of src can be read 16 bytes at a time */
+} tn__cuda_quantize_arguments;
+
+/* src is M x K bytes, or K x M if is_col; dst is M x K. Scales as in tenure_tensor.h. */
+typedef struct tn__cuda_dequantize_arguments {
+    tn__cuda_plane src;
+    void *dst;
+    int64_t rows;
+    int64_t cols;
+    uint32_t tiles_across;
+    int is_1d;
+    int dst_vectors;
+} tn__cuda_dequantize_arguments;
+
+/* to [cols, rows] = from [rows, cols] transposed; the scales likewise. */
+typedef struct tn__cuda_transpose_arguments {
+    tn__cuda_plane from;
+    tn__cuda_plane to;
+    int64_t rows;
+    int64_t cols;
+    uint32_t tiles_across;
+} tn__cuda_transpose_arguments;
+
+/* dst [dst_rows, dst_row_bytes] = src [rows, row_bytes] and zeros around it; dst_row_bytes and
+ * dst are multiples of 16. */
+typedef struct tn__cuda_pad_arguments {
+    const unsigned char *src;
+    unsigned char *dst;
+    int64_t rows;
+    int64_t row_bytes;
+    int64_t src_stride_bytes;
+    int64_t dst_row_bytes;
+    int64_t chunks; /* 16-byte pieces of dst */
+} tn__cuda_pad_arguments;
+
+/* dst [rows, cols] = (accumulate ? dst : 0) + src, src [rows, src_stride]: first rounded to
+ * dst's type, then added. */
+typedef struct tn__cuda_finish_arguments {
+    const void *src;
+    void *dst;
+    int64_t rows;
+    int64_t cols;
+    int64_t src_stride;
+    int accumulate;
+} tn__cuda_finish_arguments;
+
+/* convert: y = x; axpy: y = alpha * x + y. */
+typedef struct tn__cuda_map_arguments {
+    const void *x;
+    void *y;
+    int64_t count;
+    float alpha;
+} tn__cuda_map_arguments;
+
+typedef struct tn__cuda_embed_arguments {
+    const unsigned char *tokens;
+    const unsigned char *table;
+    unsigned char *y;
+    int64_t token_count;
+    int64_t row_bytes;
+} tn__cuda_embed_arguments;
+
+typedef struct tn__cuda_cross_entropy_arguments {
+    const void *logits;
+    void *dlogits;
+    const unsigned char *targets;
+    float *loss;
+    int64_t rows;
+    int64_t classes;
+} tn__cuda_cross_entropy_arguments;
+
+#endif

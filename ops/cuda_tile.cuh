@@ -1,0 +1,278 @@
+/* How a block of 256 threads holds a 128 x 128 tile, shared by the casts and the transpose.
+ *
+ * A warp holds 16 rows of the tile, each half warp 8 of them, and a lane 8 columns of those 8
+ * rows: an 8 x 8 patch in registers. A row of the tile is read by the 16 lanes of a half warp,
+ * 16 bytes each, so that every request is whole lines.
+ *
+ *      columns    0 ... 7   8 ... 15   ...  120 ... 127      (16-bit elements)
+ *      lane          0          1       ...      15          rows 16 w + 0 ... 7   of warp w
+ *      lane         16         17       ...      31          rows 16 w + 8 ... 15
+ *
+ * With 32-bit elements a lane's 8 columns are two pieces of 4, at 4 c and 64 + 4 c.
+ *
+ * Transposed bytes go through shared memory as `units` of 8 bytes (8 rows of one column): unit u
+ * of column k lies at k * 16 + (u ^ swizzle(k)). The 16 lanes of a half warp write one unit each
+ * of 16 columns whose swizzles differ, and 8 lanes read a whole column 16 bytes at a time: both
+ * without bank conflicts.
+ */
+#ifndef TENURE_CUDA_TILE_CUH
+#define TENURE_CUDA_TILE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "cuda_arguments.h"
+
+enum {
+    PATCH = 8,                      /* rows and columns that a lane holds */
+    WARPS = TN__TILE_THREADS / 32,
+    UNITS = TN__TILE / PATCH,       /* of a column in shared memory */
+    TILE_PIECES = TN__TILE * TN__TILE / 16
+};
+
+/* VECTOR: elements in 16 bytes. value(): element j of a lane's columns in one row. */
+template <typename T> struct element;
+
+template <> struct element<float> {
+    enum { VECTOR = 4 };
+    static __device__ float value(const uint32_t *words, int j) {
+        return __uint_as_float(words[j]);
+    }
+    static __device__ uint32_t word(const float *values, int w) {
+        return __float_as_uint(values[w]);
+    }
+    static __device__ float load(const void *from, int64_t at) {
+        return ((const float *)from)[at];
+    }
+    static __device__ float round(float value) { return value; }
+    static __device__ void store(void *to, int64_t at, float value) {
+        ((float *)to)[at] = value;
+    }
+    static __device__ float max_finite() { return __uint_as_float(0x7F7FFFFFu); }
+};
+
+template <> struct element<__nv_bfloat16> {
+    enum { VECTOR = 8 };
+    static __device__ float value(const uint32_t *words, int j) {
+        uint32_t word = words[j / 2];
+        return __uint_as_float(j % 2 ? word & 0xFFFF0000u : word << 16);
+    }
+    static __device__ uint32_t word(const float *values, int w) {
+        __nv_bfloat162 pair = __floats2bfloat162_rn(values[2 * w], values[2 * w + 1]);
+        return *(const uint32_t *)&pair;
+    }
+    static __device__ float load(const void *from, int64_t at) {
+        return __bfloat162float(((const __nv_bfloat16 *)from)[at]);
+    }
+    static __device__ float round(float value) {
+        return __bfloat162float(__float2bfloat16_rn(value));
+    }
+    static __device__ void store(void *to, int64_t at, float value) {
+        ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(value);
+    }
+    static __device__ float max_finite() { return __uint_as_float(0x7F7F0000u); }
+};
+
+template <> struct element<__half> {
+    enum { VECTOR = 8 };
+    static __device__ float value(const uint32_t *words, int j) {
+        uint32_t word = words[j / 2];
+        return __half2float(__ushort_as_half((unsigned short)(j % 2 ? word >> 16 : word)));
+    }
+    static __device__ uint32_t word(const float *values, int w) {
+        __half2 pair = __floats2half2_rn(values[2 * w], values[2 * w + 1]);
+        return *(const uint32_t *)&pair;
+    }
+    static __device__ float load(const void *from, int64_t at) {
+        return __half2float(((const __half *)from)[at]);
+    }
+    static __device__ float round(float value) { return __half2float(__float2half_rn(value)); }
+    static __device__ void store(void *to, int64_t at, float value) {
+        ((__half *)to)[at] = __float2half_rn(value);
+    }
+    static __device__ float max_finite() { return 65504.0f; }
+};
+
+/* Where this thread's patch lies. */
+struct patch_place {
+    uint32_t tile_row; /* of the grid of tiles */
+    uint32_t tile_col;
+    int lane16; /* which of the 16 lanes of a half warp */
+    int unit;   /* which 8 rows of the tile */
+    int64_t row; /* first row of the patch in the matrix */
+    int64_t tile_first_row;
+    int64_t tile_first_col;
+};
+
+__device__ __forceinline__ patch_place patch_of_thread(uint32_t tiles_across) {
+    patch_place at;
+    at.tile_row = blockIdx.x / tiles_across;
+    at.tile_col = blockIdx.x - at.tile_row * tiles_across;
+    at.lane16 = (int)(threadIdx.x % 16);
+    at.unit = (int)(threadIdx.x / 16);
+    at.tile_first_row = (int64_t)at.tile_row * TN__TILE;
+    at.tile_first_col = (int64_t)at.tile_col * TN__TILE;
+    at.row = at.tile_first_row + at.unit * PATCH;
+    return at;
+}
+
+/* Column in the tile of the lane's element j. */
+template <typename T> __device__ __forceinline__ int patch_column(int lane16, int j) {
+    const int vector = element<T>::VECTOR;
+    return (j / vector) * (16 * vector) + lane16 * vector + j % vector;
+}
+
+/* Words of 32 bits that hold 8 elements. */
+template <typename T> struct patch_words {
+    enum { COUNT = PATCH * (int)sizeof(T) / 4, PIECES = COUNT / 4 };
+};
+
+/* Reads the patch; what lies outside of the matrix is 0. */
+template <typename T>
+__device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                           const void *src, int64_t rows, int64_t cols,
+                                           int vectors, const patch_place &at) {
+    const int64_t first = at.row * cols + at.tile_first_col;
+    if (vectors) {
+#pragma unroll
+        for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+            for (int p = 0; p < patch_words<T>::PIECES; p++) {
+                int column = patch_column<T>(at.lane16, p * element<T>::VECTOR);
+                uint4 piece = make_uint4(0, 0, 0, 0);
+                if (at.row + i < rows && at.tile_first_col + column < cols)
+                    piece = __ldg((const uint4 *)((const T *)src + first + i * cols + column));
+                words[i][4 * p] = piece.x;
+                words[i][4 * p + 1] = piece.y;
+                words[i][4 * p + 2] = piece.z;
+                words[i][4 * p + 3] = piece.w;
+            }
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+        for (int j = 0; j < PATCH; j++) {
+            int column = patch_column<T>(at.lane16, j);
+            uint32_t bits = 0;
+            if (at.row + i < rows && at.tile_first_col + column < cols) {
+                int64_t index = first + i * cols + column;
+                bits = sizeof(T) == 4 ? ((const uint32_t *)src)[index]
+                                      : (uint32_t)((const unsigned short *)src)[index];
+            }
+            if (sizeof(T) == 4)
+                words[i][j] = bits;
+            else if (j % 2)
+                words[i][j / 2] |= bits << 16;
+            else
+                words[i][j / 2] = bits;
+        }
+    }
+}
+
+/* Makes the compiler forget that it has unpacked the words before: it would keep 64 floats alive
+ * from one phase to the next, which takes twice the registers and halves the blocks that fit. */
+template <typename T>
+__device__ __forceinline__ void
+patch_stay_packed(uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    if (sizeof(T) == 4) return;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+        for (int w = 0; w < patch_words<T>::COUNT; w++) asm volatile("" : "+r"(words[i][w]));
+    }
+}
+
+template <int VECTOR> __device__ __forceinline__ int column_swizzle(int column) {
+    return (column / VECTOR) % UNITS;
+}
+
+/* Puts the 8 bytes of rows 8 unit ... 8 unit + 7 of a column into the transposed tile. */
+template <int VECTOR>
+__device__ __forceinline__ void transposed_put(uint4 *tile, int column, int unit, uint2 bytes) {
+    ((uint2 *)tile)[column * UNITS + (unit ^ column_swizzle<VECTOR>(column))] = bytes;
+}
+
+template <int VECTOR>
+__device__ __forceinline__ uint2 transposed_get(const uint4 *tile, int column, int unit) {
+    return ((const uint2 *)tile)[column * UNITS + (unit ^ column_swizzle<VECTOR>(column))];
+}
+
+/* Where in the transposed tile 16 bytes of a column (units 2 piece and 2 piece + 1) lie; the
+ * two units are exchanged if the column's swizzle is odd. */
+template <int VECTOR>
+__device__ __forceinline__ int transposed_piece(int column, int piece, int *is_exchanged) {
+    int swizzle = column_swizzle<VECTOR>(column);
+    *is_exchanged = swizzle & 1;
+    return column * (UNITS / 2) + (piece ^ (swizzle >> 1));
+}
+
+__device__ __forceinline__ uint4 exchange_units(uint4 piece, int is_exchanged) {
+    return is_exchanged ? make_uint4(piece.z, piece.w, piece.x, piece.y) : piece;
+}
+
+/* Writes the transposed tile to dst [cols, rows]; all threads, after a barrier. */
+template <int VECTOR>
+__device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned char *dst,
+                                                 int64_t rows, int64_t cols, int vectors,
+                                                 const patch_place &at) {
+    if (vectors) {
+        int piece = (int)(threadIdx.x % 8);
+        int64_t row = at.tile_first_row + piece * 16;
+#pragma unroll
+        for (int pass = 0; pass < TN__TILE / 32; pass++) {
+            int column = pass * 32 + (int)(threadIdx.x / 8);
+            int is_exchanged;
+            int index = transposed_piece<VECTOR>(column, piece, &is_exchanged);
+            uint4 bytes = exchange_units(tile[index], is_exchanged);
+            int64_t col = at.tile_first_col + column;
+            if (row < rows && col < cols) *(uint4 *)(dst + col * rows + row) = bytes;
+        }
+        return;
+    }
+    for (int column = (int)(threadIdx.x / 32); column < TN__TILE; column += WARPS) {
+        int64_t col = at.tile_first_col + column;
+        for (int r = (int)(threadIdx.x % 32); r < TN__TILE; r += 32) {
+            int unit = (r / PATCH) ^ column_swizzle<VECTOR>(column);
+            int64_t row = at.tile_first_row + r;
+            if (row < rows && col < cols)
+                dst[col * rows + row] =
+                    ((const unsigned char *)tile)[(column * UNITS + unit) * PATCH + r % PATCH];
+        }
+    }
+}
+
+/* Reads src [cols, rows] into the transposed tile; the caller's barrier follows. Outside: 0. */
+template <int VECTOR>
+__device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char *src,
+                                                int64_t rows, int64_t cols, int vectors,
+                                                const patch_place &at) {
+    if (vectors) {
+        int piece = (int)(threadIdx.x % 8);
+        int64_t row = at.tile_first_row + piece * 16;
+#pragma unroll
+        for (int pass = 0; pass < TN__TILE / 32; pass++) {
+            int column = pass * 32 + (int)(threadIdx.x / 8);
+            int64_t col = at.tile_first_col + column;
+            int is_exchanged;
+            int index = transposed_piece<VECTOR>(column, piece, &is_exchanged);
+            uint4 bytes = make_uint4(0, 0, 0, 0);
+            if (row < rows && col < cols) bytes = __ldg((const uint4 *)(src + col * rows + row));
+            tile[index] = exchange_units(bytes, is_exchanged);
+        }
+        return;
+    }
+    for (int column = (int)(threadIdx.x / 32); column < TN__TILE; column += WARPS) {
+        int64_t col = at.tile_first_col + column;
+        for (int r = (int)(threadIdx.x % 32); r < TN__TILE; r += 32) {
+            int unit = (r / PATCH) ^ column_swizzle<VECTOR>(column);
+            int64_t row = at.tile_first_row + r;
+            ((unsigned char *)tile)[(column * UNITS + unit) * PATCH + r % PATCH] =
+                row < rows && col < cols ? src[col * rows + row] : (unsigned char)0;
+        }
+    }
+}
+
+#endif
