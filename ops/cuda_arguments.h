@@ -8,7 +8,13 @@
 
 #include <stdint.h>
 
-enum { TN__TILE = 128, TN__TILE_THREADS = 256, TN__FLAT_THREADS = 256 };
+enum {
+    TN__TILE = 128, /* rows and columns */
+    TN__TILE_THREADS = 256,
+    TN__FLAT_THREADS = 256,
+    TN__MAP_ELEMENTS = 2048,   /* that a block of a map takes */
+    TN__FINISH_ELEMENTS = 1024 /* of one row that a block of finish takes */
+};
 
 /* One FP8 plane as a kernel sees it: bytes, scales, floats from one scale row to the next. */
 typedef struct tn__cuda_plane {
@@ -70,6 +76,7 @@ typedef struct tn__cuda_finish_arguments {
     int64_t rows;
     int64_t cols;
     int64_t src_stride;
+    uint32_t blocks_across;
     int accumulate;
 } tn__cuda_finish_arguments;
 

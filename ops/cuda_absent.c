@@ -1,0 +1,72 @@
+/* The CUDA table of a library that was built without kernels: every call says so.
+ *
+ * Invariant: no entry is NULL, so that a front never has to ask whether there are kernels.
+ */
+#include "op_kernels.h"
+
+static tn_status built_without_kernels(const char *operation) {
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: this libtenure-ops was built without CUDA kernels; build it where nvcc and "
+                   "cublasLt.h are found (TENURE_CUDA=ON), or use the host driver",
+                   operation);
+}
+
+static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("quantize");
+}
+
+static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("dequantize");
+}
+
+static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("transpose");
+}
+
+static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
+    (void)device, (void)work, (void)out;
+    return built_without_kernels("gemm");
+}
+
+static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("gemm");
+}
+
+static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("axpy");
+}
+
+static tn_status convert(tn_device *device, const tn__matrix *x, const tn__matrix *y,
+                         tn_stream stream) {
+    (void)device, (void)x, (void)y, (void)stream;
+    return built_without_kernels("convert");
+}
+
+static tn_status embed(tn_device *device, const tn__embed_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("embed");
+}
+
+static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *work,
+                               tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("cross_entropy");
+}
+
+const tn__op_table tn__op_table_cuda = {
+    .name = "cuda",
+    .quantize = quantize,
+    .dequantize = dequantize,
+    .transpose = transpose,
+    .gemm_scratch_bytes = gemm_scratch_bytes,
+    .gemm = gemm,
+    .axpy = axpy,
+    .convert = convert,
+    .embed = embed,
+    .cross_entropy = cross_entropy,
+};

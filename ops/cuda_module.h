@@ -1,0 +1,65 @@
+/* What the CUDA ops keep for a device: its loaded kernels, and cuBLASLt's state.
+ *
+ * Made at the first op on the device, under one lock, and ended by tn_device_destroy through the
+ * device's attachments. Everything in it but `gemm` is constant once it has been made, so that
+ * launching takes no lock.
+ */
+#ifndef TENURE_CUDA_MODULE_H
+#define TENURE_CUDA_MODULE_H
+
+#include "cuda_arguments.h"
+#include "op_kernels.h"
+
+/* Kernels by number: a family's first, plus the index that the functions below compute. */
+enum {
+    TN__QUANTIZE_KERNELS = 2 * 3 * 3 * 2,
+    TN__DEQUANTIZE_KERNELS = 2 * 2 * 3,
+    TN__PAIR_KERNELS = 3 * 3,
+
+    TN__KERNEL_QUANTIZE = 0,
+    TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
+    TN__KERNEL_FINISH = TN__KERNEL_DEQUANTIZE + TN__DEQUANTIZE_KERNELS,
+    TN__KERNEL_CONVERT = TN__KERNEL_FINISH + TN__PAIR_KERNELS,
+    TN__KERNEL_AXPY = TN__KERNEL_CONVERT + TN__PAIR_KERNELS,
+    TN__KERNEL_CROSS_ENTROPY = TN__KERNEL_AXPY + TN__PAIR_KERNELS,
+    TN__KERNEL_TRANSPOSE = TN__KERNEL_CROSS_ENTROPY + TN__PAIR_KERNELS,
+    TN__KERNEL_PAD,
+    TN__KERNEL_EMBED,
+    TN__KERNEL_COUNT
+};
+
+/* src is fp32, bf16 or fp16; format E4M3 or E5M2; one of has_row, has_col. */
+int tn__kernel_of_quantize(int is_1d, int has_row, int has_col, tn_dtype src, tn_dtype format);
+int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
+/* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
+int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
+
+enum { TN__KERNEL_NAME_BYTES = 64 };
+void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
+
+typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */
+
+typedef struct tn__cuda_context {
+    tn__attachment attachment; /* first: what the device holds is this */
+    tn_device *device;
+    const tn__driver *driver;
+    tn__driver_device *state;
+    tn_device_info info;
+    void *modules[2];
+    tn__function kernels[TN__KERNEL_COUNT];
+    tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
+} tn__cuda_context;
+
+/* Loads the kernels at the first call for a device. */
+tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out);
+
+/* Puts a kernel on the stream: `blocks` blocks of `threads`, its one argument by value. */
+tn_status tn__cuda_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
+                          void *argument, tn_stream stream);
+
+/* cuda_gemm.c */
+tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);
+tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+void tn__cuda_gemm_end(tn__cuda_context *context);
+
+#endif

@@ -1,0 +1,173 @@
+/* Kernels of the small operations, and the copies around a GEMM whose shape cuBLASLt refuses.
+ *
+ * All are bound by memory: each input is read once and each output written once, but for the
+ * cross entropy, which reads its logits three times (from the L2 cache after the first).
+ */
+#include "cuda_tile.cuh"
+
+enum { RUN = TN__MAP_ELEMENTS / TN__FLAT_THREADS }; /* elements that a thread of a map takes */
+
+/* Any NaN is stored as the canonical one; bf16 and fp16 conversions do so by themselves. */
+template <typename T>
+__device__ __forceinline__ void store_canonical(void *to, int64_t at, float value) {
+    if (sizeof(T) == 4 && isnan(value)) value = __uint_as_float(0x7FFFFFFFu);
+    element<T>::store(to, at, value);
+}
+
+/* ---- around a GEMM ------------------------------------------------------------------------ */
+
+extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
+    pad_bytes(const __grid_constant__ tn__cuda_pad_arguments a) {
+    const int64_t chunk = (int64_t)blockIdx.x * TN__FLAT_THREADS + threadIdx.x;
+    if (chunk >= a.chunks) return;
+    const int64_t across = a.dst_row_bytes / 16;
+    const int64_t row = chunk / across;
+    const int64_t first = (chunk - row * across) * 16;
+    uint32_t words[4] = {0, 0, 0, 0};
+    if (row < a.rows) {
+        const unsigned char *from = a.src + row * a.src_stride_bytes + first;
+#pragma unroll
+        for (int b = 0; b < 16; b++)
+            if (first + b < a.row_bytes) words[b / 4] |= (uint32_t)from[b] << (8 * (b % 4));
+    }
+    ((uint4 *)a.dst)[chunk] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* One block writes up to TN__FINISH_ELEMENTS of one row. */
+template <typename S, typename D>
+__device__ __forceinline__ void finish(const tn__cuda_finish_arguments &a) {
+    const uint32_t row = blockIdx.x / a.blocks_across;
+    const uint32_t part_of_row = blockIdx.x - row * a.blocks_across;
+    const int64_t first = (int64_t)part_of_row * TN__FINISH_ELEMENTS + threadIdx.x;
+#pragma unroll
+    for (int part = 0; part < TN__FINISH_ELEMENTS / TN__FLAT_THREADS; part++) {
+        const int64_t col = first + part * TN__FLAT_THREADS;
+        if (col >= a.cols) return;
+        const int64_t at = row * a.cols + col;
+        float value = element<S>::load(a.src, row * a.src_stride + col);
+        if (a.accumulate)
+            value = __fadd_rn(element<D>::load(a.dst, at), element<D>::round(value));
+        store_canonical<D>(a.dst, at, value);
+    }
+}
+
+/* ---- element by element ------------------------------------------------------------------- */
+
+template <typename X, typename Y>
+__device__ __forceinline__ void convert(const tn__cuda_map_arguments &a) {
+    const int64_t first = (int64_t)blockIdx.x * TN__MAP_ELEMENTS + threadIdx.x;
+    float values[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const int64_t at = first + i * TN__FLAT_THREADS;
+        if (at < a.count) values[i] = element<X>::load(a.x, at);
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const int64_t at = first + i * TN__FLAT_THREADS;
+        if (at < a.count) store_canonical<Y>(a.y, at, values[i]);
+    }
+}
+
+template <typename X, typename Y>
+__device__ __forceinline__ void axpy(const tn__cuda_map_arguments &a) {
+    const int64_t first = (int64_t)blockIdx.x * TN__MAP_ELEMENTS + threadIdx.x;
+    float values[RUN];
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const int64_t at = first + i * TN__FLAT_THREADS;
+        if (at < a.count)
+            values[i] = __fmaf_rn(a.alpha, element<X>::load(a.x, at), element<Y>::load(a.y, at));
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+        const int64_t at = first + i * TN__FLAT_THREADS;
+        if (at < a.count) store_canonical<Y>(a.y, at, values[i]);
+    }
+}
+
+/* ---- embedding ---------------------------------------------------------------------------- */
+
+/* One block copies the row of one token; rows are whole elements of at least 2 bytes. */
+extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
+    embed_rows(const __grid_constant__ tn__cuda_embed_arguments a) {
+    const unsigned char *from = a.table + a.tokens[blockIdx.x] * a.row_bytes;
+    unsigned char *to = a.y + (int64_t)blockIdx.x * a.row_bytes;
+    const uintptr_t misalignment = (uintptr_t)from | (uintptr_t)to | (uintptr_t)a.row_bytes;
+    if (misalignment % 16 == 0) {
+        for (int64_t i = threadIdx.x; i < a.row_bytes / 16; i += TN__FLAT_THREADS)
+            ((uint4 *)to)[i] = __ldg((const uint4 *)from + i);
+        return;
+    }
+    for (int64_t i = threadIdx.x; i < a.row_bytes / 2; i += TN__FLAT_THREADS)
+        ((unsigned short *)to)[i] = ((const unsigned short *)from)[i];
+}
+
+/* ---- cross entropy ------------------------------------------------------------------------ */
+
+struct take_max {
+    static __device__ double of(double a, double b) { return fmax(a, b); }
+};
+struct take_sum {
+    static __device__ double of(double a, double b) { return a + b; }
+};
+
+/* Over the block, in an order that depends on nothing but the thread count. */
+template <typename Take> __device__ __forceinline__ double block_reduce(double value) {
+    __shared__ double partial[TN__FLAT_THREADS];
+    __syncthreads();
+    partial[threadIdx.x] = value;
+    for (int half = TN__FLAT_THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half)
+            partial[threadIdx.x] = Take::of(partial[threadIdx.x], partial[threadIdx.x + half]);
+    }
+    __syncthreads();
+    return partial[0];
+}
+
+/* One block takes one token, in double like the host's definition. */
+template <typename X, typename Y>
+__device__ __forceinline__ void cross_entropy(const tn__cuda_cross_entropy_arguments &a) {
+    const int64_t first = (int64_t)blockIdx.x * a.classes;
+    const int target = a.targets[blockIdx.x];
+    double largest = -INFINITY;
+    for (int64_t v = threadIdx.x; v < a.classes; v += TN__FLAT_THREADS)
+        largest = fmax(largest, (double)element<X>::load(a.logits, first + v));
+    largest = block_reduce<take_max>(largest);
+    double sum = 0.0;
+    for (int64_t v = threadIdx.x; v < a.classes; v += TN__FLAT_THREADS)
+        sum += exp((double)element<X>::load(a.logits, first + v) - largest);
+    sum = block_reduce<take_sum>(sum);
+    const double of_target = (double)element<X>::load(a.logits, first + target) - largest;
+    if (threadIdx.x == 0)
+        store_canonical<float>(a.loss, blockIdx.x, (float)(log(sum) - of_target));
+    __syncthreads(); /* dlogits may be the logits' own memory */
+    for (int64_t v = threadIdx.x; v < a.classes; v += TN__FLAT_THREADS) {
+        double softmax = exp((double)element<X>::load(a.logits, first + v) - largest) / sum;
+        double gradient = (softmax - (v == target ? 1.0 : 0.0)) / (double)a.rows;
+        store_canonical<Y>(a.dlogits, first + v, (float)gradient);
+    }
+}
+
+/* ---- the kernels by name ------------------------------------------------------------------ */
+
+#define KERNEL(name, arguments, body)                                                      \
+    extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                         \
+        name(const __grid_constant__ arguments a) {                                        \
+        body(a);                                                                           \
+    }
+#define PAIR(from, X, to, Y)                                                               \
+    KERNEL(finish_##from##_##to, tn__cuda_finish_arguments, (finish<X, Y>))                \
+    KERNEL(convert_##from##_##to, tn__cuda_map_arguments, (convert<X, Y>))                 \
+    KERNEL(axpy_##from##_##to, tn__cuda_map_arguments, (axpy<X, Y>))                       \
+    KERNEL(cross_entropy_##from##_##to, tn__cuda_cross_entropy_arguments,                  \
+           (cross_entropy<X, Y>))
+#define PAIRS(from, X)                                                                     \
+    PAIR(from, X, fp32, float)                                                             \
+    PAIR(from, X, bf16, __nv_bfloat16)                                                     \
+    PAIR(from, X, fp16, __half)
+
+PAIRS(fp32, float)
+PAIRS(bf16, __nv_bfloat16)
+PAIRS(fp16, __half)
