@@ -43,6 +43,7 @@ struct tn_device {
     size_t stream_count;
     size_t stream_capacity;
     watcher *watchers;
+    _Atomic(tn__attachment *) attachments; /* only grows while the device lives */
     tn__event spare_events[SPARE_EVENTS_MAX];
     size_t spare_event_count;
 };
@@ -153,8 +154,33 @@ tn_status tn_device_create(const tn_device_config *config, tn_device **out) {
     return TN_OK;
 }
 
+tn__attachment *tn__device_attachment(tn_device *device, const void *key) {
+    tn__attachment *found = atomic_load_explicit(&device->attachments, memory_order_acquire);
+    while (found && found->key != key)
+        found = found->next;
+    return found;
+}
+
+void tn__device_attach(tn_device *device, tn__attachment *attachment) {
+    TN_ASSERT(!tn__device_attachment(device, attachment->key));
+    attachment->next = atomic_load(&device->attachments);
+    while (!atomic_compare_exchange_weak(&device->attachments, &attachment->next, attachment))
+        continue;
+}
+
+/* The last one attached ends first: it may rely on those before it. */
+static void end_attachments(tn_device *device) {
+    tn__attachment *first = atomic_load(&device->attachments);
+    while (first) {
+        tn__attachment *next = first->next;
+        first->end(first);
+        first = next;
+    }
+}
+
 static void free_device(tn_device *device) {
     TN_ASSERT(!device->watchers);
+    end_attachments(device);
     for (size_t i = 0; i < device->spare_event_count; i++)
         (void)device->driver->event_destroy(device->state, device->spare_events[i]);
     device->driver->close(device->state);

@@ -114,6 +114,17 @@ TN_SISTER_API tn__driver_device *tn__device_state(const tn_device *device);
 TN_SISTER_API void tn__device_retain(tn_device *device);
 TN_SISTER_API void tn__device_release(tn_device *device);
 
+/* What a layer above keeps for a device (loaded kernels, a library's handle), one per key: the
+ * device calls `end` when it is destroyed, before its driver closes, and `end` frees it. Looking
+ * one up takes no lock; the caller sees to it that no key is attached twice. */
+typedef struct tn__attachment {
+    struct tn__attachment *next;
+    const void *key; /* an address of the layer's own */
+    void (*end)(struct tn__attachment *attachment);
+} tn__attachment;
+TN_SISTER_API tn__attachment *tn__device_attachment(tn_device *device, const void *key);
+TN_SISTER_API void tn__device_attach(tn_device *device, tn__attachment *attachment);
+
 /* 1 once driver calls must no longer be made: after exit began or in a forked child. */
 TN_SISTER_API int tn__driver_is_gone(void);
 

@@ -59,11 +59,6 @@ endfunction()
 
 # Builds ops/*.cu into the library; without a toolkit the CUDA table says so when called.
 function(tenure_use_cuda_kernels name)
-  if(NOT TENURE_CUDA_ENABLED)
-    return()
-  endif()
-  include(cuda_kernels OPTIONAL)
-  if(COMMAND tenure_add_cuda_kernels)
-    tenure_add_cuda_kernels(${name})
-  endif()
+  include(cuda_kernels)
+  tenure_add_cuda_kernels(${name})
 endfunction()

@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_row(const tn__cuda_quantize_arguments &a,
     unsigned char *to = a.row.data + (at.row + i) * a.cols + at.tile_first_col;
     if (a.row.vectors) {
         const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
-        if (sizeof(T) == 2) {
+        if constexpr (sizeof(T) == 2) {
             if (at.tile_first_col + first < a.cols)
                 *(uint2 *)(to + first) = make_uint2(bytes[0], bytes[1]);
         } else {
@@ -152,27 +152,32 @@ __device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, i
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a) {
-    __shared__ uint4 transposed[COL ? TILE_PIECES : 1];
-    __shared__ __align__(16) float warp_max[COL ? WARPS : 1][TN__TILE];
+    __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
+    __shared__ __align__(16) float warp_max[WARPS][TN__TILE];
     __shared__ __align__(16) float column_scale[TN__TILE];
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    if (COL) column_max_put<T>(warp_max, at, words);
-    if (COL) patch_stay_packed<T>(words);
-    if (ROW) quantize_rows<T, F>(a, at, words);
-    if (!COL) return;
-    patch_stay_packed<T>(words);
-    __syncthreads();
-    column_scale_put<T, F>(a, at, warp_max, column_scale);
-    __syncthreads();
+    if constexpr (COL) {
+        column_max_put<T>(warp_max, at, words);
+        patch_stay_packed<T>(words);
+    }
+    /* The row plane's stores are under way while the block waits for the columns' maxima. */
+    if constexpr (ROW) quantize_rows<T, F>(a, at, words);
+    if constexpr (COL) {
+        patch_stay_packed<T>(words);
+        __syncthreads();
+        column_scale_put<T, F>(a, at, warp_max, column_scale);
+        __syncthreads();
 #pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        column_put<T, F>(transposed, at, j, words, column_scale[patch_column<T>(at.lane16, j)]);
-    __syncthreads();
-    transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                         at);
+        for (int j = 0; j < PATCH; j++)
+            column_put<T, F>(transposed, at, j, words,
+                             column_scale[patch_column<T>(at.lane16, j)]);
+        __syncthreads();
+        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols,
+                                             a.col.vectors, at);
+    }
 }
 
 /* ---- quantize, 2D ------------------------------------------------------------------------- */
@@ -208,7 +213,7 @@ __device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int6
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a) {
-    __shared__ uint4 transposed[COL ? TILE_PIECES : 1];
+    __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
     __shared__ float warp_max[WARPS];
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
@@ -224,19 +229,20 @@ __device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a
             tile_scale_put(a.col, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
                            inverse);
     }
-    if (COL) {
+    if constexpr (COL) {
 #pragma unroll
         for (int j = 0; j < PATCH; j++) column_put<T, F>(transposed, at, j, words, scale);
+        patch_stay_packed<T>(words);
     }
-    if (ROW && COL) patch_stay_packed<T>(words);
-    if (ROW) {
+    if constexpr (ROW) {
 #pragma unroll
         for (int i = 0; i < PATCH; i++) store_row<T, F>(a, at, i, words[i], scale);
     }
-    if (!COL) return;
-    __syncthreads();
-    transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                         at);
+    if constexpr (COL) {
+        __syncthreads();
+        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols,
+                                             a.col.vectors, at);
+    }
 }
 
 /* ---- dequantize --------------------------------------------------------------------------- */

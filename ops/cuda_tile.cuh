@@ -162,7 +162,7 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
                 bits = sizeof(T) == 4 ? ((const uint32_t *)src)[index]
                                       : (uint32_t)((const unsigned short *)src)[index];
             }
-            if (sizeof(T) == 4)
+            if constexpr (sizeof(T) == 4)
                 words[i][j] = bits;
             else if (j % 2)
                 words[i][j / 2] |= bits << 16;
@@ -177,11 +177,12 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
 template <typename T>
 __device__ __forceinline__ void
 patch_stay_packed(uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    if (sizeof(T) == 4) return;
+    if constexpr (sizeof(T) == 2) {
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
+        for (int i = 0; i < PATCH; i++) {
 #pragma unroll
-        for (int w = 0; w < patch_words<T>::COUNT; w++) asm volatile("" : "+r"(words[i][w]));
+            for (int w = 0; w < patch_words<T>::COUNT; w++) asm volatile("" : "+r"(words[i][w]));
+        }
     }
 }
 
