@@ -171,9 +171,13 @@ __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a
         column_scale_put<T, F>(a, at, warp_max, column_scale);
         __syncthreads();
 #pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            column_put<T, F>(transposed, at, j, words,
-                             column_scale[patch_column<T>(at.lane16, j)]);
+        for (int j = 0; j < PATCH; j += 4) {
+            float4 scale = *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];
+            column_put<T, F>(transposed, at, j, words, scale.x);
+            column_put<T, F>(transposed, at, j + 1, words, scale.y);
+            column_put<T, F>(transposed, at, j + 2, words, scale.z);
+            column_put<T, F>(transposed, at, j + 3, words, scale.w);
+        }
         __syncthreads();
         transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols,
                                              a.col.vectors, at);
