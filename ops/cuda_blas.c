@@ -66,8 +66,7 @@ tn_status tn__blas_get(const tn__blas **out) {
 tn_status tn__blas_status(const tn__blas *blas, cublasStatus_t status, const char *call,
                           const char *what) {
     if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
-    tn_status ours =
-        status == CUBLAS_STATUS_NOT_SUPPORTED ? TN_UNSUPPORTED : TN_DRIVER_ERROR;
+    tn_status ours = status == CUBLAS_STATUS_NOT_SUPPORTED ? TN_UNSUPPORTED : TN_DRIVER_ERROR;
     return TN_FAIL_NATIVE(ours, (int)status, "cublasLt%s: %s (%d) for %s", call,
                           blas->GetStatusName(status), (int)status, what);
 }
@@ -108,8 +107,9 @@ static cublasStatus_t set_scale(const tn__blas *blas, cublasLtMatmulDesc_t opera
                                 cublasLtMatmulDescAttributes_t mode_attribute,
                                 cublasLtMatmulDescAttributes_t pointer_attribute) {
     if (operand->kind == TN__OPERAND_PLAIN) return CUBLAS_STATUS_SUCCESS;
-    int32_t mode = operand->kind == TN__OPERAND_VECTOR ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    int32_t mode = operand->kind == TN__OPERAND_VECTOR
+                       ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
+                       : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
     cublasStatus_t status = set(blas, operation, mode_attribute, &mode, sizeof mode);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     return set(blas, operation, pointer_attribute, &scale, sizeof scale);

@@ -183,9 +183,9 @@ static cublasStatus_t set_preferences(const tn__blas *blas, cublasLtMatmulPrefer
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     uint32_t alignment = POINTER_ALIGNMENT;
-    cublasStatus_t status = blas->MatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes_max,
-        sizeof workspace_bytes_max);
+    cublasStatus_t status =
+        blas->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                           &workspace_bytes_max, sizeof workspace_bytes_max);
     for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
         status = blas->MatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
                                                     sizeof alignment);
@@ -243,7 +243,8 @@ static tn_status plan_of(tn__cuda_gemm *gemm, const tn__blas_shape *shape,
     tn_status status = TN_OK;
     pthread_mutex_lock(&gemm->lock);
     plan *found = gemm->plans;
-    while (found && !shapes_equal(&found->shape, shape)) found = found->next;
+    while (found && !shapes_equal(&found->shape, shape))
+        found = found->next;
     if (!found) {
         status = plan_make(gemm, shape, work, &found);
         if (status == TN_OK) {
@@ -300,9 +301,9 @@ static tn_status pad(const preparation *by, const tn__gemm_work *work, const pie
                                        .src_stride_bytes = src_stride_bytes,
                                        .dst_row_bytes = dst_row_bytes,
                                        .chunks = (int64_t)(into->bytes / 16)};
-    return tn__cuda_launch(by->context, TN__KERNEL_PAD,
-                           (argument.chunks + TN__FLAT_THREADS - 1) / TN__FLAT_THREADS,
-                           TN__FLAT_THREADS, &argument, stream);
+    return tn__kernel_launch(by->context, TN__KERNEL_PAD,
+                             (argument.chunks + TN__FLAT_THREADS - 1) / TN__FLAT_THREADS,
+                             TN__FLAT_THREADS, &argument, stream);
 }
 
 /* What cuBLASLt gets for an operand: the caller's memory, or padded copies of it. */
@@ -316,8 +317,8 @@ static tn_status place_operand(const preparation *by, const tn__gemm_work *work,
     *scale_out = operand->scale;
     if (data->bytes > 0) {
         *data_out = in_scratch(work, data);
-        TN_TRY(pad(by, work, data, operand->data, operand->rows, work->contracted,
-                   work->contracted, by->layout.shape.contracted, stream));
+        TN_TRY(pad(by, work, data, operand->data, operand->rows, work->contracted, work->contracted,
+                   by->layout.shape.contracted, stream));
     }
     if (scale->bytes > 0) {
         *scale_out = in_scratch(work, scale);
@@ -339,10 +340,10 @@ static cublasStatus_t multiply(const preparation *by, const tn__gemm_work *work,
         const cublasLtMatmulHeuristicResult_t *found = &by->plan->found[i];
         if (found->state != CUBLAS_STATUS_SUCCESS) continue;
         if (found->workspaceSize > of->workspace.bytes) continue;
-        status = by->gemm->blas->Matmul(by->gemm->handle, product->operation, &alpha, b,
-                                        product->a, a, product->b, &beta, d, product->d, d,
-                                        product->d, &found->algo, workspace, of->workspace.bytes,
-                                        (cudaStream_t)stream);
+        status =
+            by->gemm->blas->Matmul(by->gemm->handle, product->operation, &alpha, b, product->a, a,
+                                   product->b, &beta, d, product->d, d, product->d, &found->algo,
+                                   workspace, of->workspace.bytes, (cudaStream_t)stream);
     }
     return status;
 }
@@ -358,16 +359,17 @@ static tn_status finish(const preparation *by, const tn__gemm_work *work, tn_str
                                           .src_stride = of->shape.cols,
                                           .blocks_across = (uint32_t)across,
                                           .accumulate = work->accumulate};
-    return tn__cuda_launch(by->context,
-                           tn__kernel_of_pair(TN__KERNEL_FINISH, of->shape.d, d->dtype),
-                           d->rows * across, TN__FLAT_THREADS, &argument, stream);
+    return tn__kernel_launch(by->context,
+                             tn__kernel_of_pair(TN__KERNEL_FINISH, of->shape.d, d->dtype),
+                             d->rows * across, TN__FLAT_THREADS, &argument, stream);
 }
 
 static tn_status require_memory(const preparation *by, const tn__gemm_work *work) {
     uintptr_t all = (uintptr_t)work->a.data | (uintptr_t)work->b.data | (uintptr_t)work->d.data |
                     (uintptr_t)work->a.scale | (uintptr_t)work->b.scale;
-    TN_REQUIRE(work->scratch_bytes >= by->layout.bytes, "gemm got %zu bytes of scratch and needs %zu",
-               work->scratch_bytes, by->layout.bytes);
+    TN_REQUIRE(work->scratch_bytes >= by->layout.bytes,
+               "gemm got %zu bytes of scratch and needs %zu", work->scratch_bytes,
+               by->layout.bytes);
     TN_REQUIRE(all % POINTER_ALIGNMENT == 0, "an operand of gemm is not aligned to %d bytes",
                POINTER_ALIGNMENT);
     return TN_OK;

@@ -153,8 +153,8 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out) {
     return status;
 }
 
-tn_status tn__cuda_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
-                          void *argument, tn_stream stream) {
+tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
+                            void *argument, tn_stream stream) {
     if (blocks <= 0 || blocks > INT32_MAX) {
         char name[TN__KERNEL_NAME_BYTES];
         tn__kernel_name(kernel, name);

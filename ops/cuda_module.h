@@ -54,8 +54,8 @@ typedef struct tn__cuda_context {
 tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out);
 
 /* Puts a kernel on the stream: `blocks` blocks of `threads`, its one argument by value. */
-tn_status tn__cuda_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
-                          void *argument, tn_stream stream);
+tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
+                            void *argument, tn_stream stream);
 
 /* cuda_gemm.c */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);

@@ -50,8 +50,8 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     if (work->has_col) argument.col = plane_of(&work->col, 16);
     int kernel = tn__kernel_of_quantize(work->format == TN_FORMAT_FP8_BLOCK_1D, work->has_row,
                                         work->has_col, src->dtype, work->dtype);
-    return tn__cuda_launch(context, kernel, tiles_of(src->rows) * tiles_of(src->cols),
-                           TN__TILE_THREADS, &argument, stream);
+    return tn__kernel_launch(context, kernel, tiles_of(src->rows) * tiles_of(src->cols),
+                             TN__TILE_THREADS, &argument, stream);
 }
 
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
@@ -68,9 +68,9 @@ static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, 
         .dst_vectors = is_made_of(dst->data, row_bytes(dst), 16),
     };
     TN_TRY(tn__cuda_context_of(device, &context));
-    return tn__cuda_launch(context, tn__kernel_of_dequantize(is_col, work->src.dtype, dst->dtype),
-                           tiles_of(dst->rows) * tiles_of(dst->cols), TN__TILE_THREADS, &argument,
-                           stream);
+    return tn__kernel_launch(context, tn__kernel_of_dequantize(is_col, work->src.dtype, dst->dtype),
+                             tiles_of(dst->rows) * tiles_of(dst->cols), TN__TILE_THREADS, &argument,
+                             stream);
 }
 
 static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
@@ -84,9 +84,9 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
         .tiles_across = (uint32_t)tiles_of(from->cols),
     };
     TN_TRY(tn__cuda_context_of(device, &context));
-    return tn__cuda_launch(context, TN__KERNEL_TRANSPOSE,
-                           tiles_of(from->rows) * tiles_of(from->cols), TN__TILE_THREADS,
-                           &argument, stream);
+    return tn__kernel_launch(context, TN__KERNEL_TRANSPOSE,
+                             tiles_of(from->rows) * tiles_of(from->cols), TN__TILE_THREADS,
+                             &argument, stream);
 }
 
 /* ---- small operations --------------------------------------------------------------------- */
@@ -96,9 +96,9 @@ static tn_status map(tn_device *device, int family, const tn__matrix *x, const t
     tn__cuda_context *context;
     tn__cuda_map_arguments argument = {x->data, y->data, elements(y), alpha};
     TN_TRY(tn__cuda_context_of(device, &context));
-    return tn__cuda_launch(context, tn__kernel_of_pair(family, x->dtype, y->dtype),
-                           (elements(y) + TN__MAP_ELEMENTS - 1) / TN__MAP_ELEMENTS,
-                           TN__FLAT_THREADS, &argument, stream);
+    return tn__kernel_launch(context, tn__kernel_of_pair(family, x->dtype, y->dtype),
+                             (elements(y) + TN__MAP_ELEMENTS - 1) / TN__MAP_ELEMENTS,
+                             TN__FLAT_THREADS, &argument, stream);
 }
 
 static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
@@ -118,8 +118,8 @@ static tn_status embed(tn_device *device, const tn__embed_work *work, tn_stream 
                                          .token_count = work->y.rows,
                                          .row_bytes = row_bytes(&work->y)};
     TN_TRY(tn__cuda_context_of(device, &context));
-    return tn__cuda_launch(context, TN__KERNEL_EMBED, argument.token_count, TN__FLAT_THREADS,
-                           &argument, stream);
+    return tn__kernel_launch(context, TN__KERNEL_EMBED, argument.token_count, TN__FLAT_THREADS,
+                             &argument, stream);
 }
 
 static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *work,
@@ -133,9 +133,8 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
                                                  .rows = logits->rows,
                                                  .classes = logits->cols};
     TN_TRY(tn__cuda_context_of(device, &context));
-    int kernel =
-        tn__kernel_of_pair(TN__KERNEL_CROSS_ENTROPY, logits->dtype, work->dlogits.dtype);
-    return tn__cuda_launch(context, kernel, logits->rows, TN__FLAT_THREADS, &argument, stream);
+    int kernel = tn__kernel_of_pair(TN__KERNEL_CROSS_ENTROPY, logits->dtype, work->dlogits.dtype);
+    return tn__kernel_launch(context, kernel, logits->rows, TN__FLAT_THREADS, &argument, stream);
 }
 
 const tn__op_table tn__op_table_cuda = {

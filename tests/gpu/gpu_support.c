@@ -127,7 +127,7 @@ void gpu_put(tn_dtype dtype, void *data, size_t index, float value) {
 }
 
 const char *gpu_fill_name(gpu_fill fill) {
-    static const char *const names[] = {"normal",  "zero",    "special",
+    static const char *const names[] = {"normal",   "zero",    "special",
                                         "denormal", "maximum", "range"};
     return names[fill];
 }
@@ -174,8 +174,7 @@ void gpu_fill_values(gpu_fill fill, tn_dtype dtype, uint64_t seed, void *data, s
 
 /* ---- tensors ------------------------------------------------------------------------------- */
 
-static tn_tensor make_tensor(gpu_side *side, tn_tensor_config *config, int64_t rows,
-                             int64_t cols) {
+static tn_tensor make_tensor(gpu_side *side, tn_tensor_config *config, int64_t rows, int64_t cols) {
     tn_tensor tensor;
     config->rank = 2;
     config->shape[0] = rows;
@@ -211,8 +210,8 @@ static tn_plane_layout layout_of(tn_tensor tensor, tn_plane plane) {
 
 void gpu_upload(gpu_side *side, tn_tensor tensor, const void *data) {
     tn_plane_layout layout = layout_of(tensor, TN_PLANE_DATA);
-    EXPECT_OK(tn_plane_write(tensor, TN_PLANE_DATA, data, layout.data_bytes, NULL, 0,
-                             side->stream));
+    EXPECT_OK(
+        tn_plane_write(tensor, TN_PLANE_DATA, data, layout.data_bytes, NULL, 0, side->stream));
     EXPECT_OK(tn_stream_synchronize(side->device, side->stream));
 }
 
@@ -262,8 +261,8 @@ int gpu_copies_equal(const gpu_copy *actual, const gpu_copy *expected, const cha
     const tn_plane_layout *layout = &expected->layout;
     int equal = actual->layout.data_bytes == layout->data_bytes &&
                 actual->layout.scale_bytes == layout->scale_bytes;
-    equal = equal &&
-            bytes_equal(actual->scale, expected->scale, layout->scale_bytes, what, "scale");
+    equal =
+        equal && bytes_equal(actual->scale, expected->scale, layout->scale_bytes, what, "scale");
     return equal && bytes_equal(actual->data, expected->data, layout->data_bytes, what, "data");
 }
 

@@ -105,10 +105,10 @@ static void with_matrix(cast_case *c, void (*check)(cast_case *, tn_tensor, tn_t
 }
 
 static void test_quantize_equals_the_host(void **state) {
-    static const int64_t shapes[][2] = {{1, 16},       {65, 96},     {256, 256},   {993, 512},
-                                        {256, 65536},  {4096, 1632}, {1024, 1},    {16, 512},
-                                        {1, 1024},     {256, 1024},  {512, 512},   {303, 300},
-                                        {305, 256},    {2000, 1024}, {128, 7168},  {513, 131}};
+    static const int64_t shapes[][2] = {{1, 16},      {65, 96},     {256, 256},  {993, 512},
+                                        {256, 65536}, {4096, 1632}, {1024, 1},   {16, 512},
+                                        {1, 1024},    {256, 1024},  {512, 512},  {303, 300},
+                                        {305, 256},   {2000, 1024}, {128, 7168}, {513, 131}};
     (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         for (int source = 0; source < 3; source++) {
@@ -241,7 +241,8 @@ static void test_empty_is_success(void **state) {
     gpu_count_report("empty");
 }
 
-/* ---- more than 2^31 elements ------------------------------------------------------------------ */
+/* ---- more than 2^31 elements ------------------------------------------------------------------
+ */
 
 enum { LARGE_ROWS = 65537, LARGE_COLS = 32768, BAND = 128, BAND_COUNT = 3 };
 /* The first and a middle band of 128 rows, and the last row: its first element has index 2^31. */
@@ -268,8 +269,8 @@ static void large_source(tn_tensor tensor, unsigned short *const band_data[BAND_
 static int large_band_equal(const gpu_copy *row, const gpu_copy *col, int64_t first,
                             const gpu_copy *band_row, const gpu_copy *band_col) {
     int64_t rows = band_row->layout.rows;
-    int equal = memcmp(row->data + first * LARGE_COLS, band_row->data,
-                       (size_t)(rows * LARGE_COLS)) == 0;
+    int equal =
+        memcmp(row->data + first * LARGE_COLS, band_row->data, (size_t)(rows * LARGE_COLS)) == 0;
     for (int64_t block = 0; block < LARGE_COLS / 128; block++)
         equal = equal && memcmp(row->scale + block * row->layout.scale_stride + first,
                                 band_row->scale + block * band_row->layout.scale_stride,

@@ -18,7 +18,7 @@ enum { SAMPLE_ROWS = 24, SAMPLE_COLS = 96 };
 
 typedef struct gemm_case {
     tn_gemm_form form;
-    int64_t m, n, k; /* as in tenure_ops.h: FPROP y [m, n], DGRAD dx [m, k], WGRAD dw [n, k] */
+    int64_t m, n, k;  /* as in tenure_ops.h: FPROP y [m, n], DGRAD dx [m, k], WGRAD dw [n, k] */
     tn_format weight; /* of FPROP's b; PLAIN: both operands PLAIN of dtype a */
     tn_dtype a, b, d;
     tn_scale_mode mode;
@@ -214,8 +214,9 @@ static void check(const gemm_case *c) {
     int passed = error < bound_of(c);
     char name[64];
     snprintf(name, sizeof name, "%s %s", forms[c->form],
-             c->weight == TN_FORMAT_PLAIN ? "plain" : c->weight == TN_FORMAT_FP8_BLOCK_2D ? "2D"
-                                                                                          : "1D");
+             c->weight == TN_FORMAT_PLAIN          ? "plain"
+             : c->weight == TN_FORMAT_FP8_BLOCK_2D ? "2D"
+                                                   : "1D");
     gpu_count(name, passed);
     printf("%s %s m %lld n %lld k %lld %s x %s -> %s %s%s: %.3g%s\n", name,
            c->poison_padding ? "(NaN padding)" : "", (long long)c->m, (long long)c->n,
@@ -232,14 +233,19 @@ static void check(const gemm_case *c) {
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 static gemm_case fp8_case(int64_t m, int64_t n, int64_t k) {
-    gemm_case c = {.m = m, .n = n, .k = k, .weight = TN_FORMAT_FP8_BLOCK_2D,
-                   .a = TN_E4M3, .b = TN_E4M3, .d = TN_FP32};
+    gemm_case c = {.m = m,
+                   .n = n,
+                   .k = k,
+                   .weight = TN_FORMAT_FP8_BLOCK_2D,
+                   .a = TN_E4M3,
+                   .b = TN_E4M3,
+                   .d = TN_FP32};
     return c;
 }
 
 static void test_deepgemm_shapes(void **state) {
     static const int64_t ms[] = {1, 128, 4096};
-    static const int64_t nks[][2] = {{2112, 7168}, {576, 7168},   {24576, 1536}, {32768, 512},
+    static const int64_t nks[][2] = {{2112, 7168},  {576, 7168},  {24576, 1536}, {32768, 512},
                                      {7168, 16384}, {4096, 7168}, {7168, 2048}};
     (void)state;
     for (int i = 0; i < 7; i++) {
@@ -284,8 +290,8 @@ static void test_forms_and_mixes(void **state) {
 
 static void test_odd_shapes_with_nan_in_scale_padding(void **state) {
     static const int64_t shapes[][3] = {
-        {100, 130, 128}, {320, 336, 64}, {128, 128, 120}, {128, 252, 128}, {255, 128, 128},
-        {255, 252, 120}, {128, 256, 640}, {1, 1, 1},      {7, 5, 3},       {129, 257, 131},
+        {100, 130, 128}, {320, 336, 64},  {128, 128, 120}, {128, 252, 128}, {255, 128, 128},
+        {255, 252, 120}, {128, 256, 640}, {1, 1, 1},       {7, 5, 3},       {129, 257, 131},
         {1, 4096, 640},  {33, 576, 448},  {17, 192, 1152}, {4, 4, 128}};
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
