@@ -2,6 +2,7 @@
 #include "heap.h"
 
 #include "host_alloc.h"
+#include "track.h"
 
 /* ---- pages -------------------------------------------------------------------------------- */
 
@@ -278,6 +279,7 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
     heap->operation++;
     heap->live_bytes += request->asked_bytes;
     if (request->is_owned) heap->owned_bytes += request->asked_bytes;
+    if (heap->is_tracked) TN_TRACK_ALLOC((void *)block->address, block->asked_bytes);
 }
 
 tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
@@ -318,12 +320,19 @@ void tn__heap_give(tn__heap *heap, tn__piece *piece) {
     tn__heap_join(heap, piece);
 }
 
+/* Not when it is freed: work that was put on a stream before that may still touch it. */
+static void settle_piece(tn__heap *heap, tn__piece *piece) {
+    tn__uses_settle(&piece->uses);
+    if (piece->uses.count > 0 || !piece->stream) return;
+    piece->stream = NULL;
+    if (heap->is_tracked) TN_TRACK_FREE((void *)piece->address, piece->bytes);
+}
+
 /* Settles the pieces of one run; those that become alike become one. */
 static void settle_run(tn__heap *heap, tn__piece *first) {
     tn__piece *piece = first;
     for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
-        tn__uses_settle(&piece->uses);
-        if (piece->uses.count == 0) piece->stream = NULL;
+        settle_piece(heap, piece);
         if (piece != first && is_alike(piece->previous, piece)) {
             piece = piece->previous;
             absorb_next(heap, piece);
@@ -394,6 +403,7 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     if (is_mapped) {
         tn__pages_set_mapped(region, (tn__page_span){0, region->page_count}, 1);
         heap->mapped_bytes += bytes;
+        if (heap->is_tracked) TN_TRACK_FREE(address, bytes);
         enter_run(piece);
     } else {
         enter_index(piece);
@@ -417,6 +427,7 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
     if (piece->kind == TN__PIECE_FREE) {
         leave_run(piece);
         heap->mapped_bytes -= bytes;
+        if (heap->is_tracked) TN_TRACK_ALLOC((void *)region->map.begin, bytes);
     } else {
         leave_index(piece);
     }

@@ -94,6 +94,7 @@ typedef struct tn__heap {
     tn__piece *spare_pieces; /* linked by next */
     size_t spare_count;
     uint64_t operation; /* counts allocs and frees: the clock of ages */
+    int is_tracked;     /* memory checkers are told: host memory (track.h) */
     size_t live_bytes;  /* of LIVE pieces, as asked for */
     size_t owned_bytes; /* part of live_bytes that tensors own */
     size_t mapped_bytes;

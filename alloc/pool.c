@@ -10,6 +10,8 @@
 #include "options.h"
 #include "pool_internal.h"
 
+#define STREAMS_BEFORE_SWEEP 64
+
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
 static tn_pool *list;
 static int is_first_made; /* the first pool of the process has taken TENURE_TRACE */
@@ -74,6 +76,32 @@ static void rename_stream(tn_pool *pool, tn__pool_stream *stream) {
     }
 }
 
+static void mark_streams(tn__piece *piece) {
+    const tn__use *uses = tn__uses_items(&piece->uses);
+    if (piece->stream) piece->stream->is_marked = 1;
+    for (uint32_t i = 0; i < piece->uses.count; i++)
+        uses[i].stream->is_marked = 1;
+}
+
+/* Foreign streams come and go without a word: those that no piece speaks of are forgotten when
+ * there are many. Streams that a caller holds a pointer to are not in danger: it comes later. */
+static tn_status sweep_streams(tn_pool *pool) {
+    TN_TRY(tn__pool_collect(pool));
+    tn__order_unmark(&pool->order);
+    for (tn__region *region = pool->heap.regions; region; region = region->next) {
+        for (tn__piece *piece = region->first; piece; piece = piece->next)
+            mark_streams(piece);
+    }
+    tn__order_sweep(&pool->order);
+    pool->order.sweep_count = 2 * pool->order.stream_count + STREAMS_BEFORE_SWEEP;
+    return TN_OK;
+}
+
+tn_status tn__pool_find_stream(tn_pool *pool, tn_stream handle, tn__pool_stream **out) {
+    if (pool->order.stream_count > pool->order.sweep_count) TN_TRY(sweep_streams(pool));
+    return tn__order_find(&pool->order, handle, out);
+}
+
 static void on_stream_end(void *argument, tn_stream handle, uint64_t id) {
     tn_pool *pool = argument;
     tn__pool_stream *stream;
@@ -136,6 +164,7 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
     pool->order.owner = device;
     pool->order.driver = pool->driver;
     pool->order.device = pool->state;
+    pool->order.sweep_count = STREAMS_BEFORE_SWEEP;
     pthread_mutex_init(&pool->mutex, NULL);
     *out = pool;
     return TN_OK;
@@ -178,6 +207,7 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     TN_TRY(check_config(config, &info));
     TN_TRY(make_pool(device, config, &pool));
     pool->info = info;
+    pool->heap.is_tracked = info.driver == TN_DRIVER_HOST;
     configure(pool, config);
     status = begin_option_trace(pool);
     if (status == TN_OK) status = tn__device_watch_streams(device, on_stream_end, pool);

@@ -132,7 +132,7 @@ static void trace_alloc(tn_pool *pool, tn__piece *block) {
 static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream stream,
                                  tn__piece **out) {
     tn_status status;
-    TN_TRY(tn__order_find(&pool->order, stream, &request->stream));
+    TN_TRY(tn__pool_find_stream(pool, stream, &request->stream));
     /* What no device can have is not worth the procedure. */
     status = request->bytes > pool->info.memory_bytes || request->bytes > pool->limit_bytes
                  ? TN_OUT_OF_DEVICE_MEMORY
@@ -231,7 +231,7 @@ tn_status tn_free(void *block, tn_stream stream) {
     tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(find_block(block, "tn_free", &pool, &piece));
-    status = tn__order_find(&pool->order, stream, &state);
+    status = tn__pool_find_stream(pool, stream, &state);
     if (status == TN_OK) give_block(pool, piece, state);
     pthread_mutex_unlock(&pool->mutex);
     return status;
@@ -244,7 +244,7 @@ tn_status tn_record_use(void *block, tn_stream stream) {
     tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(find_block(block, "tn_record_use", &pool, &piece));
-    status = tn__order_find(&pool->order, stream, &state);
+    status = tn__pool_find_stream(pool, stream, &state);
     if (status == TN_OK && state != piece->stream) {
         status = reserve_uses(piece);
         if (status == TN_OK) add_use_now(piece, state);

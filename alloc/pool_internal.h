@@ -116,6 +116,9 @@ tn_status tn__pool_collect(tn_pool *pool);
  * pool. */
 tn_status tn__pools_release_others(tn_pool *pool, tn__release *release);
 
+/* The state of a stream that a caller names. Forgets others that are idle when there are many. */
+tn_status tn__pool_find_stream(tn_pool *pool, tn_stream handle, tn__pool_stream **out);
+
 /* ---- pool_report.c ------------------------------------------------------------------------- */
 
 /* Records the report of a request that could not be served; gives TN_OUT_OF_DEVICE_MEMORY. */

@@ -113,10 +113,24 @@ static void thin_events(tn__order *order, tn__pool_stream *stream) {
     stream->closed_count = kept;
 }
 
-tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
+static void forget_events(tn__order *order, tn__pool_stream *stream) {
+    for (uint32_t i = 0; i < stream->closed_count; i++) {
+        spare_event(order, stream->closed[i].event);
+    }
+    stream->closed_count = 0;
+}
+
+static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
+    TN_TRY(order->driver->synchronize(order->device));
+    forget_events(order, stream);
+    stream->complete = stream->epoch++;
+    stream->is_used = 0;
+    return TN_OK;
+}
+
+static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
     tn__event event = NULL;
     tn_status status;
-    if (!stream->is_used) return TN_OK;
     TN_TRY(tn__order_check_capture(order, stream->handle, "record an event on it"));
     TN_TRY(make_event(order, &event));
     status = order->driver->event_record(order->device, event, stream->handle);
@@ -131,6 +145,13 @@ tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
     return TN_OK;
 }
 
+tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
+    tn_status status;
+    if (!stream->is_used) return TN_OK;
+    status = record_epoch(order, stream);
+    return status == TN_INVALID_ARGUMENT ? end_lost_stream(order, stream) : status;
+}
+
 static void complete_first(tn__order *order, tn__pool_stream *stream) {
     stream->complete = stream->closed[0].epoch;
     spare_event(order, stream->closed[0].event);
@@ -140,7 +161,9 @@ static void complete_first(tn__order *order, tn__pool_stream *stream) {
 }
 
 static tn_status poll_stream(tn__order *order, tn__pool_stream *stream, int *any) {
+    uint64_t complete = stream->complete;
     tn_status status = tn__order_close_epoch(order, stream);
+    if (stream->complete != complete) *any = 1;
     if (status != TN_OK) return status == TN_INVALID_STATE ? TN_OK : status;
     while (stream->closed_count > 0) {
         int is_done = 0;
@@ -204,6 +227,7 @@ static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use
     if (use.epoch == source->epoch) {
         TN_ASSERT(source->is_used);
         TN_TRY(tn__order_close_epoch(order, source));
+        if (use.epoch <= source->complete) return TN_OK;
     }
     for (uint32_t i = 0; i < source->closed_count; i++) {
         if (source->closed[i].epoch < use.epoch) continue;
@@ -288,11 +312,30 @@ void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
     for (size_t i = 0; i < TN__STREAM_RECENT; i++) {
         if (order->recent[i].stream == stream) order->recent[i].stream = NULL;
     }
-    for (uint32_t i = 0; i < stream->closed_count; i++) {
-        spare_event(order, stream->closed[i].event);
-    }
+    forget_events(order, stream);
     tn__host_free(stream);
     order->stream_count--;
+}
+
+void tn__order_unmark(tn__order *order) {
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        tn__pool_stream *stream = order->buckets[bucket];
+        for (; stream; stream = stream->next)
+            stream->is_marked = 0;
+    }
+}
+
+void tn__order_sweep(tn__order *order) {
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        tn__pool_stream *stream = order->buckets[bucket];
+        while (stream) {
+            tn__pool_stream *next = stream->next;
+            if (!stream->is_marked && !stream->is_used && stream->closed_count == 0) {
+                tn__order_remove(order, stream);
+            }
+            stream = next;
+        }
+    }
 }
 
 tn_status tn__order_close(tn__order *order) {

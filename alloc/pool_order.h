@@ -79,8 +79,8 @@ struct tn__pool_stream {
     uint64_t id;
     uint64_t epoch;
     uint64_t complete;
-    int is_used; /* the open epoch has uses */
-    int is_marked;
+    int is_used;   /* the open epoch has uses */
+    int is_marked; /* by a sweep */
     uint32_t closed_count;
     uint32_t waited_next; /* the one to forget next */
     tn__closed_epoch closed[TN__CLOSED_MAX];
@@ -102,6 +102,7 @@ typedef struct tn__order {
     tn__driver_device *device;
     tn__pool_stream *buckets[TN__STREAM_BUCKETS];
     size_t stream_count;
+    size_t sweep_count;                          /* sweep before there are more streams than this */
     tn__recent_stream recent[TN__STREAM_RECENT]; /* by handle; only streams whose end we hear of */
     tn__event *spare_events;
     size_t spare_count;
@@ -126,7 +127,8 @@ int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses);
 tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *uses);
 
 /* Records an event behind the uses of the open epoch, if it has any. TN_INVALID_STATE while the
- * stream captures. */
+ * stream captures. A foreign stream may have been destroyed meanwhile, with its work still under
+ * way: then the device is waited for once, and all epochs are complete. */
 tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
 
 /* Asks the driver what has completed, on every stream, without waiting; a stream that captures can
@@ -143,6 +145,10 @@ int tn__order_is_busy(const tn__order *order);
 
 /* TN_INVALID_STATE naming `what` if the stream captures: for calls that a capture forbids. */
 tn_status tn__order_check_capture(const tn__order *order, tn_stream handle, const char *what);
+
+/* Unmarks all streams; ends those that are idle and that nobody has marked in between. */
+void tn__order_unmark(tn__order *order);
+void tn__order_sweep(tn__order *order);
 
 /* Ends a stream's state; no use of it may be left. */
 void tn__order_remove(tn__order *order, tn__pool_stream *stream);

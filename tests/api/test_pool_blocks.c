@@ -305,6 +305,22 @@ static void the_end_of_a_stream_ends_its_uses(void **state) {
     give(f, again, f->b);
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+
+static void the_address_sanitizer_sees_the_ends_of_blocks(void **state) {
+    fixture *f = *state;
+    char *block = take(f, 1000, f->a);
+    assert_false(__asan_address_is_poisoned(block));
+    assert_false(__asan_address_is_poisoned(block + 999));
+    assert_true(__asan_address_is_poisoned(block + 1000));
+    give(f, block, f->a);
+    EXPECT_OK(tn_device_synchronize(f->device));
+    EXPECT_OK(tn_pool_trim(f->pool, SIZE_MAX, NULL));
+    assert_true(__asan_address_is_poisoned(block));
+}
+#endif
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_pool, close_pool)
     const struct CMUnitTest tests[] = {
@@ -322,6 +338,9 @@ int main(void) {
         TEST(trim_gives_back_what_is_idle_and_keeps_what_it_is_told_to),
         TEST(a_recorded_use_keeps_a_block_pending_until_it_is_known_complete),
         TEST(the_end_of_a_stream_ends_its_uses),
+#if defined(__SANITIZE_ADDRESS__)
+        TEST(the_address_sanitizer_sees_the_ends_of_blocks),
+#endif
     };
     return cmocka_run_group_tests_name("api/pool_blocks", tests, NULL, NULL);
 }

@@ -1,5 +1,7 @@
 /* Stream order: when memory that one stream used serves another, it waits for just those uses, on
  * the device; and where a program forgets to record a use, the simulated device sees the race. */
+#include "driver.h"
+#include "host_alloc.h"
 #include "test_pools.h"
 
 #define MIB MIB_BYTES
@@ -229,6 +231,48 @@ static void many_streams_may_use_one_block(void **state) {
     close_clean(f);
 }
 
+/* Streams of another library: the pool does not hear of their end, and looks them up by id. */
+static tn_stream open_foreign(fixture *f) {
+    tn_stream stream = NULL;
+    EXPECT_OK(tn__device_driver(f->device)->stream_create(tn__device_state(f->device), &stream));
+    return stream;
+}
+
+static void end_foreign(fixture *f, tn_stream stream) {
+    EXPECT_OK(tn__device_driver(f->device)->stream_destroy(tn__device_state(f->device), stream));
+}
+
+static void a_foreign_stream_that_ended_is_waited_for_on_the_host(void **state) {
+    fixture *f = *state;
+    tn_stream foreign = open_foreign(f);
+    char *block = test_take(f->pool, 4 * MIB, foreign);
+    char *again;
+    test_sim_write(f->device, foreign, block, 4 * MIB, 1e5);
+    test_give(f->pool, block, foreign);
+    end_foreign(f, foreign); /* its work still runs */
+    again = test_take(f->pool, 4 * MIB, f->a);
+    assert_ptr_equal(again, block);
+    assert_int_equal(waits(f), 0);
+    test_sim_write(f->device, f->a, again, 4 * MIB, 10);
+    test_give(f->pool, again, f->a);
+    close_clean(f);
+}
+
+static void foreign_streams_are_forgotten_when_there_are_many(void **state) {
+    fixture *f = *state;
+    long blocks_before = 0;
+    for (int i = 0; i < 1000; i++) {
+        tn_stream foreign = open_foreign(f);
+        char *block = test_take(f->pool, 4 * MIB, foreign);
+        test_sim_write(f->device, foreign, block, 4 * MIB, 10);
+        test_give(f->pool, block, foreign);
+        end_foreign(f, foreign);
+        if (i == 200) blocks_before = tn__host_live_blocks();
+    }
+    assert_true(tn__host_live_blocks() <= blocks_before + 200);
+    close_clean(f);
+}
+
 static void events_are_recorded_only_when_someone_waits(void **state) {
     fixture *f = *state;
     for (int i = 0; i < 50; i++) {
@@ -257,6 +301,8 @@ int main(void) {
         TEST(pages_move_while_their_last_use_still_runs),
         TEST(a_stream_made_anew_is_another_stream),
         TEST(many_streams_may_use_one_block),
+        TEST(a_foreign_stream_that_ended_is_waited_for_on_the_host),
+        TEST(foreign_streams_are_forgotten_when_there_are_many),
         TEST(events_are_recorded_only_when_someone_waits),
     };
     return cmocka_run_group_tests_name("sim/pool_streams", tests, NULL, NULL);
