@@ -6,7 +6,8 @@
 #
 # A library of its own, and not part of libtenure, because it needs 2.6 KB of static TLS, more than
 # glibc keeps for libraries that are loaded later: with it inside, no program could dlopen
-# libtenure. Programs that link the target tenure get it at their start; see alloc/driver_host_memory.h.
+# libtenure. Programs that link the target tenure get it at their start: see
+# alloc/driver_host_memory.h.
 
 find_library(TENURE_JEMALLOC_ARCHIVE libjemalloc_pic.a)
 if(NOT TENURE_JEMALLOC_ARCHIVE)
