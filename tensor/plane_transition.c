@@ -55,17 +55,25 @@ static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN
     return TN_OK;
 }
 
-/* Frees what the plane has, the first block or nothing. Should a later block be refused after the
- * first one is gone, the plane is ABSENT all the same and keeps that block, in the ledger too,
- * until the next transition frees it: see tn__plane_has_remains. */
-static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                            uint64_t stream_id) {
+/* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
+ * all that it needs, and the free itself has nothing left that could fail but the look-up of a
+ * stream that is not ours. */
+static tn_status announce_free(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+    TN_TRY(tn__plane_order_record_rest(plane, stream_id));
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
+    }
+    return TN_OK;
+}
+
+/* Frees what the plane has after the free was announced: the first block or nothing. Should a later
+ * block be refused after the first one is gone, the plane is ABSENT all the same and keeps that
+ * block, in the ledger too, until the next transition frees it: see tn__plane_has_remains. */
+static tn_status free_announced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
     tn__plane_object *object = &tensor->planes[plane];
     size_t before[TN__PART_COUNT] = {object->bytes[0], object->bytes[1]};
     int freed = 0;
     TN_ASSERT(!object->first_lease);
-    if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
-    TN_TRY(tn__plane_order_record_rest(object, stream_id));
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if (!object->blocks[part]) continue;
         tn_status status = tn_free(object->blocks[part], stream);
@@ -80,6 +88,14 @@ static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
     object->read_count = 0;
     tn__ledger_change_plane(tensor->scope, plane, before, object->bytes);
     return TN_OK;
+}
+
+static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                            uint64_t stream_id) {
+    tn__plane_object *object = &tensor->planes[plane];
+    if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
+    TN_TRY(announce_free(object, stream, stream_id));
+    return free_announced(tensor, plane, stream);
 }
 
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
@@ -106,15 +122,27 @@ tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stre
     return status;
 }
 
+/* The stream of `on`, or that of the plane's last use. */
+static tn__plane_use free_use(const tn__plane_object *plane, const tn__plane_use *on) {
+    if (on) return *on;
+    return (tn__plane_use){plane->last_stream, plane->last_stream_id, 1};
+}
+
+tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn__plane_object *plane = &tensor->planes[i];
+        tn__plane_use use = free_use(plane, on);
+        TN_TRY(announce_free(plane, use.stream, use.stream_id));
+    }
+    return TN_OK;
+}
+
 tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__plane_object *plane = &tensor->planes[i];
-        tn_stream stream = on ? on->stream : plane->last_stream;
-        uint64_t stream_id = on ? on->stream_id : plane->last_stream_id;
-        TN_TRY(free_plane(tensor, (tn_plane)i, stream, stream_id));
-        if (tn__plane_has_remains(plane)) {
-            TN_TRY(free_plane(tensor, (tn_plane)i, stream, stream_id));
-        }
+        tn_stream stream = free_use(plane, on).stream;
+        TN_TRY(free_announced(tensor, (tn_plane)i, stream));
+        if (tn__plane_has_remains(plane)) TN_TRY(free_announced(tensor, (tn_plane)i, stream));
     }
     return TN_OK;
 }
@@ -371,8 +399,6 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
     tn_status status = tn__transition_begin(&to);
     if (status == TN_OK) {
         status = run_derive(tensor, derive, &from, &to);
-        if (status == TN_OK)
-            status = tn__plane_order_record(&tensor->planes[source], stream, stream_id);
         if (status == TN_OK) status = tn__transition_end(&to);
         if (status != TN_OK) tn__transition_abandon(&to);
     }

@@ -42,8 +42,11 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id);
 
-/* All planes to ABSENT, each in the order of its last use, or of `stream` if that is not NULL.
- * No plane is leased. */
+/* All planes to ABSENT, each in the order of its last use, or of `on` if that is not NULL. No plane
+ * is leased. First announce it, for all tensors that are to be emptied together: that changes
+ * nothing, and after it emptying fails only if the driver can no longer look up a stream that is
+ * not ours. Then what has been freed stays freed, and the call may be repeated. */
+tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 
 /* The addresses of a plane under lease. */

@@ -137,10 +137,12 @@ static const tn__lease_object *first_lease_in(tn__scope_object *root) {
     return NULL;
 }
 
-static tn_status empty_scopes(tn__scope_object *root) {
+typedef tn_status (*tensor_transition)(tn__tensor_object *tensor, const tn__plane_use *on);
+
+static tn_status for_each_tensor(tn__scope_object *root, tensor_transition run) {
     for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
         for (tn__tensor_object *tensor = scope->first_tensor; tensor; tensor = tensor->next) {
-            TN_TRY(tn__transition_empty(tensor, NULL));
+            TN_TRY(run(tensor, NULL));
         }
     }
     return TN_OK;
@@ -173,7 +175,9 @@ tn_status tn_scope_close(tn_scope scope) {
     TN_TRY(tn__scope_acquire(scope, &object));
     unsigned lock = object->books->lock;
     const tn__lease_object *lease = first_lease_in(object);
-    tn_status status = lease ? tn__fail_in_use(lease, "closing its scope") : empty_scopes(object);
+    tn_status status = lease ? tn__fail_in_use(lease, "closing its scope") : TN_OK;
+    if (status == TN_OK) status = for_each_tensor(object, tn__transition_announce_empty);
+    if (status == TN_OK) status = for_each_tensor(object, tn__transition_empty);
     if (status == TN_OK) delete_scopes(object);
     tn__unlock(lock);
     if (status == TN_OK) tn__books_collect();

@@ -141,6 +141,7 @@ static tn_status destroy(tn__tensor_object *tensor, tn_stream stream) {
     tn__plane_use on;
     if (holder) return tn__fail_in_use(holder, "destroying the tensor");
     TN_TRY(stream_of(tensor, stream, &on));
+    TN_TRY(tn__transition_announce_empty(tensor, &on));
     TN_TRY(tn__transition_empty(tensor, &on));
     tn__scope_delete_tensor(tensor);
     return TN_OK;

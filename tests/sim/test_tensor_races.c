@@ -196,7 +196,11 @@ static void a_use_whose_record_failed_is_recorded_before_the_free(void **state) 
                                  &lease, &view));
         launch(f.device, &view, is_write, f.other);
         tn__host_alloc_fault(1, 1); /* the pool has not seen this stream yet and can not note it */
+        EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_ROW, f.other), TN_IN_USE);
+        EXPECT_STATUS(tn_lease_end(lease), TN_OUT_OF_HOST_MEMORY); /* nothing has changed */
+        EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_ROW, f.other), TN_IN_USE);
         EXPECT_OK(tn_lease_abandon(lease));
+        EXPECT_ERROR_HAS("drop must wait"); /* the last error is still what it was */
         tn__host_alloc_fault(0, 0);
         EXPECT_OK(tn__tensor_acquire(tensor, &object));
         const tn__plane_object *plane = &object->planes[TN_PLANE_ROW];
