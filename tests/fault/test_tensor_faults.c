@@ -164,6 +164,12 @@ static tn_status destroy_on_the_per_thread_stream(subject *s) {
     return tn_tensor_destroy(s->tensor, (tn_stream)(uintptr_t)2);
 }
 
+/* A block that the drop could not free is freed before the plane gets new ones. */
+static tn_status drop_col_and_make_it_again(subject *s) {
+    TN_TRY(tn_plane_drop(s->tensor, TN_PLANE_COL, (tn_stream)(uintptr_t)2));
+    return tn_plane_make(s->tensor, TN_PLANE_COL, s->fixture->stream);
+}
+
 static tn_status release_col(subject *s) {
     return tn_plane_release(s->tensor, TN_PLANE_COL, s->fixture->other);
 }
@@ -222,6 +228,8 @@ static const scenario scenarios[] = {
     {"close a scope after a stream has ended", col_last_used_on_a_stream_that_has_ended,
      close_scope, .host_faults = 1},
     {"destroy on the per-thread default stream", valid_both, destroy_on_the_per_thread_stream,
+     .is_simulated_only = 1, .may_free_in_part = 1, .driver_faults = 3},
+    {"drop on that stream and make again", valid_both, drop_col_and_make_it_again,
      .is_simulated_only = 1, .may_free_in_part = 1, .driver_faults = 3},
     {"write an absent plane", no_plane, write_row, .host_faults = 1, .driver_faults = 2},
     {"write a valid plane", used_on_both_streams, write_row, .may_undefine_row = 1,
