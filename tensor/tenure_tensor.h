@@ -120,7 +120,7 @@ TN_API TN_MUST_USE tn_status tn_scope_create(const tn_scope_config *config, tn_s
 
 /* Destroys the tensors in the scope and in its children, and those scopes, in stream order.
  * TN_IN_USE if any plane in it is leased: nothing is destroyed, and the text names tensor, plane
- * and the lease's stream. {0} is a no-op. */
+ * and the lease's stream. {0} is a no-op. Each plane is freed in the order of its last use. */
 TN_API tn_status tn_scope_close(tn_scope scope);
 
 /* ---- tensors ------------------------------------------------------------------------------ */
@@ -257,16 +257,20 @@ TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn
                                             tn_stream stream, tn_lease *lease, tn_plane_view *view);
 
 /* The work is on the stream: records the use there; a written plane is valid from here.
- * A lease ended before is TN_STALE_HANDLE. */
+ * A lease ended before is TN_STALE_HANDLE. Another failure leaves it open: abandon it, or end it
+ * again. A lease on a per-thread default stream is ended by the thread that began it. */
 TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);
 
 /* Ends a lease whose work was not (wholly) put on the stream: a written plane's contents are
- * undefined (it is ALLOCATED, or freed again if this lease made it). */
+ * undefined (it is ALLOCATED, or freed again if this lease made it), and planes that only this
+ * write had made stale are valid again. Fails only for a handle that is not alive. */
 TN_API TN_MUST_USE tn_status tn_lease_abandon(tn_lease lease);
 
 /* Copies a whole plane from or to host memory, in stream order; the sizes must be exact.
  * scale is NULL and scale_bytes 0 where there are none. Writing makes a plane that is absent.
- * The host side must stay valid until the stream has done the copy. */
+ * The host side must stay valid until the stream has done the copy. A write that fails half-way
+ * leaves the plane ALLOCATED (absent if it was); a read that fails leaves a plane that it had to
+ * derive derived. */
 TN_API TN_MUST_USE tn_status tn_plane_write(tn_tensor tensor, tn_plane plane, const void *data,
                                             size_t data_bytes, const void *scale,
                                             size_t scale_bytes, tn_stream stream);
