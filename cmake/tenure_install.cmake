@@ -1,4 +1,5 @@
-# Installed: libraries, headers as <tenure/...>, programs, find_package(tenure), tenure.pc.
+# Installed: libraries, headers as <tenure/...>, programs, find_package(tenure), tenure.pc,
+# tenure-ops.pc. The installed tree can be moved: nothing in it names its own folder.
 include(CMakePackageConfigHelpers)
 
 get_property(libraries GLOBAL PROPERTY TENURE_LIBRARIES)
@@ -14,6 +15,7 @@ foreach(program tenure tenure-demo)
     install(TARGETS ${program}-program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
+
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tenure)
 install(EXPORT tenure-targets NAMESPACE tenure:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/tenure-config.cmake.in
@@ -22,5 +24,14 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/tenure-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/tenure-config.cmake
   ${CMAKE_BINARY_DIR}/tenure-config-version.cmake DESTINATION ${package_dir})
-configure_file(cmake/tenure.pc.in ${CMAKE_BINARY_DIR}/tenure.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/tenure.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+set(pkg_config_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH TENURE_PC_TO_PREFIX ${pkg_config_dir} ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" TENURE_PC_TO_PREFIX "${TENURE_PC_TO_PREFIX}")
+foreach(package tenure tenure-ops)
+  if(TARGET ${package})
+    configure_file(cmake/${package}.pc.in ${CMAKE_BINARY_DIR}/${package}.pc @ONLY)
+    install(FILES ${CMAKE_BINARY_DIR}/${package}.pc
+      DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  endif()
+endforeach()

@@ -22,17 +22,19 @@ function(tenure_add_library name)
     set_property(TARGET ${name} APPEND PROPERTY LINK_DEPENDS ${map})
   endif()
   foreach(item ${arg_LINK})
-    target_link_libraries(${name} PRIVATE ${item})
     if(TARGET ${item}-internal)
+      # A library of ours: its header is part of this one's, so who links this one links both.
+      target_link_libraries(${name} PUBLIC ${item})
       target_link_libraries(${name}-internal PUBLIC ${item}-internal)
     else()
+      target_link_libraries(${name} PRIVATE ${item})
       target_link_libraries(${name}-internal PUBLIC ${item})
     endif()
   endforeach()
   set_target_properties(${name} PROPERTIES VERSION ${PROJECT_VERSION}
     SOVERSION ${PROJECT_VERSION_MAJOR} PUBLIC_HEADERS "${arg_HEADERS}" EXPORT_NAME ${name}
     INSTALL_RPATH "$ORIGIN")
-  target_include_directories(${name} INTERFACE $<INSTALL_INTERFACE:include>)
+  target_include_directories(${name} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   set_property(GLOBAL APPEND PROPERTY TENURE_LIBRARIES ${name})
 endfunction()
 

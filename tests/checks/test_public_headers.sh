@@ -5,11 +5,18 @@ source=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 warnings="-Wall -Wextra -Wpedantic -Werror -fsyntax-only"
-folders="-I$source/alloc -I$source/tensor -I$source/ops -I$source/dist"
+folders="-I$source -I$source/alloc -I$source/tensor -I$source/ops -I$source/dist"
 
+# The header alone, and each of its initializer macros used once.
 compiles() { # HEADER
-    echo "#include \"$1\"" > "$work/alone.c"
-    echo "#include \"$1\"" > "$work/alone.cpp"
+    {
+        echo "#include \"$1\""
+        for macro in $(sed -n 's/^#define \(TN_[A-Z_]*_INIT\) .*/\1/p' "$source/$1"); do
+            type=$(echo "${macro%_INIT}" | tr '[:upper:]' '[:lower:]')
+            echo "extern $type use_of_$type; $type use_of_$type = $macro;"
+        done
+    } > "$work/alone.c"
+    cp "$work/alone.c" "$work/alone.cpp"
     # shellcheck disable=SC2086
     "${CC:-gcc}" -std=c17 $warnings $folders "$work/alone.c" &&
         "${CXX:-g++}" -std=c++17 $warnings $folders "$work/alone.cpp"
@@ -25,7 +32,7 @@ unsized() { # HEADER
 count=0
 for header in alloc/tenure_alloc.h tensor/tenure_tensor.h ops/tenure_ops.h dist/tenure_dist.h; do
     [ -f "$source/$header" ] || continue
-    compiles "$source/$header"
+    compiles "$header"
     found=$(unsized "$source/$header")
     [ -z "$found" ] || { echo "FAIL: no size in front: $found"; exit 1; }
     count=$((count + 1))
@@ -34,7 +41,8 @@ done
 
 # Both checks can fail.
 printf 'typedef struct tn_bad_config {\n    int class;\n} tn_bad_config;\n' > "$work/planted.h"
-if compiles "$work/planted.h" 2> /dev/null; then
+source=$work folders="-I$work"
+if compiles planted.h 2> /dev/null; then
     echo "FAIL: a header that is no C++ was taken"
     exit 1
 fi

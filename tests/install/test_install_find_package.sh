@@ -1,0 +1,37 @@
+# A project outside the tree finds an installed Tenure with find_package, links tenure::tenure and
+# tenure::tenure-ops, and runs.
+# usage: test_install_find_package.sh BUILD SOURCE
+set -eu
+build=$1
+source=$2
+. "$source/tests/install/install_support.sh"
+
+for file in include/tenure/tenure_alloc.h include/tenure/tenure_tensor.h \
+    include/tenure/tenure_ops.h bin/tenure; do
+    [ -e "$prefix/$file" ] || { echo "FAIL: $file is not installed"; exit 1; }
+done
+for library in tenure tenure-ops tenure-simcuda tenure-jemalloc; do
+    find "$prefix" -name "lib$library.so" | grep -q . ||
+        { echo "FAIL: lib$library.so is not installed"; exit 1; }
+done
+if grep -rlF -e "$source/" -e "$build/" "$prefix" --include='*.cmake' --include='*.pc'; then
+    echo "FAIL: the files above name the folder where Tenure was built"
+    exit 1
+fi
+
+cmake -S "$source/tests/install/outside_project" -B "$work/outside" -G Ninja \
+    -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" \
+    > "$work/log" 2>&1 && cmake --build "$work/outside" >> "$work/log" 2>&1 ||
+    { cat "$work/log"; exit 1; }
+runs_installed "$work/outside/outside_alloc"
+runs_installed "$work/outside/outside_ops"
+
+# A version that is not installed is refused.
+sed 's/tenure 0\.1 /tenure 9.0 /' "$source/tests/install/outside_project/CMakeLists.txt" \
+    > "$work/CMakeLists.txt"
+cp "$source"/tests/install/outside_project/outside_* "$work"
+if cmake -S "$work" -B "$work/other" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" > "$work/log" 2>&1; then
+    echo "FAIL: version 9.0 was found"
+    exit 1
+fi
+echo "ok: find_package"
