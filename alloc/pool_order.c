@@ -22,11 +22,20 @@ static tn__recent_stream *recent_of(tn__order *order, tn_stream handle) {
     return &order->recent[((uintptr_t)handle >> 4) * 0x9E3779B97F4A7C15u >> 59];
 }
 
+/* This thread's number. A pthread_t is given to another thread again, this never. */
+static uint64_t this_thread(void) {
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t number;
+    if (!number) number = ++last;
+    return number;
+}
+
 static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
                             tn__pool_stream **out) {
     tn__pool_stream *stream = tn__host_alloc(1, sizeof *stream);
     if (!stream) return TN_OUT_OF_HOST_MEMORY;
     stream->handle = handle;
+    stream->thread = this_thread();
     stream->id = id;
     stream->epoch = 1;
     stream->trace_number = -1;
@@ -128,12 +137,20 @@ static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
     return TN_OK;
 }
 
+/* Where an event covers the stream's work. Another thread's per-thread stream has no name here, but
+ * an event on the legacy stream comes after the work of all such streams. */
+static tn_stream recordable_handle(const tn__pool_stream *stream) {
+    if (stream->handle != TN__STREAM_PER_THREAD) return stream->handle;
+    return stream->thread == this_thread() ? stream->handle : NULL;
+}
+
 static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
+    tn_stream handle = recordable_handle(stream);
     tn__event event = NULL;
     tn_status status;
-    TN_TRY(tn__order_check_capture(order, stream->handle, "record an event on it"));
+    TN_TRY(tn__order_check_capture(order, handle, "record an event on it"));
     TN_TRY(make_event(order, &event));
-    status = order->driver->event_record(order->device, event, stream->handle);
+    status = order->driver->event_record(order->device, event, handle);
     if (status != TN_OK) {
         spare_event(order, event);
         return status;

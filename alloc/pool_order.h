@@ -59,6 +59,9 @@ tn_status tn__uses_copy(tn__uses *to, tn__uses *from);
 
 /* ---- streams ------------------------------------------------------------------------------ */
 
+/* CU_STREAM_PER_THREAD: one handle, another stream in each thread. */
+#define TN__STREAM_PER_THREAD ((tn_stream)2)
+
 #define TN__CLOSED_MAX 16 /* events kept of one stream; beyond, every second one is dropped */
 #define TN__WAITS_MAX  8  /* streams waited for that are remembered; beyond, waits may repeat */
 
@@ -76,6 +79,7 @@ typedef struct tn__stream_waited {
 struct tn__pool_stream {
     tn__pool_stream *next; /* in its bucket */
     tn_stream handle;
+    uint64_t thread; /* that named it first: there a per-thread stream's handle means it */
     uint64_t id;
     uint64_t epoch;
     uint64_t complete;

@@ -1,10 +1,13 @@
 /* Stream order: when memory that one stream used serves another, it waits for just those uses, on
  * the device; and where a program forgets to record a use, the simulated device sees the race. */
+#include <pthread.h>
+
 #include "driver.h"
 #include "host_alloc.h"
 #include "test_pools.h"
 
-#define MIB MIB_BYTES
+#define MIB        MIB_BYTES
+#define PER_THREAD ((tn_stream)2)
 
 typedef struct fixture {
     tn_device *device;
@@ -273,6 +276,39 @@ static void foreign_streams_are_forgotten_when_there_are_many(void **state) {
     close_clean(f);
 }
 
+/* NVIDIA/cub#373: the per-thread default stream has the same handle in every thread. */
+typedef struct passed_on {
+    fixture *f;
+    char *block;
+} passed_on;
+
+static void *use_in_thread(void *argument) {
+    passed_on *passed = argument;
+    fixture *f = passed->f;
+    passed->block = test_take(f->pool, 4 * MIB, PER_THREAD);
+    test_sim_write(f->device, PER_THREAD, passed->block, 4 * MIB, 1000);
+    test_give(f->pool, passed->block, PER_THREAD);
+    return NULL;
+}
+
+static void default_streams_of_two_threads_are_two_streams(void **state) {
+    passed_on passed = {*state, NULL};
+    fixture *f = *state;
+    pthread_t thread;
+    char *block;
+    assert_int_equal(pthread_create(&thread, NULL, use_in_thread, &passed), 0);
+    pthread_join(thread, NULL);
+    block = test_take(f->pool, 4 * MIB, PER_THREAD);
+    assert_ptr_equal(block, passed.block);
+    assert_int_equal(waits(f), 1);
+    test_sim_write(f->device, PER_THREAD, block, 4 * MIB, 10);
+    test_give(f->pool, block, PER_THREAD);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, PER_THREAD), block);
+    assert_int_equal(waits(f), 1);
+    test_give(f->pool, block, PER_THREAD);
+    close_clean(f);
+}
+
 static void events_are_recorded_only_when_someone_waits(void **state) {
     fixture *f = *state;
     for (int i = 0; i < 50; i++) {
@@ -303,6 +339,7 @@ int main(void) {
         TEST(many_streams_may_use_one_block),
         TEST(a_foreign_stream_that_ended_is_waited_for_on_the_host),
         TEST(foreign_streams_are_forgotten_when_there_are_many),
+        TEST(default_streams_of_two_threads_are_two_streams),
         TEST(events_are_recorded_only_when_someone_waits),
     };
     return cmocka_run_group_tests_name("sim/pool_streams", tests, NULL, NULL);
