@@ -2,7 +2,8 @@
  *
  *   pool.c           create, destroy, the list of pools, trim
  *   pool_alloc.c     the public calls on blocks; the procedure when memory is short
- *   pool_pages.c     VMM: pages made, moved, filled into gaps, given back
+ *   pool_pages.c     VMM: pages made, moved, filled into gaps
+ *   pool_idle.c      VMM: idle pages found and given back
  *   pool_segments.c  PLAIN: segments taken and given back
  *   pool_report.c    statistics, the check of everything, reports in words
  *   heap*.c          pieces of address space and where blocks go
@@ -66,7 +67,8 @@ static inline size_t tn__round_up(size_t bytes, size_t unit) {
     return bytes > SIZE_MAX - (unit - rest) ? SIZE_MAX : bytes + (unit - rest);
 }
 
-/* ---- backings: pool_pages.c and pool_segments.c --------------------------------------------- */
+/* ---- backings: pool_pages.c, pool_idle.c, pool_segments.c
+ * --------------------------------------------- */
 
 /* How far to go for memory. */
 typedef enum tn__effort {

@@ -14,132 +14,8 @@
  * A source may still be in use when it moves, by work that the new block's stream comes after:
  * then the old mapping stays until the work has completed (tn__pool_collect).
  */
-#include <stdlib.h>
-
 #include "host_alloc.h"
-#include "pool_internal.h"
-
-/* ---- idle pages ------------------------------------------------------------------------------ */
-
-typedef struct idle_pages {
-    tn__piece *piece;
-    tn__page_span span; /* whole pages of the piece */
-} idle_pages;
-
-typedef struct idle_filter {
-    const tn__pool_stream *ready_for; /* only what this stream may use at once */
-    int only_complete;                /* only what no stream may still use */
-    const tn__region *excluded;       /* not these pages of this region */
-    tn__page_span window;
-} idle_filter;
-
-static int is_wanted(const idle_filter *filter, tn__piece *piece) {
-    if (filter->only_complete) return piece->uses.count == 0;
-    return !filter->ready_for || tn__order_is_ready(filter->ready_for, &piece->uses);
-}
-
-/* The whole pages of a piece outside the window: those after it, else those before it. */
-static tn__page_span idle_span(const idle_filter *filter, const tn__piece *piece) {
-    tn__page_span span = tn__pages_inside(piece->region, piece->address, tn__piece_end(piece));
-    if (piece->region != filter->excluded) return span;
-    if (span.end <= filter->window.first || span.first >= filter->window.end) return span;
-    if (span.end > filter->window.end) {
-        span.first = filter->window.end;
-    } else {
-        span.end = span.first < filter->window.first ? filter->window.first : span.first;
-    }
-    return span;
-}
-
-/* Writes at most `capacity` of what there is; gives the count of all. */
-static size_t gather_idle(tn_pool *pool, const idle_filter *filter, idle_pages *out,
-                          size_t capacity) {
-    size_t count = 0;
-    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
-        tn__tree_node *root = pool->heap.zones[zone].runs;
-        tn__tree_node *node = tn__tree_at_least(root, pool->page_bytes, 0);
-        for (; node; node = tn__tree_next(root, node)) {
-            tn__piece *piece = tn__run_of(node);
-            for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
-                tn__page_span span = idle_span(filter, piece);
-                if (span.first == span.end || !is_wanted(filter, piece)) continue;
-                if (count < capacity) out[count] = (idle_pages){piece, span};
-                count++;
-            }
-        }
-    }
-    return count;
-}
-
-static int compare_age(const void *a, const void *b) {
-    const tn__piece *left = ((const idle_pages *)a)->piece;
-    const tn__piece *right = ((const idle_pages *)b)->piece;
-    if (left->age != right->age) return left->age < right->age ? -1 : 1;
-    return left->address < right->address ? -1 : left->address > right->address;
-}
-
-/* What passes the filter, longest idle first; *out is to be freed. */
-static tn_status list_idle(tn_pool *pool, const idle_filter *filter, idle_pages **out,
-                           size_t *count) {
-    *out = NULL;
-    *count = gather_idle(pool, filter, NULL, 0);
-    if (*count == 0) return TN_OK;
-    *out = tn__host_alloc(*count, sizeof **out);
-    if (!*out) return TN_OUT_OF_HOST_MEMORY;
-    gather_idle(pool, filter, *out, *count);
-    qsort(*out, *count, sizeof **out, compare_age);
-    return TN_OK;
-}
-
-/* Cuts the piece so that one piece is exactly the span. */
-static tn_status isolate(tn__heap *heap, tn__piece *piece, tn__page_span span, tn__piece **out) {
-    uintptr_t begin = tn__page_address(piece->region, span.first);
-    uintptr_t end = tn__page_address(piece->region, span.end);
-    TN_TRY(tn__heap_reserve(heap, 2));
-    if (end < tn__piece_end(piece)) TN_TRY(tn__heap_split(heap, piece, end));
-    if (piece->address < begin) {
-        tn_status status = tn__heap_split(heap, piece, begin);
-        if (status != TN_OK) {
-            tn__heap_join(heap, piece);
-            return status;
-        }
-        piece = piece->next;
-    }
-    *out = piece;
-    return TN_OK;
-}
-
-/* ---- handles --------------------------------------------------------------------------------- */
-
-static tn_status reserve_spare_handles(tn_pool *pool, size_t more) {
-    size_t needed = pool->spare_handle_count + more;
-    tn__handle *handles;
-    if (needed <= pool->spare_handle_capacity) return TN_OK;
-    needed = tn__round_up(needed, 64);
-    handles =
-        tn__host_realloc(pool->spare_handles, pool->spare_handle_capacity, needed, sizeof *handles);
-    if (!handles) return TN_OUT_OF_HOST_MEMORY;
-    pool->spare_handles = handles;
-    pool->spare_handle_capacity = needed;
-    return TN_OK;
-}
-
-/* Gives a page back; one that the driver does not take stays with the pool as a spare. */
-static tn_status release_handle(tn_pool *pool, tn__handle handle) {
-    tn_status status = pool->driver->mem_release(pool->state, handle, pool->page_bytes);
-    if (status != TN_OK) pool->spare_handles[pool->spare_handle_count++] = handle;
-    return status;
-}
-
-/* The page's memory is no longer behind its address. */
-static tn__handle remove_page(tn_pool *pool, tn__region *region, size_t page) {
-    tn__handle handle = region->handles[page];
-    TN_ASSERT(handle != 0 || tn__pages_mapped(region, (tn__page_span){page, page + 1}) == 1);
-    region->handles[page] = 0;
-    tn__pages_set_mapped(region, (tn__page_span){page, page + 1}, 0);
-    pool->heap.mapped_bytes -= pool->page_bytes;
-    return handle;
-}
+#include "pool_idle.h"
 
 /* ---- one filling of a gap -------------------------------------------------------------------- */
 
@@ -178,7 +54,7 @@ static tn_status choose_targets(filling *fill) {
         if (piece->kind == TN__PIECE_VOID && span.end > fill->window.first) {
             if (span.first < fill->window.first) span.first = fill->window.first;
             if (span.end > fill->window.end) span.end = fill->window.end;
-            TN_TRY(isolate(&fill->pool->heap, piece, span, &target));
+            TN_TRY(tn__idle_isolate(&fill->pool->heap, piece, span, &target));
             fill->targets[fill->target_count++] = target;
             piece = target;
         }
@@ -190,7 +66,7 @@ static tn_status choose_targets(filling *fill) {
 static tn_status add_source(filling *fill, tn__piece *piece, tn__page_span span) {
     tn__piece *source = NULL;
     TN_TRY(tn__uses_reserve(&fill->uses, fill->uses.count + piece->uses.count));
-    TN_TRY(isolate(&fill->pool->heap, piece, span, &source));
+    TN_TRY(tn__idle_isolate(&fill->pool->heap, piece, span, &source));
     fill->sources[fill->source_count++] = source;
     for (uint32_t i = 0; i < source->uses.count; i++) {
         tn__use use = tn__uses_items(&source->uses)[i];
@@ -204,13 +80,13 @@ static tn_status add_source(filling *fill, tn__piece *piece, tn__page_span span)
 }
 
 static tn_status choose_sources(filling *fill, tn__effort effort) {
-    idle_filter filter = {.excluded = fill->place.region, .window = fill->window};
-    idle_pages *idle = NULL;
+    tn__idle_filter filter = {.excluded = fill->place.region, .window = fill->window};
+    tn__idle_pages *idle = NULL;
     size_t idle_count = 0;
     size_t wanted = fill->place.missing_pages;
     tn_status status;
     if (effort == TN__EFFORT_READY) filter.ready_for = fill->request->stream;
-    status = list_idle(fill->pool, &filter, &idle, &idle_count);
+    status = tn__idle_list(fill->pool, &filter, &idle, &idle_count);
     for (size_t i = 0; i < idle_count && status == TN_OK && wanted > 0; i++) {
         tn__page_span span = idle[i].span;
         if (span.end - span.first > wanted) span.first = span.end - wanted;
@@ -224,7 +100,7 @@ static tn_status choose_sources(filling *fill, tn__effort effort) {
 static tn_status make_handles(filling *fill) {
     tn_pool *pool = fill->pool;
     size_t made = fill->place.missing_pages - fill->handle_count;
-    TN_TRY(reserve_spare_handles(pool, made));
+    TN_TRY(tn__spare_handles_reserve(pool, made));
     while (fill->handle_count < fill->place.missing_pages && pool->spare_handle_count > 0) {
         fill->handles[fill->handle_count++] = pool->spare_handles[--pool->spare_handle_count];
         fill->spares_taken++;
@@ -314,7 +190,7 @@ static void undo_fill(filling *fill) {
         if (i < first_made) {
             pool->spare_handles[pool->spare_handle_count++] = fill->handles[i];
         } else {
-            (void)release_handle(pool, fill->handles[i]);
+            (void)tn__handle_release(pool, fill->handles[i]);
         }
     }
     for (size_t i = 0; i < fill->target_count; i++) {
@@ -342,28 +218,20 @@ static void commit_targets(filling *fill) {
     }
 }
 
-/* Unmaps what has moved away or could not be unmapped before, once no work uses it there. */
-static tn_status unmap_retired(tn_pool *pool, tn__piece *piece) {
-    TN_TRY(pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes));
-    piece->stream = NULL;
-    tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
-    return TN_OK;
-}
-
 static void commit_fill(filling *fill) {
     tn_pool *pool = fill->pool;
     for (size_t i = 0; i < fill->source_count; i++) {
         tn__piece *source = fill->sources[i];
         tn__page_span span = span_of(source);
         for (size_t page = span.first; page < span.end; page++) {
-            (void)remove_page(pool, source->region, page);
+            (void)tn__page_remove(pool, source->region, page);
         }
         tn__heap_change(&pool->heap, source, TN__PIECE_RETIRED);
     }
     commit_targets(fill);
     for (size_t i = 0; i < fill->source_count; i++) {
         /* A failure is no matter here: the piece stays RETIRED and is tried again. */
-        if (fill->sources[i]->uses.count == 0) (void)unmap_retired(pool, fill->sources[i]);
+        if (fill->sources[i]->uses.count == 0) (void)tn__retired_unmap(pool, fill->sources[i]);
     }
 }
 
@@ -427,20 +295,12 @@ static tn_status reserve_region(tn_pool *pool, const tn__request *request, tn__r
     return status;
 }
 
-/* The region must be one VOID piece. */
-static tn_status free_region_addresses(tn_pool *pool, tn__region *region) {
-    TN_TRY(pool->driver->address_free(pool->state, (void *)region->map.begin,
-                                      region->map.end - region->map.begin));
-    tn__heap_remove_region(&pool->heap, region);
-    return TN_OK;
-}
-
 /* Takes a new reservation back after its first use failed, if it is as new. */
 static void undo_region(tn_pool *pool, tn__region *region) {
     tn__saved_error saved;
     tn__error_save(&saved);
     if (!region->first->next && region->first->kind == TN__PIECE_VOID) {
-        (void)free_region_addresses(pool, region);
+        (void)tn__region_free(pool, region);
     }
     tn__error_restore(&saved);
 }
@@ -461,89 +321,4 @@ tn_status tn__pages_grow(tn_pool *pool, const tn__request *request, tn__effort e
     if (status == TN_OK) *out = place;
     if (status != TN_OK && added) undo_region(pool, added);
     return status;
-}
-
-/* ---- giving back ----------------------------------------------------------------------------- */
-
-tn_status tn__pool_collect(tn_pool *pool) {
-    int any = 0;
-    tn_status status = tn__order_poll(&pool->order, &any);
-    if (any) tn__heap_settle(&pool->heap);
-    if (status != TN_OK) return status;
-    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
-        tn__tree_node *node = tn__tree_at_least(pool->heap.zones[zone].retired, 0, 0);
-        while (node) {
-            tn__piece *piece = TN__TREE_ITEM(node, tn__piece, node);
-            node = tn__tree_next(pool->heap.zones[zone].retired, node);
-            if (piece->uses.count == 0) TN_TRY(unmap_retired(pool, piece));
-        }
-    }
-    return TN_OK;
-}
-
-static tn_status release_pages(tn_pool *pool, const idle_pages *idle, tn__release *release) {
-    tn__piece *piece = NULL;
-    tn_status status = TN_OK;
-    size_t pages = idle->span.end - idle->span.first;
-    TN_TRY(reserve_spare_handles(pool, pages));
-    TN_TRY(isolate(&pool->heap, idle->piece, idle->span, &piece));
-    status = pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes);
-    if (status != TN_OK) {
-        tn__heap_join(&pool->heap, piece);
-        return status;
-    }
-    for (size_t page = idle->span.first; page < idle->span.end; page++) {
-        tn_status now = release_handle(pool, remove_page(pool, piece->region, page));
-        if (now == TN_OK) release->released_bytes += pool->page_bytes;
-        if (status == TN_OK) status = now;
-    }
-    tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
-    return status;
-}
-
-/* The pages that are still to be given back: up to the least, but not beyond the most. */
-static size_t pages_to_release(const tn_pool *pool, const tn__release *release) {
-    size_t most = tn__release_room(release) / pool->page_bytes;
-    size_t least;
-    if (tn__release_is_done(release)) return 0;
-    least = (release->least_bytes - release->released_bytes - 1) / pool->page_bytes + 1;
-    return least < most ? least : most;
-}
-
-tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
-    idle_filter filter = {.only_complete = 1};
-    idle_pages *idle = NULL;
-    size_t count = 0;
-    size_t wanted;
-    tn_status status;
-    while (pool->spare_handle_count > 0 && pages_to_release(pool, release) > 0) {
-        TN_TRY(release_handle(pool, pool->spare_handles[--pool->spare_handle_count]));
-        release->released_bytes += pool->page_bytes;
-    }
-    TN_TRY(tn__pool_collect(pool));
-    status = list_idle(pool, &filter, &idle, &count);
-    for (size_t i = 0; i < count && status == TN_OK; i++) {
-        tn__page_span *span = &idle[i].span;
-        wanted = pages_to_release(pool, release);
-        if (wanted == 0) break;
-        if (span->end - span->first > wanted) span->first = span->end - wanted;
-        status = release_pages(pool, &idle[i], release);
-    }
-    tn__host_free(idle);
-    return status;
-}
-
-tn_status tn__pages_close(tn_pool *pool) {
-    TN_TRY(tn__pool_collect(pool));
-    while (pool->heap.regions) {
-        tn__region *region = pool->heap.regions;
-        tn__piece *piece = region->first;
-        while (piece) {
-            tn__piece *next = piece->next;
-            if (piece->kind == TN__PIECE_RETIRED) TN_TRY(unmap_retired(pool, piece));
-            piece = next;
-        }
-        TN_TRY(free_region_addresses(pool, region));
-    }
-    return TN_OK;
 }
