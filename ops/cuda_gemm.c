@@ -9,7 +9,10 @@
  *     scratch   [ a ][ a's scales ][ b ][ b's scales ][ d ][ workspace ]    each 512-aligned
  *
  * d is in scratch also when the result must be rounded before it is added (accumulation in 16
- * bits) or cuBLASLt can not write its type.
+ * bits) or cuBLASLt can not write its type. The workspace is what the algorithm wants, and an
+ * algorithm may want what 8 fp32 copies of d take, but 1 MiB at least and 32 MiB at most: the
+ * partial sums of a split contraction are such copies, and a small product must not be the one
+ * that a step's peak of memory comes from.
  *
  * A shape's algorithm is looked up once per device and kept. The list of plans only grows, and
  * only under the lock; a plan does not change once it is in the list.
@@ -20,7 +23,11 @@
 #include <pthread.h>
 
 enum { ALGORITHMS_MAX = 8, SCRATCH_ALIGNMENT = 512, POINTER_ALIGNMENT = 16 };
-static const size_t workspace_bytes_max = (size_t)32 << 20;
+
+/* What an algorithm may ask for: fp32 copies of D, the partial sums of a split contraction. */
+enum { WORKSPACE_COPIES = 8 };
+static const int64_t workspace_bytes_min = (int64_t)1 << 20;
+static const int64_t workspace_bytes_max = (int64_t)32 << 20;
 
 typedef struct plan {
     struct plan *next;
@@ -178,14 +185,22 @@ static int shapes_equal(const tn__blas_shape *x, const tn__blas_shape *y) {
            x->has_beta == y->has_beta;
 }
 
-static cublasStatus_t set_preferences(const tn__blas *blas, cublasLtMatmulPreference_t preference) {
+static size_t workspace_limit(const tn__blas_shape *shape) {
+    int64_t copies_max = workspace_bytes_max / (WORKSPACE_COPIES * (int64_t)sizeof(float));
+    if (shape->rows > copies_max / shape->cols) return (size_t)workspace_bytes_max;
+    int64_t bytes = shape->rows * shape->cols * WORKSPACE_COPIES * (int64_t)sizeof(float);
+    return (size_t)(bytes < workspace_bytes_min ? workspace_bytes_min : bytes);
+}
+
+static cublasStatus_t set_preferences(const tn__blas *blas, cublasLtMatmulPreference_t preference,
+                                      size_t workspace_bytes) {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     uint32_t alignment = POINTER_ALIGNMENT;
     cublasStatus_t status =
         blas->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           &workspace_bytes_max, sizeof workspace_bytes_max);
+                                           &workspace_bytes, sizeof workspace_bytes);
     for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
         status = blas->MatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
                                                     sizeof alignment);
@@ -198,7 +213,7 @@ static cublasStatus_t ask_heuristic(const tn__cuda_gemm *gemm, const tn__blas_pr
     cublasLtMatmulPreference_t preference = NULL;
     cublasStatus_t status = blas->MatmulPreferenceCreate(&preference);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    status = set_preferences(blas, preference);
+    status = set_preferences(blas, preference, workspace_limit(&made->shape));
     if (status == CUBLAS_STATUS_SUCCESS)
         status = blas->MatmulAlgoGetHeuristic(gemm->handle, product->operation, product->a,
                                               product->b, product->d, product->d, preference,
@@ -223,6 +238,7 @@ static tn_status plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shap
     plan *made = tn__host_alloc(1, sizeof *made);
     tn_status status = made ? TN_OK : TN_OUT_OF_HOST_MEMORY;
     if (made) {
+        made->shape = *shape;
         tn__blas_shape_text(shape, text);
         status = tn__blas_status(gemm->blas, ask_heuristic(gemm, &product, made),
                                  "MatmulAlgoGetHeuristic", text);
@@ -232,7 +248,6 @@ static tn_status plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shap
         tn__host_free(made);
         return status;
     }
-    made->shape = *shape;
     made->workspace_bytes = made->found[0].workspaceSize;
     *out = made;
     return TN_OK;
