@@ -1,0 +1,89 @@
+/* What the measurements of tenure-bench-gpu share: the GPU, tensors of random data, times, rows.
+ *
+ * A time is taken with the host's clock over many launches. The launches are put behind a gate, a
+ * host task that blocks the stream, and the clock starts when the gate opens: so the GPU works
+ * without waiting for the host, as long as a batch fits the driver's launch queue (GATED_MAX).
+ * Any call that fails ends the program with its words: a benchmark has nothing to save.
+ */
+#ifndef TENURE_GPU_BENCH_H
+#define TENURE_GPU_BENCH_H
+
+#include "driver.h"
+#include "tenure_ops.h"
+
+enum { GPU_BENCH_BATCHES = 5, GPU_BENCH_GATED_MAX = 400 };
+
+typedef struct gpu_bench {
+    tn_device *device;
+    tn_device_info info;
+    tn_pool *pool;
+    tn_stream stream;
+    tn_scope scope;
+    tn_tensor noise; /* bf16, normal: what other tensors are filled from */
+} gpu_bench;
+
+/* Ends the program if the status is a failure. */
+#define GPU_BENCH_TRY(call) gpu_bench_require((call), #call)
+void gpu_bench_require(tn_status status, const char *call);
+
+/* The first real GPU; 0 if there is none, and tn_error_last() or a message says why. */
+int gpu_bench_open(gpu_bench *bench, int ordinal);
+void gpu_bench_close(gpu_bench *bench);
+
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+/* PLAIN [rows, cols] of bf16 with normal values. */
+tn_tensor gpu_bench_random(gpu_bench *bench, int64_t rows, int64_t cols);
+/* PLAIN [rows, cols] full of zeros. */
+tn_tensor gpu_bench_zeros(gpu_bench *bench, tn_dtype dtype, int64_t rows, int64_t cols);
+/* E4M3 with power-of-two scales, without planes. */
+tn_tensor gpu_bench_fp8(gpu_bench *bench, tn_format format, int64_t rows, int64_t cols);
+/* The same, with the planes (TN_QUANTIZE_ROW, TN_QUANTIZE_COL) of random values. */
+tn_tensor gpu_bench_random_fp8(gpu_bench *bench, tn_format format, unsigned planes, int64_t rows,
+                               int64_t cols);
+void gpu_bench_destroy(gpu_bench *bench, tn_tensor tensor);
+/* Elements and scales of a plane. */
+double gpu_bench_plane_bytes(tn_tensor tensor, tn_plane plane);
+
+/* ---- times --------------------------------------------------------------------------------- */
+
+/* Puts the work number `turn` on the stream. */
+typedef void (*gpu_bench_work)(gpu_bench *bench, void *argument, int turn);
+
+/* Seconds of one piece of work on the GPU: the median of the batches. */
+double gpu_bench_device_seconds(gpu_bench *bench, gpu_bench_work work, void *argument);
+/* Seconds that the host needs to put one piece of work on the stream: likewise. */
+double gpu_bench_host_seconds(gpu_bench *bench, gpu_bench_work work, void *argument);
+
+double gpu_bench_now(void);
+double gpu_bench_median(double *values, int count);
+
+/* ---- results ------------------------------------------------------------------------------- */
+
+enum { GPU_BENCH_FIGURES = 8 };
+
+/* One line of a table: a title and figures, one per column of its section. */
+typedef struct gpu_bench_row {
+    char title[48];
+    double figures[GPU_BENCH_FIGURES];
+} gpu_bench_row;
+
+/* A table: what it shows, its columns, its rows. */
+typedef struct gpu_bench_section {
+    const char *key;
+    const char *title;
+    const char *columns[GPU_BENCH_FIGURES + 1]; /* the first is of the titles; NULL ends them */
+    int decimals;
+    int reference; /* figure that the others are shown as a share of; -1: none */
+    gpu_bench_row rows[12];
+    int row_count;
+} gpu_bench_section;
+
+gpu_bench_row *gpu_bench_row_add(gpu_bench_section *section, const char *title);
+
+void gpu_bench_casts(gpu_bench *bench, gpu_bench_section *section);
+void gpu_bench_gemms(gpu_bench *bench, gpu_bench_section *section);
+void gpu_bench_pool(gpu_bench *bench, gpu_bench_section *section);
+void gpu_bench_calls(gpu_bench *bench, gpu_bench_section *section);
+
+#endif

@@ -1,0 +1,190 @@
+/* tenure-bench-gpu: what the kernels, GEMMs, pools and calls take on a real GPU.
+ *
+ * Exit status: 0, 1 if something failed, 2 for bad usage, 77 without a GPU.
+ */
+#include "gpu_bench.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "replay_output.h"
+#include "text_table.h"
+
+enum { SECTIONS = 4, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
+
+static gpu_bench_section sections[SECTIONS] = {
+    {.key = "casts",
+     .title = "Casts, bf16 to E4M3, power-of-two scales: GB/s of the bytes that must move, and "
+              "that as a share of a device copy's",
+     .columns = {"rows x columns", "1D row", "1D column", "1D both", "2D row", "2D both",
+                 "2D transpose", "copy"},
+     .reference = 6},
+    {.key = "gemms",
+     .title = "GEMMs on random data, rows x columns x contracted: TFLOP/s",
+     .columns = {"shape", "1x128 by 128x128 to bf16", "1x128 by 1x128 added to fp32",
+                 "bf16 to bf16"},
+     .reference = -1},
+    {.key = "pool",
+     .title = "A warm alloc and free",
+     .columns = {"block", "ns"},
+     .decimals = 1,
+     .reference = -1},
+    {.key = "calls",
+     .title = "The host's time in a call, tensors of 128 x 128",
+     .columns = {"call", "us"},
+     .decimals = 2,
+     .reference = -1}};
+
+static void (*const measures[SECTIONS])(gpu_bench *, gpu_bench_section *) = {
+    gpu_bench_casts, gpu_bench_gemms, gpu_bench_pool, gpu_bench_calls};
+
+static const char usage_text[] =
+    "usage: tenure-bench-gpu [options]\n"
+    "\n"
+    "Measures casts, GEMMs, the pool and the calls of ops on a GPU, each as the median of a few\n"
+    "batches. Takes less than a minute and 4 GiB of the GPU's memory.\n"
+    "\n"
+    "  --only NAME     casts, gemms, pool or calls (default: all)\n"
+    "  --device N      which GPU (0)\n"
+    "  --json          the figures as JSON on standard output\n"
+    "  --help          this text\n";
+
+gpu_bench_row *gpu_bench_row_add(gpu_bench_section *section, const char *title) {
+    gpu_bench_row *row = &section->rows[section->row_count++];
+    snprintf(row->title, sizeof row->title, "%s", title);
+    return row;
+}
+
+/* ---- output -------------------------------------------------------------------------------- */
+
+static int figure_count(const gpu_bench_section *section) {
+    int count = 0;
+    while (count < GPU_BENCH_FIGURES && section->columns[count + 1])
+        count++;
+    return count;
+}
+
+static void put_figure(text_table *table, const gpu_bench_section *section,
+                       const gpu_bench_row *row, int figure) {
+    const double value = row->figures[figure];
+    if (section->reference < 0 || section->reference == figure)
+        text_table_cell(table, "%.*f", section->decimals, value);
+    else
+        text_table_cell(table, "%.*f  %3.0f %%", section->decimals, value,
+                        100.0 * value / row->figures[section->reference]);
+}
+
+static int print_section(const gpu_bench_section *section) {
+    const int figures = figure_count(section);
+    char columns[GPU_BENCH_FIGURES + 2] = "<";
+    memset(columns + 1, '>', (size_t)figures);
+    text_table *table = text_table_create(columns);
+    if (!table) return 0;
+    for (int i = 0; i <= figures; i++)
+        text_table_cell(table, "%s", section->columns[i]);
+    text_table_rule(table);
+    for (int r = 0; r < section->row_count; r++) {
+        text_table_cell(table, "%s", section->rows[r].title);
+        for (int i = 0; i < figures; i++)
+            put_figure(table, section, &section->rows[r], i);
+    }
+    printf("\n%s\n\n", section->title);
+    int is_printed = text_table_print(table, stdout);
+    text_table_destroy(table);
+    return is_printed;
+}
+
+static int print_tables(const gpu_bench *bench) {
+    int is_printed = printf("%s\n", bench->info.name) > 0;
+    for (int i = 0; i < SECTIONS && is_printed; i++)
+        if (sections[i].row_count > 0) is_printed = print_section(&sections[i]);
+    return is_printed;
+}
+
+/* {"title": {"column": figure, ...}, ...} */
+static int add_section_json(cJSON *report, const gpu_bench_section *section) {
+    cJSON *object = cJSON_AddObjectToObject(report, section->key);
+    int is_whole = object != NULL;
+    for (int r = 0; is_whole && r < section->row_count; r++) {
+        cJSON *row = cJSON_AddObjectToObject(object, section->rows[r].title);
+        is_whole = row != NULL;
+        for (int i = 0; is_whole && i < figure_count(section); i++)
+            is_whole = cJSON_AddNumberToObject(row, section->columns[i + 1],
+                                               section->rows[r].figures[i]) != NULL;
+    }
+    return is_whole;
+}
+
+static int print_json(const gpu_bench *bench) {
+    cJSON *report = cJSON_CreateObject();
+    int is_printed = report && cJSON_AddStringToObject(report, "device", bench->info.name);
+    for (int i = 0; i < SECTIONS && is_printed; i++)
+        if (sections[i].row_count > 0) is_printed = add_section_json(report, &sections[i]);
+    is_printed = is_printed && json_print(report, stdout);
+    cJSON_Delete(report);
+    return is_printed;
+}
+
+/* ---- options ------------------------------------------------------------------------------- */
+
+typedef struct bench_options {
+    int json;
+    int ordinal;
+    int only; /* a section, or -1 */
+} bench_options;
+
+static int parse_section(const char *text, int *out) {
+    for (int i = 0; i < SECTIONS; i++)
+        if (strcmp(text, sections[i].key) == 0) return *out = i, 1;
+    return 0;
+}
+
+static int parse_ordinal(const char *text, int *out) {
+    char *end = NULL;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end || value < 0 || value > ORDINAL_MAX) return 0;
+    *out = (int)value;
+    return 1;
+}
+
+static int bad_usage(const char *what, const char *value) {
+    fprintf(stderr, "tenure-bench-gpu: %s: %s (see --help)\n", what, value);
+    return EXIT_BAD_USAGE;
+}
+
+/* -1 to go on, else the exit status. */
+static int parse_options(int argc, char **argv, bench_options *options) {
+    static const struct option known[] = {{"only", required_argument, NULL, 'o'},
+                                          {"device", required_argument, NULL, 'd'},
+                                          {"json", no_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
+    int option;
+    while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
+        if (option == 'h') return fputs(usage_text, stdout) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        if (option == '?') return EXIT_BAD_USAGE;
+        if (option == 'j') options->json = 1;
+        if (option == 'o' && !parse_section(optarg, &options->only))
+            return bad_usage("--only", optarg);
+        if (option == 'd' && !parse_ordinal(optarg, &options->ordinal))
+            return bad_usage("--device", optarg);
+    }
+    return optind < argc ? bad_usage("unexpected argument", argv[optind]) : -1;
+}
+
+int main(int argc, char **argv) {
+    bench_options options = {.json = 0, .ordinal = 0, .only = -1};
+    gpu_bench bench;
+    int status = parse_options(argc, argv, &options);
+    if (status >= 0) return status;
+    if (!gpu_bench_open(&bench, options.ordinal)) return EXIT_NO_GPU;
+    for (int i = 0; i < SECTIONS; i++)
+        if (options.only < 0 || options.only == i) measures[i](&bench, &sections[i]);
+    int is_printed = options.json ? print_json(&bench) : print_tables(&bench);
+    gpu_bench_close(&bench);
+    if (is_printed && fflush(stdout) == 0) return EXIT_SUCCESS;
+    fprintf(stderr, "tenure-bench-gpu: cannot write to standard output\n");
+    return EXIT_FAILURE;
+}
