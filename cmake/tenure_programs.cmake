@@ -16,6 +16,11 @@ if(support_sources)
     ${CMAKE_DL_LIBS} m)
 endif()
 
+# All that a program needs to run, libraries that it loads by itself included, and no test.
+add_custom_target(tenure-programs)
+get_property(libraries GLOBAL PROPERTY TENURE_LIBRARIES)
+add_dependencies(tenure-programs ${libraries})
+
 function(tenure_add_program name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${arg_SOURCES})
@@ -28,6 +33,7 @@ function(tenure_add_program name)
   set_target_properties(${name}-program PROPERTIES OUTPUT_NAME ${name}
     INSTALL_RPATH "$ORIGIN/${to_libraries}")
   target_link_libraries(${name}-program PRIVATE ${arg_LINK})
+  add_dependencies(tenure-programs ${name}-program)
 endfunction()
 
 if(TARGET tenure_bench_support)
