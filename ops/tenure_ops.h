@@ -38,9 +38,9 @@ extern "C" {
  * For each 1x128 (1D ROW), 128x1 (1D COL) or 128x128 (2D) block of valid elements:
  *
  *     amax      = max of |x|, NaN ignored, at least amax_epsilon
- *     scale     = 1 if amax is 0, infinite or NaN, else max_of_format / amax (rounded to
- *                 nearest), at most the largest finite number of src's type,
- *                 and in POW2 mode rounded down to a power of two
+ *     scale     = 1 if amax is 0 or infinite, else max_of_format / amax (rounded to nearest);
+ *                 where that is infinite, the largest finite number of src's type;
+ *                 in POW2 mode rounded down to a power of two
  *     q         = cast(x * scale), round to nearest even, saturating, NaN kept, -0 kept
  *     stored    = 1 / scale
  *

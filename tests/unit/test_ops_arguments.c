@@ -507,6 +507,27 @@ static void scratch_needs_a_scope_that_is_alive(void **state) {
     close_fixture(&f);
 }
 
+static void accumulating_needs_something_to_add_to(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    const op operations[] = {FPROP, PLAIN_GEMM, BACKWARD};
+    for (int i = 0; i < 3; i++) {
+        any_args args = right_args(&f, operations[i]);
+        int is_backward = operations[i] == BACKWARD;
+        tn_tensor d =
+            test_plain(f.ops.scope, TN_FP32, is_backward ? OUT : ROWS, is_backward ? COLS : OUT);
+        if (is_backward) args.backward.dw = d, args.backward.accumulate_dw = 1;
+        if (is_backward) args.backward.dx = (tn_tensor){0};
+        if (!is_backward) args.gemm.d = d, args.gemm.accumulate = 1;
+        states before = states_of(&f);
+        EXPECT_STATUS(call(operations[i], &args, f.ops.stream), TN_INVALID_STATE);
+        states after = states_of(&f);
+        expect_nothing_changed(&before, &after, i);
+        assert_int_equal(test_state(d, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    }
+    close_fixture(&f);
+}
+
 static void two_e5m2_operands_are_unsupported(void **state) {
     (void)state;
     fixture f = open_fixture();
@@ -528,6 +549,7 @@ int main(void) {
         cmocka_unit_test(arguments_of_another_size_are_refused),
         cmocka_unit_test(numbers_out_of_range_are_refused),
         cmocka_unit_test(scratch_needs_a_scope_that_is_alive),
+        cmocka_unit_test(accumulating_needs_something_to_add_to),
         cmocka_unit_test(two_e5m2_operands_are_unsupported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

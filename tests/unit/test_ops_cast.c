@@ -5,6 +5,8 @@
 #include <semaphore.h>
 #include <string.h>
 
+#include "host_alloc.h"
+
 static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D};
 static const tn_dtype sources[] = {TN_FP32, TN_BF16, TN_FP16};
 
@@ -190,6 +192,34 @@ static void a_front_does_not_wait_for_the_device(void **state) {
     sem_destroy(&gate);
 }
 
+/* Straight at the table, so that the only allocations are the task's and, now and then, the room
+ * in the stream's queue: the second one fails until it is the queue that wanted it. */
+static void a_task_that_finds_no_room_on_its_stream_is_freed(void **state) {
+    (void)state;
+    enum { TASKS_MAX = 100000 };
+    test_ops ops = test_ops_open_host();
+    float value = 1.0f;
+    tn__matrix one = {TN_FP32, &value, 1, 1};
+    tn__axpy_work work = {one, one, 0.0f};
+    tn_status status = TN_OK;
+    sem_t gate;
+    long before = 0;
+    assert_int_equal(sem_init(&gate, 0, 0), 0);
+    EXPECT_OK(tn__device_driver(ops.device)
+                  ->host_task(tn__device_state(ops.device), wait_for_post, &gate, ops.stream));
+    for (int i = 0; i < TASKS_MAX && status == TN_OK; i++) {
+        before = tn__host_live_blocks();
+        tn__host_alloc_fault(2, 0);
+        status = tn__op_table_host.axpy(ops.device, &work, ops.stream);
+    }
+    tn__host_alloc_fault(0, 0);
+    assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
+    assert_int_equal(tn__host_live_blocks(), before);
+    assert_int_equal(sem_post(&gate), 0);
+    test_ops_close_host(&ops);
+    sem_destroy(&gate);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantizing_makes_the_planes_that_are_asked_for),
@@ -199,6 +229,7 @@ int main(void) {
         cmocka_unit_test(reading_an_absent_2d_plane_derives_it),
         cmocka_unit_test(empty_tensors_are_done_without_a_launch),
         cmocka_unit_test(a_front_does_not_wait_for_the_device),
+        cmocka_unit_test(a_task_that_finds_no_room_on_its_stream_is_freed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "options.h"
+
 enum { M = 70, N = 200, K = 300 };
 
 /* A layer with its input and the gradient of its output. */
@@ -212,6 +214,26 @@ static void a_frozen_weights_columnwise_plane_lives_as_its_policy_says(void **st
         test_matrix_free(&y[p]), test_matrix_free(&dx[p]);
 }
 
+/* The policy of a tensor that names none, by either name of the variable. */
+static void the_environment_sets_the_default_policy_of_frozen_weights(void **state) {
+    (void)state;
+    static const char *const names[] = {"TENURE_RELEASE_FROZEN_COLUMNWISE",
+                                        "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE"};
+    for (int i = 0; i < 6; i++) {
+        int is_released = i % 3 == 1;
+        const size_t kept = COL_DATA_BYTES + COL_SCALE_BYTES;
+        if (i % 3 < 2) assert_int_equal(setenv(names[i / 3], is_released ? "1" : "0", 1), 0);
+        tn__options_reload();
+        layer l = open_layer(1, TN_POLICY_DEFAULT);
+        tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+        EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+        assert_int_equal(col_bytes(&l), is_released ? 0 : kept);
+        close_layer(&l);
+        assert_int_equal(unsetenv(names[i / 3]), 0);
+    }
+    tn__options_reload();
+}
+
 /* A weight that has both planes when it becomes frozen gets the same saving, also from a layer
  * that computes no dgrad. */
 static void a_plane_from_before_freezing_is_released_too(void **state) {
@@ -323,6 +345,7 @@ int main(void) {
         cmocka_unit_test(gradients_are_near_double_of_the_unquantized),
         cmocka_unit_test(weight_gradients_accumulate),
         cmocka_unit_test(a_frozen_weights_columnwise_plane_lives_as_its_policy_says),
+        cmocka_unit_test(the_environment_sets_the_default_policy_of_frozen_weights),
         cmocka_unit_test(a_plane_from_before_freezing_is_released_too),
         cmocka_unit_test(a_columnwise_plane_that_someone_leases_stays),
         cmocka_unit_test(a_trainable_layer_saves_only_the_columnwise_plane_of_x),
