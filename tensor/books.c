@@ -1,8 +1,8 @@
 /* The list of books, their locks, and what they do when a stream ends.
  *
  * Invariants: a pool has at most one books in the list; a books in the list that has no root
- * scope is about to be collected. A serial names a books to the device's stream watch: it is
- * never used again, so that a late call finds nothing instead of freed memory.
+ * scope is about to be collected. The device's stream watch calls with the address of a books,
+ * which is looked up in the list and not used otherwise: it may be about to be freed.
  */
 #include "books.h"
 
@@ -14,7 +14,7 @@
 typedef struct books_list {
     pthread_mutex_t lock;
     tn__books *first;
-    uintptr_t last_serial;
+    unsigned made; /* spreads the books over the locks */
 } books_list;
 
 static books_list list = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -73,17 +73,12 @@ static void forget_stream(tn__tensor_object *tensor, uint64_t stream_id) {
     }
 }
 
-static tn__books *find_serial(uintptr_t serial) {
-    for (tn__books *books = list.first; books; books = books->next) {
-        if (books->serial == serial) return books;
-    }
-    return NULL;
-}
-
 static void on_stream_end(void *argument, tn_stream stream, uint64_t stream_id) {
     (void)stream;
     lock_list();
-    tn__books *books = find_serial((uintptr_t)argument);
+    tn__books *books = list.first;
+    while (books && books != argument)
+        books = books->next;
     if (books) tn__lock(books->lock);
     unlock_list();
     if (!books) return;
@@ -112,10 +107,8 @@ static tn_status make_books(tn_pool *pool, tn__books **out) {
     if (!books) return TN_OUT_OF_HOST_MEMORY;
     books->pool = pool;
     books->device = tn_pool_device(pool);
-    books->serial = ++list.last_serial;
-    books->lock = (unsigned)(books->serial % TN__LOCK_COUNT);
-    tn_status status =
-        tn__device_watch_streams(books->device, on_stream_end, (void *)books->serial);
+    books->lock = list.made++ % TN__LOCK_COUNT;
+    tn_status status = tn__device_watch_streams(books->device, on_stream_end, books);
     if (status != TN_OK) {
         tn__host_free(books);
         return status;
@@ -179,7 +172,7 @@ void tn__books_collect(void) {
     tn__books *books = take_empty();
     while (books) {
         tn__books *next = books->next;
-        tn__device_unwatch_streams(books->device, (void *)books->serial);
+        tn__device_unwatch_streams(books->device, books);
         tn__device_release(books->device);
         tn__host_free(books);
         books = next;

@@ -68,7 +68,7 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
                "tn_lease_begin: unknown access %d", (int)access);
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = begin(object, plane, access, stream, &begun);
-    if (status == TN_OK) {
+    if (begun) {
         *view = tn__plane_view_of(object, plane);
         *lease = begun->handle;
     }
@@ -124,9 +124,9 @@ static tn_status finish(tn_lease lease, tn_status status) {
 
 tn_status tn_plane_write(tn_tensor tensor, tn_plane plane, const void *data, size_t data_bytes,
                          const void *scale, size_t scale_bytes, tn_stream stream) {
-    tn_device *device;
-    tn_plane_view view;
-    tn_lease lease;
+    tn_device *device = NULL;
+    tn_plane_view view = {0};
+    tn_lease lease = {0};
     TN_REQUIRE(data || data_bytes == 0, "tn_plane_write: data is NULL");
     TN_TRY(check_sizes(tensor, plane, data_bytes, scale, scale_bytes));
     TN_TRY(tn__tensor_device(tensor, &device));
@@ -138,9 +138,9 @@ tn_status tn_plane_write(tn_tensor tensor, tn_plane plane, const void *data, siz
 
 tn_status tn_plane_read(tn_tensor tensor, tn_plane plane, void *data, size_t data_bytes,
                         void *scale, size_t scale_bytes, tn_stream stream) {
-    tn_device *device;
-    tn_plane_view view;
-    tn_lease lease;
+    tn_device *device = NULL;
+    tn_plane_view view = {0};
+    tn_lease lease = {0};
     TN_REQUIRE(data || data_bytes == 0, "tn_plane_read: data is NULL");
     TN_TRY(check_sizes(tensor, plane, data_bytes, scale, scale_bytes));
     TN_TRY(tn__tensor_device(tensor, &device));

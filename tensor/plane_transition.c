@@ -351,8 +351,10 @@ static tn_status find_source(const tn__tensor_object *tensor, tn_plane plane, tn
                        tensor->name, tn_plane_name(plane), state, why);
     }
     TN_ASSERT(tensor->planes[*source].state == TN_PLANE_VALID);
+    *derive = NULL;
+    if (tensor->rows == 0 || tensor->cols == 0) return TN_OK;
     *derive = tn__format_derive(tensor->format);
-    if (!*derive && tensor->rows > 0 && tensor->cols > 0) {
+    if (!*derive) {
         return TN_FAIL(TN_UNSUPPORTED,
                        "tensor %s, plane %s is %s and nothing can derive it: link libtenure-ops "
                        "and use it first, or call tn_format_set_derive",
@@ -380,7 +382,7 @@ static tn_status run_derive(tn__tensor_object *tensor, tn_derive_function derive
     unsigned lock = books->lock;
     tn_plane_view from_view = tn__plane_view_of(tensor, from->plane);
     tn_plane_view to_view = tn__plane_view_of(tensor, to->plane);
-    if (tensor->rows == 0 || tensor->cols == 0) return TN_OK;
+    if (!derive) return TN_OK; /* only without elements: see find_source */
     tn__unlock(lock);
     tn_status status = derive(device, &from_view, &to_view, to->stream);
     tn__lock(lock);
@@ -389,8 +391,8 @@ static tn_status run_derive(tn__tensor_object *tensor, tn_derive_function derive
 
 tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                 uint64_t stream_id) {
-    tn_derive_function derive;
-    tn_plane source;
+    tn_derive_function derive = NULL;
+    tn_plane source = plane;
     if (tensor->planes[plane].state == TN_PLANE_VALID) return TN_OK;
     TN_TRY(find_source(tensor, plane, &source, &derive));
     tn__lease_object from = lease_for_derivation(tensor, source, TN_READ, stream, stream_id);

@@ -111,13 +111,14 @@ static tn_status make_scope(tn__books *books, tn__scope_object *parent,
 }
 
 tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out) {
-    tn__books *books;
-    tn__scope_object *parent;
+    tn__books *books = NULL;
+    tn__scope_object *parent = NULL;
     TN_REQUIRE(config && config->size == sizeof *config,
                "tn_scope_create: config is not TN_SCOPE_CONFIG_INIT");
     TN_REQUIRE(out, "tn_scope_create: out is NULL");
     TN_REQUIRE(kind_name(config->kind), "tn_scope_create: unknown kind %d", (int)config->kind);
     TN_TRY(open_place(config, &books, &parent));
+    TN_CHECK(books != NULL);
     tn_status status = make_scope(books, parent, config, out);
     tn__unlock(books->lock);
     if (status != TN_OK) tn__books_collect(); /* that were made for this scope */

@@ -37,7 +37,6 @@ typedef struct tn__recent_id {
 struct tn__books {
     tn_pool *pool;
     tn_device *device;
-    uintptr_t serial;
     unsigned lock; /* see handle_table.h */
     tn__scope_object *first_root;
     uint64_t tensors_made; /* numbers tensors in the order of creation */

@@ -201,7 +201,7 @@ static void a_plane_is_made_whole_or_not_at_all(void **state) {
     tn_tensor tensor;
     tn_plane_view view;
     tn_lease lease;
-    pool_config.limit_bytes = 2048 * 1024;
+    pool_config.limit_bytes = (size_t)2048 * 1024;
     EXPECT_OK(tn_pool_create(f->device, &pool_config, &scope_config.pool));
     tn_scope scope;
     EXPECT_OK(tn_scope_create(&scope_config, &scope));

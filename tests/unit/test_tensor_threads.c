@@ -179,7 +179,7 @@ static void threads_share_a_pool_and_a_root(void **state) {
         join(threads[i]);
     assert_int_equal(fixture_owned_bytes(f), 0);
     assert_true(fixture_ledger(f->scope).peak_total_bytes >= 160);
-    assert_true(fixture_ledger(f->scope).peak_total_bytes <= THREADS * 160);
+    assert_true(fixture_ledger(f->scope).peak_total_bytes <= THREADS * (size_t)160);
 }
 
 /* Root scopes come and go: the books of the pool are made and given back under contention. */
