@@ -181,6 +181,33 @@ static void a_product_takes_the_time_of_its_operations(void **state) {
     close_sim(&ops);
 }
 
+/* A product's scratch grows with its result from 1 MiB to 32 MiB, and is gone afterwards. */
+static void a_products_workspace_is_bounded_by_its_result(void **state) {
+    (void)state;
+    static const struct {
+        int64_t side;
+        size_t bytes;
+    } rows[] = {{16, 1 << 20}, {256, 256 * 256 * 32}, {4096, 32 << 20}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        test_ops ops = test_ops_open(test_open_sim(0, 0));
+        tn_gemm_args args = TN_GEMM_ARGS_INIT;
+        args.a = test_fp8(ops.scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, rows[i].side, 256);
+        args.b = test_fp8(ops.scope, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, rows[i].side, 256);
+        args.d = test_plain(ops.scope, TN_BF16, rows[i].side, rows[i].side);
+        args.scope = ops.scope;
+        test_declare_valid(&ops, args.a, TN_PLANE_ROW);
+        test_declare_valid(&ops, args.b, TN_PLANE_ROW);
+        test_declare_valid(&ops, args.d, TN_PLANE_DATA);
+        EXPECT_OK(tn_scope_ledger_reset_peaks(ops.scope));
+        size_t before = test_ledger(ops.scope).total_bytes;
+        EXPECT_OK(tn_gemm(&args, ops.stream));
+        tn_ledger after = test_ledger(ops.scope);
+        assert_int_equal(after.total_bytes, before);
+        assert_int_equal(after.peak_total_bytes, before + rows[i].bytes);
+        close_sim(&ops);
+    }
+}
+
 /* Each small op once, with sizes that leave some ranges empty: nothing outside is touched (that
  * would be an error of the simulated device), nothing races. */
 static void every_small_op_touches_only_its_own(void **state) {
@@ -232,6 +259,7 @@ int main(void) {
         cmocka_unit_test(reading_a_plane_without_a_lease_on_the_stream_is_a_race),
         cmocka_unit_test(a_cast_takes_the_time_of_its_bytes),
         cmocka_unit_test(a_product_takes_the_time_of_its_operations),
+        cmocka_unit_test(a_products_workspace_is_bounded_by_its_result),
         cmocka_unit_test(every_small_op_touches_only_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
