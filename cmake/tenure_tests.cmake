@@ -16,12 +16,23 @@ target_include_directories(tenure_test_support PUBLIC tests/support alloc/simcud
 target_compile_definitions(tenure_test_support PUBLIC
   TENURE_SIM_LIBRARY="${CMAKE_BINARY_DIR}/libtenure-simcuda.so")
 
+# tests/<kind>/*_support.c is compiled once and linked to every test of the kind.
+function(tenure_add_kind_support kind)
+  file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/*_support.c)
+  if(sources)
+    add_library(tenure_${kind}_support OBJECT ${sources})
+    target_link_libraries(tenure_${kind}_support PRIVATE tenure_test_support)
+  endif()
+endfunction()
+
 function(tenure_add_test kind source linkage)
   get_filename_component(name ${source} NAME_WE)
   string(REGEX REPLACE "^test_" "" short ${name})
   set(target ${kind}_${name})
-  file(GLOB kind_support CONFIGURE_DEPENDS tests/${kind}/*_support.c)
-  add_executable(${target} ${source} ${kind_support})
+  add_executable(${target} ${source})
+  if(TARGET tenure_${kind}_support)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:tenure_${kind}_support>)
+  endif()
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_include_directories(${target} PRIVATE tests/${kind})
   target_link_libraries(${target} PRIVATE tenure_test_support)
@@ -50,17 +61,20 @@ function(tenure_add_test kind source linkage)
 endfunction()
 
 function(tenure_set_test_properties test)
-  set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600
+  get_filename_component(kind ${test} DIRECTORY)
+  set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600 LABELS ${kind}
     ENVIRONMENT "TENURE_SIM_STRICT_UNLOAD=1;UBSAN_OPTIONS=print_stacktrace=1")
 endfunction()
 
 foreach(kind unit sim fault fuzz)
+  tenure_add_kind_support(${kind})
   file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
   foreach(source ${sources})
     tenure_add_test(${kind} ${source} -internal)
   endforeach()
 endforeach()
 foreach(kind api cli gpu misuse)
+  tenure_add_kind_support(${kind})
   file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
   foreach(source ${sources})
     tenure_add_test(${kind} ${source} "")
