@@ -7,12 +7,14 @@
 # Exit status 77 is a skip; tests/checks/listed_skips.txt lists those that are allowed.
 
 find_library(TENURE_CMOCKA cmocka)
-if(NOT TENURE_CMOCKA)
+find_path(TENURE_CMOCKA_INCLUDE cmocka.h)
+if(NOT TENURE_CMOCKA OR NOT TENURE_CMOCKA_INCLUDE)
   message(FATAL_ERROR "cmocka is missing: install libcmocka-dev (./run does it)")
 endif()
 file(GLOB support CONFIGURE_DEPENDS tests/support/*.c)
 add_library(tenure_test_support STATIC ${support})
 target_include_directories(tenure_test_support PUBLIC tests/support alloc/simcuda)
+target_include_directories(tenure_test_support SYSTEM PUBLIC ${TENURE_CMOCKA_INCLUDE})
 target_compile_definitions(tenure_test_support PUBLIC
   TENURE_SIM_LIBRARY="${CMAKE_BINARY_DIR}/libtenure-simcuda.so")
 
