@@ -4,8 +4,9 @@
 usage: source_rules.py ROOT        prints FILE:LINE: what is wrong; exit status 1 if anything is
        source_rules.py --self-test plants one violation of each rule and must see it caught
 
-Rules: file, function and line length; unique file names; includes go down only; banned calls;
-nothing left for later; no path or host of a build machine.
+Rules: file, function and line length; unique file names; includes go down only; banned calls; no
+skip that ctest can not see and no sleep in tests; nothing left for later; no path of a build
+machine and no address of a package registry.
 """
 import os
 import re
@@ -28,6 +29,10 @@ DRIVER_CALL = re.compile(r"\bcu(Mem|Stream|Event|Ctx|Device|Init|Launch|Module)[
 DRIVER_HOMES = re.compile(r"^(alloc/driver_cuda\w*\.[ch]|alloc/cuda_abi\.h|alloc/simcuda/|tests/)")
 UNBOUNDED = re.compile(r"\b(sprintf|strcpy|strcat|gets|vsprintf)\s*\(")
 LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+REGISTRY = re.compile(
+    r"https?://[^\s)>\"]*(registry|mirror|proxy|artifact|nexus|pypi|\d+\.\d+\.\d+\.)")
+HIDDEN_SKIP = re.compile(r"(?<![\w.>])skip\s*\(\s*\)")
+SLEEP = re.compile(r"\b(sleep|usleep|nanosleep|clock_nanosleep)\s*\(")
 MACHINE_PATH = re.compile(r"(/work/(main|wt|shared)|/root/|/home/\w+/)")
 
 
@@ -83,6 +88,10 @@ def check_calls(name, code):
             yield number, "the driver is called through alloc/driver.h only"
         if UNBOUNDED.search(line):
             yield number, "an unbounded string call is banned: use snprintf or memcpy"
+        if name.startswith("tests/") and HIDDEN_SKIP.search(line):
+            yield number, "ctest does not see this skip: end the program with 77 and list it"
+        if name.startswith("tests/") and SLEEP.search(line):
+            yield number, "a test does not sleep: wait for what it waits for"
 
 
 def check_includes(name, text, folder_of):
@@ -107,6 +116,8 @@ def check_words(name, text):
             yield number, "something is left for later: do it or say it in an issue"
         if MACHINE_PATH.search(line):
             yield number, "a path of a build machine"
+        if REGISTRY.search(line):
+            yield number, "an address of a package registry"
 
 
 def check_tree(root):
@@ -151,6 +162,9 @@ PLANTED = [
     ("tensor/driver.c", "int f(void) { return cuMemMap(1); }\n", "alloc/driver.h only"),
     ("bench/text.c", "void f(char *s) { sprintf(s, \"x\"); }\n", "unbounded"),
     ("ops/later.c", "/* TO" + "DO: more */\n", "left for later"),
+    ("tests/unit/test_skip.c", "void f(void) { skip(); }\n", "does not see this skip"),
+    ("tests/unit/test_sleep.c", "void f(void) { sleep(1); }\n", "does not sleep"),
+    ("docs/registry.md", "from http:/" + "/mirror.example/\n", "package registry"),
     ("docs/path.md", "see /work/" + "main/x\n", "build machine"),
     ("ops/fine.c", "/* free(x) in a comment, \"malloc(3)\" too */\nint f(void) { return 1; }\n",
      None),

@@ -11,7 +11,9 @@ mkdir "$work/bin" "$work/tests"
 unset CMAKE_PREFIX_PATH TENURE_CMAKE_ARGS 2>/dev/null || true
 
 # A folder with these commands of the machine and no others.
-for name in sh cat dirname mkdir mktemp rm tail; do ln -s "$(command -v $name)" "$work/bin/$name"; done
+for name in sh cat dirname grep mkdir mktemp rm tail; do
+    ln -s "$(command -v $name)" "$work/bin/$name"
+done
 
 play() { # NAME SCRIPT: the command NAME is this script
     printf '#!/bin/sh\n%s\n' "$2" >"$work/bin/$1"
@@ -33,7 +35,6 @@ expect() {
 }
 
 play id 'echo 0'
-ln -s "$(command -v grep)" "$work/bin/grep"
 expect 0 "usage: ./run COMMAND" help
 expect 2 "usage: ./run COMMAND"
 expect 2 "there is no command 'tset'" tset
@@ -57,7 +58,8 @@ expect 1 "installing from Debian's packages: cmake ninja-build" test
 play env 'shift; exec "$@"'
 for name in libcmocka-dev libopenmpi-dev openmpi-bin g++ python3 pkg-config; do
     expect 1 "missing, and not to be installed" test
-    tail -n 1 "$work/apt.log" | grep -qF " $name" || { echo "FAIL: $name is not asked for"; exit 1; }
+    tail -n 1 "$work/apt.log" | grep -qF " $name" ||
+        { echo "FAIL: $name is not asked for"; exit 1; }
 done
 
 # What is there is not installed again, and a machine without the tests' needs builds without them.
