@@ -73,8 +73,7 @@ const char *tn_driver_call_name(tn_driver_call call) {
     return is_known ? names[call] : "unknown driver call";
 }
 
-/* ---- the choice of a driver --------------------------------------------------------------------
- */
+/* ---- the choice of a driver ---------------------------------------------------------------- */
 
 static tn_driver_kind kind_of(const tn_device_config *config) {
     if (config->driver != TN_DRIVER_AUTO) return config->driver;
@@ -122,8 +121,7 @@ static void print_device(const tn_device *device) {
             device->info.supports_vmm ? ", virtual memory management" : "");
 }
 
-/* ---- devices -----------------------------------------------------------------------------------
- */
+/* ---- devices ------------------------------------------------------------------------------- */
 
 static tn_status check_config(const tn_device_config *config) {
     TN_REQUIRE(config->size == sizeof *config,
@@ -238,8 +236,7 @@ void tn__device_release(tn_device *device) {
     TN_CHECK(before > 0);
 }
 
-/* ---- streams -----------------------------------------------------------------------------------
- */
+/* ---- streams ------------------------------------------------------------------------------- */
 
 /* Room for one more, so that adding it can not fail once the driver has made it. */
 static tn_status make_stream_room_locked(tn_device *device) {
@@ -384,8 +381,7 @@ tn_status tn_fill(tn_device *device, void *dst, unsigned char byte, size_t bytes
     return device->driver->fill(device->state, dst, byte, bytes, stream);
 }
 
-/* ---- watchers ----------------------------------------------------------------------------------
- */
+/* ---- watchers ------------------------------------------------------------------------------ */
 
 tn_status tn__device_watch_streams(tn_device *device, tn__stream_end_callback callback,
                                    void *argument) {

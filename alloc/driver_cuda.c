@@ -15,8 +15,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* ---- a call ------------------------------------------------------------------------------------
- */
+/* ---- a call -------------------------------------------------------------------------------- */
 
 static int is_memory_call(tn_driver_call kind) { return kind <= TN_CALL_MEM_FREE; }
 
@@ -82,8 +81,7 @@ tn_status tn__cuda_end(const tn__cuda_call *call, int code, const char *format, 
                          text);
 }
 
-/* ---- devices -----------------------------------------------------------------------------------
- */
+/* ---- devices ------------------------------------------------------------------------------- */
 
 typedef struct attribute_row {
     int attribute;

@@ -1,9 +1,9 @@
 /* What the files of the CUDA driver share.
  *
  *     driver_cuda_load.c     the library: dlopen, its symbols, and how its failures read
- *     driver_cuda.c          devices: open and close, what each call begins and ends with, the
- * table driver_cuda_memory.c   plain and virtual memory driver_cuda_stream.c   streams, events and
- * work
+ *     driver_cuda.c          devices: open and close, how each call begins and ends, the table
+ *     driver_cuda_memory.c   plain and virtual memory
+ *     driver_cuda_stream.c   streams, events and work
  */
 #ifndef TENURE_DRIVER_CUDA_H
 #define TENURE_DRIVER_CUDA_H

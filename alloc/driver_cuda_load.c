@@ -25,8 +25,7 @@ static const symbol_row symbols[] = {TN__CU_CALLS(AS_ROW)};
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tn__cuda_library *loaded;
 
-/* ---- errors ------------------------------------------------------------------------------------
- */
+/* ---- errors -------------------------------------------------------------------------------- */
 
 static const char *words_for(tn__cu_result (*get)(tn__cu_result, const char **), int code) {
     const char *text = NULL;
@@ -54,8 +53,7 @@ tn_status tn__cuda_fail(const tn__cuda_library *library, tn_status when_out_of_m
                           words_for(library->cu.error_string, code), more);
 }
 
-/* ---- loading -----------------------------------------------------------------------------------
- */
+/* ---- loading ------------------------------------------------------------------------------- */
 
 static void set_call(tn__cu_calls *calls, const symbol_row *row, void *address) {
     memcpy((char *)calls + row->offset, &address, sizeof address);

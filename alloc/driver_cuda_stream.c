@@ -5,8 +5,7 @@
  */
 #include "driver_cuda.h"
 
-/* ---- streams -----------------------------------------------------------------------------------
- */
+/* ---- streams ------------------------------------------------------------------------------- */
 
 tn_status tn__cuda_stream_create(tn__driver_device *device, tn_stream *out) {
     tn__cuda_call call;
@@ -75,8 +74,7 @@ tn_status tn__cuda_stream_is_capturing(tn__driver_device *device, tn_stream stre
     return TN_OK;
 }
 
-/* ---- events ------------------------------------------------------------------------------------
- */
+/* ---- events -------------------------------------------------------------------------------- */
 
 tn_status tn__cuda_event_create(tn__driver_device *device, tn__event *out) {
     tn__cuda_call call;
@@ -126,8 +124,7 @@ tn_status tn__cuda_stream_wait_event(tn__driver_device *device, tn_stream stream
     return tn__cuda_end(&call, code, "cuStreamWaitEvent(%p, event %p)", stream, event);
 }
 
-/* ---- work --------------------------------------------------------------------------------------
- */
+/* ---- work ---------------------------------------------------------------------------------- */
 
 /* Unified addressing: the driver sees from the addresses what is host and what is device. */
 tn_status tn__cuda_copy(tn__driver_device *device, void *dst, const void *src, size_t bytes,
@@ -214,8 +211,7 @@ tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
         grid[0], grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes, stream);
 }
 
-/* ---- the simulated device ----------------------------------------------------------------------
- */
+/* ---- the simulated device ------------------------------------------------------------------ */
 
 _Static_assert(sizeof(tn__range) == sizeof(tnsim_range), "one layout");
 _Static_assert(offsetof(tn__range, address) == offsetof(tnsim_range, address), "one layout");

@@ -160,8 +160,7 @@ static void leave_run(tn__piece *piece) {
     if (last != piece) insert_run(piece->next, last);
 }
 
-/* ---- indexes of VOID and RETIRED --------------------------------------------------------------
- */
+/* ---- indexes of VOID and RETIRED ----------------------------------------------------------- */
 
 static void enter_index(tn__piece *piece) {
     tn__zone *zone = piece->region->zone;

@@ -265,8 +265,7 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     return status;
 }
 
-/* ---- the rest of the interface -----------------------------------------------------------------
- */
+/* ---- the rest of the interface ------------------------------------------------------------- */
 
 static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;

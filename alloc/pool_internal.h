@@ -67,8 +67,7 @@ static inline size_t tn__round_up(size_t bytes, size_t unit) {
     return bytes > SIZE_MAX - (unit - rest) ? SIZE_MAX : bytes + (unit - rest);
 }
 
-/* ---- backings: pool_pages.c, pool_idle.c, pool_segments.c
- * --------------------------------------------- */
+/* ---- backings: pool_pages.c, pool_idle.c, pool_segments.c ------------------------------------ */
 
 /* How far to go for memory. */
 typedef enum tn__effort {

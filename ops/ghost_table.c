@@ -47,8 +47,7 @@ static tn_status launch(tn_device *device, const char *name, const ghost *kernel
                                                    stream);
 }
 
-/* ---- casts ------------------------------------------------------------------------------------
- */
+/* ---- casts --------------------------------------------------------------------------------- */
 
 static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
@@ -72,8 +71,7 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     return launch(device, "transpose", &kernel, stream);
 }
 
-/* ---- gemm -------------------------------------------------------------------------------------
- */
+/* ---- gemm ---------------------------------------------------------------------------------- */
 
 /* The most that the CUDA table lets an algorithm want: eight fp32 copies of D, within bounds. */
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -121,8 +119,7 @@ static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream st
     return launch(device, "gemm", &kernel, stream);
 }
 
-/* ---- small operations -------------------------------------------------------------------------
- */
+/* ---- small operations ---------------------------------------------------------------------- */
 
 static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};

@@ -41,8 +41,7 @@ static tn_status enqueue(tn_device *device, const host_task *task, tn_stream str
     return status;
 }
 
-/* ---- quantize, dequantize, transpose ----------------------------------------------------------
- */
+/* ---- quantize, dequantize, transpose ------------------------------------------------------- */
 
 static void run_quantize(const host_task *task) { tn__host_quantize(&task->work.quantize); }
 
@@ -65,8 +64,7 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     return enqueue(device, &task, stream);
 }
 
-/* ---- gemm -------------------------------------------------------------------------------------
- */
+/* ---- gemm ---------------------------------------------------------------------------------- */
 
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
     (void)device, (void)work;
@@ -81,8 +79,7 @@ static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream st
     return enqueue(device, &task, stream);
 }
 
-/* ---- small operations -------------------------------------------------------------------------
- */
+/* ---- small operations ---------------------------------------------------------------------- */
 
 static void run_axpy(const host_task *task) { tn__host_axpy(&task->work.axpy); }
 

@@ -3,8 +3,7 @@
 
 enum { VOCABULARY_MIN = 256, VOCABULARY_MAX = 65536, EMBED_ROWS = 256 };
 
-/* ---- axpy and convert: x to y, element by element ---------------------------------------------
- */
+/* ---- axpy and convert: x to y, element by element ------------------------------------------ */
 
 static tn_status check_pair(tn__op_call *call, tn_tensor x, tn_tensor y, tn_tensor_info *x_info,
                             tn_tensor_info *y_info) {
@@ -50,8 +49,7 @@ tn_status tn_convert(const tn_convert_args *args, tn_stream stream) {
     return tn__op_finish(&call, status);
 }
 
-/* ---- embed ------------------------------------------------------------------------------------
- */
+/* ---- embed --------------------------------------------------------------------------------- */
 
 /* A list of bytes, one a row of something that has `rows` rows. */
 static tn_status check_bytes(tn__op_call *call, const char *role, tn_tensor tensor, int64_t rows,
@@ -96,8 +94,7 @@ tn_status tn_embed(const tn_embed_args *args, tn_stream stream) {
     return tn__op_finish(&call, status);
 }
 
-/* ---- cross entropy ----------------------------------------------------------------------------
- */
+/* ---- cross entropy ------------------------------------------------------------------------- */
 
 typedef struct loss_tensors {
     tn_tensor_info logits, targets, loss, dlogits;

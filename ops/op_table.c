@@ -10,8 +10,7 @@ const tn__op_table *tn__op_table_of(tn_device *device) {
     return info.simulated ? &tn__op_table_ghost : &tn__op_table_cuda;
 }
 
-/* ---- derivation of 2D planes ------------------------------------------------------------------
- */
+/* ---- derivation of 2D planes --------------------------------------------------------------- */
 
 static tn_status derive_2d(tn_device *device, const tn_plane_view *from, const tn_plane_view *to,
                            tn_stream stream) {

@@ -113,8 +113,7 @@ static void a_file_that_can_not_be_written_is_named(void **state) {
     EXPECT_OK(tn_device_destroy(device));
 }
 
-/* ---- TENURE_TRACE, in a process of its own -----------------------------------------------------
- */
+/* ---- TENURE_TRACE, in a process of its own ------------------------------------------------- */
 
 /* Two pools, and an end without a word to either. */
 static int run_traced(void) {

@@ -66,8 +66,7 @@ static faulty_run run_with_fault(test_ops *ops, int trainable, void (*begin)(con
     return run;
 }
 
-/* ---- driver calls -----------------------------------------------------------------------------
- */
+/* ---- driver calls -------------------------------------------------------------------------- */
 
 typedef struct driver_fault {
     const char *call;
@@ -239,8 +238,7 @@ static void running_out_of_device_memory_has_its_own_status(void **state) {
     }
 }
 
-/* ---- host allocations -------------------------------------------------------------------------
- */
+/* ---- host allocations ---------------------------------------------------------------------- */
 
 typedef struct host_fault {
     long nth;

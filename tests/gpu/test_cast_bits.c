@@ -241,8 +241,7 @@ static void test_empty_is_success(void **state) {
     gpu_count_report("empty");
 }
 
-/* ---- more than 2^31 elements ------------------------------------------------------------------
- */
+/* ---- more than 2^31 elements --------------------------------------------------------------- */
 
 enum { LARGE_ROWS = 65537, LARGE_COLS = 32768, BAND = 128, BAND_COUNT = 3 };
 /* The first and a middle band of 128 rows, and the last row: its first element has index 2^31. */

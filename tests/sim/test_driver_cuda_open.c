@@ -178,8 +178,7 @@ static void the_environment_chooses_where_the_config_does_not(void **state) {
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
-/* ---- in processes of their own -----------------------------------------------------------------
- */
+/* ---- in processes of their own ------------------------------------------------------------- */
 
 static tn_device *open_sim_only_here(void) {
     tn_device *device = NULL;

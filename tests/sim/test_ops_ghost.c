@@ -83,8 +83,7 @@ static void steps_across_streams_have_no_races(void **state) {
     }
 }
 
-/* ---- a missing order is seen ------------------------------------------------------------------
- */
+/* ---- a missing order is seen --------------------------------------------------------------- */
 
 /* Quantizes on one stream; then a kernel reads the result on another. */
 static uint64_t races_of_a_reader(int takes_a_lease) {
@@ -124,8 +123,7 @@ static void reading_a_plane_without_a_lease_on_the_stream_is_a_race(void **state
     assert_true(races_of_a_reader(0) > 0);
 }
 
-/* ---- ranges and time --------------------------------------------------------------------------
- */
+/* ---- ranges and time ----------------------------------------------------------------------- */
 
 /* Virtual time from before the calls until the stream is done. */
 static double time_of(const test_ops *ops, tn_status (*work)(const void *, tn_stream),

@@ -51,8 +51,7 @@ tn_scope test_ops_scope(const test_ops *ops, tn_scope_kind kind, const char *nam
     return scope;
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------- */
 
 static tn_tensor create(tn_scope scope, tn_tensor_config *config, int64_t rows, int64_t cols) {
     tn_tensor tensor;

@@ -45,8 +45,7 @@ static tn_status write_plane(tn_tensor tensor, tn_plane plane, tn_stream stream)
     return status;
 }
 
-/* ---- loading ----------------------------------------------------------------------------------
- */
+/* ---- loading ------------------------------------------------------------------------------- */
 
 static tn_status load_weight(test_stack *stack, int layer, tn_scope scope, tn_scope loading,
                              tn_stream stream) {
@@ -75,8 +74,7 @@ tn_status test_stack_load(test_stack *stack, tn_scope scope, tn_stream stream) {
     return status == TN_OK ? closed : status;
 }
 
-/* ---- a step -----------------------------------------------------------------------------------
- */
+/* ---- a step -------------------------------------------------------------------------------- */
 
 typedef struct step {
     tn_scope scope, op;

@@ -276,8 +276,7 @@ void test_plane_expect_quantized(const test_plane *plane, const tn__matrix *src,
     test_plane_expect_zero_padding(plane);
 }
 
-/* ---- tensors ----------------------------------------------------------------------------------
- */
+/* ---- tensors ------------------------------------------------------------------------------- */
 
 tn_tensor test_tensor_of(const test_ops *ops, tn_scope scope, const tn__matrix *matrix) {
     tn_tensor tensor = test_plain(scope, matrix->dtype, matrix->rows, matrix->cols);

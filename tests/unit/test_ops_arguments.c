@@ -139,8 +139,7 @@ static void close_fixture(fixture *f) {
     test_ops_close_host(&f->ops);
 }
 
-/* ---- right arguments --------------------------------------------------------------------------
- */
+/* ---- right arguments ----------------------------------------------------------------------- */
 
 typedef enum op {
     QUANTIZE,
@@ -258,8 +257,7 @@ static tn_status call(op operation, const any_args *args, tn_stream stream) {
     }
 }
 
-/* ---- wrong ones -------------------------------------------------------------------------------
- */
+/* ---- wrong ones ---------------------------------------------------------------------------- */
 
 typedef struct mistake {
     op operation;
@@ -436,8 +434,7 @@ static void the_right_arguments_are_taken(void **state) {
     close_fixture(&f);
 }
 
-/* ---- what is not a tensor ---------------------------------------------------------------------
- */
+/* ---- what is not a tensor ------------------------------------------------------------------ */
 
 static void arguments_of_another_size_are_refused(void **state) {
     (void)state;

@@ -33,8 +33,7 @@ static tn__matrix run_gemm(const test_ops *ops, tn_gemm_form form, tn_tensor a, 
     return test_fetch_matrix(ops, args.d);
 }
 
-/* ---- FP8 --------------------------------------------------------------------------------------
- */
+/* ---- FP8 ----------------------------------------------------------------------------------- */
 
 /* d against double of what the planes say, with the bound of its roundings. `get` are element
  * (row, k) of a and of b. */
@@ -130,8 +129,7 @@ static void accumulating_adds_the_rounded_product(void **state) {
     test_ops_close_host(&ops);
 }
 
-/* ---- nothing to do, nothing to contract -------------------------------------------------------
- */
+/* ---- nothing to do, nothing to contract ---------------------------------------------------- */
 
 static tn_tensor empty_operand(const test_ops *ops, tn_format format, int64_t rows, int64_t cols) {
     tn_tensor tensor = test_fp8(ops->scope, format, TN_E4M3, rows, cols);
@@ -176,8 +174,7 @@ static void an_empty_result_is_success_without_a_launch(void **state) {
     test_ops_close_host(&ops);
 }
 
-/* ---- plain ------------------------------------------------------------------------------------
- */
+/* ---- plain --------------------------------------------------------------------------------- */
 
 static void check_plain_form(const test_ops *ops, tn_gemm_form form, tn_dtype dtype, int64_t m,
                              int64_t n, int64_t k) {

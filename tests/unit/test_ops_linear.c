@@ -76,8 +76,7 @@ static void expect_no_scratch_left(const layer *l) {
     assert_int_equal(test_ledger(l->ops.scope).leases, 0);
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values -------------------------------------------------------------------------------- */
 
 static void expect_product(const layer *l, tn_gemm_form form, tn_tensor a, tn_tensor b,
                            tn_tensor result) {
@@ -178,8 +177,7 @@ static void weight_gradients_accumulate(void **state) {
     close_layer(&l);
 }
 
-/* ---- what is alive ----------------------------------------------------------------------------
- */
+/* ---- what is alive ------------------------------------------------------------------------- */
 
 /* [K, N] bytes, and a scale for each of 3 x 2 tiles, whose rows of 2 are padded to 4. */
 enum { COL_DATA_BYTES = K * N, COL_SCALE_BYTES = 3 * 4 * 4 };
