@@ -68,8 +68,7 @@ typedef struct tn__cuda_pad_arguments {
     int64_t chunks; /* 16-byte pieces of dst */
 } tn__cuda_pad_arguments;
 
-/* dst [rows, cols] = (accumulate ? dst : 0) + src, src [rows, src_stride]: first rounded to
- * dst's type, then added. */
+/* dst [rows, cols] = (accumulate ? dst : 0) + src, src [rows, src_stride], rounded once. */
 typedef struct tn__cuda_finish_arguments {
     const void *src;
     void *dst;

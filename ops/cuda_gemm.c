@@ -8,11 +8,11 @@
  *
  *     scratch   [ a ][ a's scales ][ b ][ b's scales ][ d ][ workspace ]    each 512-aligned
  *
- * d is in scratch also when the result must be rounded before it is added (accumulation in 16
- * bits) or cuBLASLt can not write its type. The workspace is what the algorithm wants, and an
- * algorithm may want what 8 fp32 copies of d take, but 1 MiB at least and 32 MiB at most: the
- * partial sums of a split contraction are such copies, and a small product must not be the one
- * that a step's peak of memory comes from.
+ * d is in scratch also when cuBLASLt can not write its type. What is added to is added to in fp32
+ * before the one rounding, by cuBLASLt or, from scratch, by us. The workspace is what the algorithm
+ * wants, and an algorithm may want what 8 fp32 copies of d take, but 1 MiB at least and 32 MiB at
+ * most: the partial sums of a split contraction are such copies, and a small product must not be
+ * the one that a step's peak of memory comes from.
  *
  * A shape's algorithm is looked up once per device and kept. The list of plans only grows, and
  * only under the lock; a plan does not change once it is in the list.
@@ -142,16 +142,16 @@ static layout layout_of(const tn__gemm_work *work) {
     const tn__blas_shape *shape = &of.shape;
     int64_t blocks = (work->contracted + TN__TILE - 1) / TN__TILE;
     int is_short = shape->contracted != work->contracted;
-    int is_rounded_first = work->accumulate && work->d.dtype != TN_FP32;
     if (is_short || shape->rows != a->rows) of.a = take(&of, shape->rows * shape->contracted);
     if (a->kind == TN__OPERAND_VECTOR && a->scale_stride != shape->rows)
         of.a_scale = take(&of, blocks * shape->rows * (int64_t)sizeof(float));
     if (is_short || shape->cols != b->rows) of.b = take(&of, shape->cols * shape->contracted);
     if (b->kind == TN__OPERAND_VECTOR && b->scale_stride != shape->cols)
         of.b_scale = take(&of, blocks * shape->cols * (int64_t)sizeof(float));
-    if (shape->rows != a->rows || shape->cols != b->rows || shape->d != work->d.dtype ||
-        is_rounded_first)
+    if (shape->rows != a->rows || shape->cols != b->rows || shape->d != work->d.dtype) {
+        if (work->accumulate) of.shape.d = TN_FP32;
         of.d = take(&of, shape->rows * shape->cols * (int64_t)tn_dtype_bytes(shape->d));
+    }
     of.shape.has_beta = work->accumulate && of.d.bytes == 0;
     return of;
 }

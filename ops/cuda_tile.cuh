@@ -45,7 +45,6 @@ template <> struct element<float> {
     static __device__ float load(const void *from, int64_t at) {
         return ((const float *)from)[at];
     }
-    static __device__ float round(float value) { return value; }
     static __device__ void store(void *to, int64_t at, float value) {
         ((float *)to)[at] = value;
     }
@@ -64,9 +63,6 @@ template <> struct element<__nv_bfloat16> {
     }
     static __device__ float load(const void *from, int64_t at) {
         return __bfloat162float(((const __nv_bfloat16 *)from)[at]);
-    }
-    static __device__ float round(float value) {
-        return __bfloat162float(__float2bfloat16_rn(value));
     }
     static __device__ void store(void *to, int64_t at, float value) {
         ((__nv_bfloat16 *)to)[at] = __float2bfloat16_rn(value);
@@ -87,7 +83,6 @@ template <> struct element<__half> {
     static __device__ float load(const void *from, int64_t at) {
         return __half2float(((const __half *)from)[at]);
     }
-    static __device__ float round(float value) { return __half2float(__float2half_rn(value)); }
     static __device__ void store(void *to, int64_t at, float value) {
         ((__half *)to)[at] = __float2half_rn(value);
     }

@@ -10,7 +10,7 @@
  *             reference. The product of two FP8 numbers is exact in fp32, so it makes no
  *             difference whether p is summed with multiply and add or with fmaf.
  *     plain   y = sum over all of k in fp32, from 0, in rising k, product and sum each rounded
- *     then    d = to_type(y), or with accumulate d = to_type(d + to_type(y))
+ *     then    d = to_type(y), or with accumulate d = to_type(d + y), the sum in fp32
  *
  * D is made in squares of 128 x 128; for one square, each 128 of k of both operands are widened
  * to fp32 and packed so that the innermost loop reads them in order:
@@ -180,10 +180,8 @@ static void multiply(square *q, int is_scaled) {
 static void store_row(const tn__gemm_work *work, int64_t row, int64_t col, int count, float *y) {
     const tn__matrix *d = &work->d;
     int64_t at = row * d->cols + col;
-    float old[TN__BLOCK], rounded[TN__BLOCK];
+    float old[TN__BLOCK];
     if (work->accumulate) {
-        tn__store_floats(d->dtype, rounded, 0, count, y);
-        tn__load_floats(d->dtype, rounded, 0, count, y);
         tn__load_floats(d->dtype, d->data, at, count, old);
         for (int i = 0; i < count; i++)
             y[i] = old[i] + y[i];

@@ -99,14 +99,13 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  * is derived where it can be and stays by the policy of its tensor.
  *
  * Host FP8, for each block of 128 along the contracted dimension (tail shorter): p = sum of
- * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); at the end one rounding to
- * D's type; accumulate adds after that rounding. CUDA: cuBLASLt's block-scaled kernels.
+ * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); with accumulate
+ * y + D in fp32; at the end one rounding to D's type. CUDA: cuBLASLt's block-scaled kernels.
  *
  * Scratch, on CUDA: the workspace that the chosen algorithm wants, which is at most
  * min(32 MiB, max(1 MiB, 32 bytes for each element of D)): eight fp32 copies of D, partial sums
  * of a split contraction. And copies of an FP8 operand or of D where cuBLASLt takes them only
- * padded (contracted to a multiple of 16, rows and columns to 8), does not write D's type, or D
- * is rounded before it is added (16 bits, accumulate). */
+ * padded (contracted to a multiple of 16, rows and columns to 8) or does not write D's type. */
 typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn_gemm_form;
 
 typedef struct tn_gemm_args {
