@@ -30,9 +30,15 @@ typedef struct tn__saved_error {
 TN_SISTER_API void tn__error_save(tn__saved_error *out);
 TN_SISTER_API void tn__error_restore(const tn__saved_error *saved);
 
-#define TN_FAIL(status, ...) tn__fail((status), 0, __FILE__, __LINE__, __VA_ARGS__)
+/* The analyzer can not see that tn__fail returns its status, which is never TN_OK. */
+#ifdef __clang_analyzer__
+#define TN__FAILED(status, ...) (tn__fail((status), __VA_ARGS__), (status))
+#else
+#define TN__FAILED(status, ...) tn__fail((status), __VA_ARGS__)
+#endif
+#define TN_FAIL(status, ...) TN__FAILED(status, 0, __FILE__, __LINE__, __VA_ARGS__)
 #define TN_FAIL_NATIVE(status, native, ...)                                                        \
-    tn__fail((status), (native), __FILE__, __LINE__, __VA_ARGS__)
+    TN__FAILED(status, (native), __FILE__, __LINE__, __VA_ARGS__)
 
 /* Returns from the calling function with the status of `call` if that is not TN_OK. */
 #define TN_TRY(call)                                                                               \

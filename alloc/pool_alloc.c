@@ -168,7 +168,10 @@ static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
     request.zone = bytes < TN__SMALL_BYTES ? TN__ZONE_SMALL : TN__ZONE_LARGE;
     pthread_mutex_lock(&pool->mutex);
     status = allocate_locked(pool, &request, stream, &block);
-    if (status == TN_OK) *out = (void *)block->address;
+    if (status == TN_OK) {
+        TN_ASSERT(block);
+        *out = (void *)block->address;
+    }
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }

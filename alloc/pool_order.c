@@ -278,7 +278,7 @@ static tn_status simulated_wait(tn__order *order, tn__event event) {
 static tn_status host_wait_event(tn__order *order, tn__event event, int is_simulated,
                                  double *budget_us) {
     const double nap_us = 50;
-    const struct timespec nap = {0, 50 * 1000};
+    const struct timespec nap = {0, 50000};
     int is_done = 0;
     if (is_simulated) return simulated_wait(order, event);
     for (;;) {

@@ -339,7 +339,10 @@ static tn_status find_source(const tn__tensor_object *tensor, tn_plane plane, tn
     const char *why;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
-        if (writer) return tn__fail_in_use(writer, "derivation");
+        if (writer) {
+            (void)tn__fail_in_use(writer, "derivation");
+            return TN_IN_USE;
+        }
     }
     if (!has_any_valid(tensor)) {
         return TN_FAIL(TN_INVALID_STATE,

@@ -8,6 +8,8 @@
  *
  *     guarded -> | guard | (alignment) | region: granules ... | guard |
  */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -150,8 +152,11 @@ static void *first_page(const sim_mapping *mapping) {
 /* The addresses go back to being reserved only. */
 static void hide(const sim_mapping *mapping) {
     if (!tn__sim.config.backed) return;
-    mmap(first_page(mapping), pages_of(mapping->handle->bytes), PROT_NONE,
-         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (mmap(first_page(mapping), pages_of(mapping->handle->bytes), PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        fputs("tenure-simcuda: the host does not take back the addresses of a mapping\n", stderr);
+        abort();
+    }
 }
 
 int tn__sim_mapping_expose(sim_mapping *mapping) {
