@@ -70,9 +70,9 @@ __device__ __forceinline__ void store_row(const tn__cuda_quantize_arguments &a,
 }
 
 template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void
-quantize_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
-              uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments &a,
+                                              const patch_place &at,
+                                              uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     float row_max[PATCH];
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
@@ -120,15 +120,15 @@ column_max_put(float (*warp_max)[TN__TILE], const patch_place &at,
 
 /* Thread c < 128: the scale of column c from the warps' maxima. */
 template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void column_scale_put(const tn__cuda_quantize_arguments &a,
-                                                 const patch_place &at,
-                                                 const float (*warp_max)[TN__TILE],
-                                                 float *column_scale) {
+__device__ __forceinline__ void
+column_scale_put(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                 const float (*warp_max)[TN__TILE], float *column_scale) {
     const int column = (int)threadIdx.x;
     if (column >= TN__TILE) return;
     float amax = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) amax = fmaxf(amax, warp_max[w][column]);
+    for (int w = 0; w < WARPS; w++)
+        amax = fmaxf(amax, warp_max[w][column]);
     const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
     const int64_t col = at.tile_first_col + column;
     column_scale[column] = scale;
@@ -144,7 +144,8 @@ __device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, i
                                            float scale) {
     float scaled[PATCH];
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) scaled[i] = __fmul_rn(element<T>::value(words[i], j), scale);
+    for (int i = 0; i < PATCH; i++)
+        scaled[i] = __fmul_rn(element<T>::value(words[i], j), scale);
     uint2 bytes = make_uint2(cast_four<F>(scaled[0], scaled[1], scaled[2], scaled[3]),
                              cast_four<F>(scaled[4], scaled[5], scaled[6], scaled[7]));
     transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit, bytes);
@@ -179,8 +180,8 @@ __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a
             column_put<T, F>(transposed, at, j + 3, words, scale.w);
         }
         __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols,
-                                             a.col.vectors, at);
+        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
+                                             at);
     }
 }
 
@@ -188,20 +189,22 @@ __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a
 
 /* The largest |x| of the tile, on every thread. */
 template <typename T>
-__device__ __forceinline__ float
-tile_max(float *warp_max, const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ float tile_max(float *warp_max,
+                                          const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     float amax = 0.0f;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
 #pragma unroll
-        for (int j = 0; j < PATCH; j++) amax = fmaxf(amax, fabsf(element<T>::value(words[i], j)));
+        for (int j = 0; j < PATCH; j++)
+            amax = fmaxf(amax, fabsf(element<T>::value(words[i], j)));
     }
     /* Floats that are not negative compare as their bits do. */
     amax = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax)));
     if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = amax;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) amax = fmaxf(amax, warp_max[w]);
+    for (int w = 0; w < WARPS; w++)
+        amax = fmaxf(amax, warp_max[w]);
     return amax;
 }
 
@@ -212,7 +215,8 @@ __device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int6
     float *to = plane.scale + scale_row * plane.scale_stride;
     to[scale_col] = inverse;
     if (scale_col + 1 < scale_cols) return;
-    for (int64_t c = scale_cols; c < plane.scale_stride; c++) to[c] = 0.0f;
+    for (int64_t c = scale_cols; c < plane.scale_stride; c++)
+        to[c] = 0.0f;
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
@@ -235,17 +239,19 @@ __device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a
     }
     if constexpr (COL) {
 #pragma unroll
-        for (int j = 0; j < PATCH; j++) column_put<T, F>(transposed, at, j, words, scale);
+        for (int j = 0; j < PATCH; j++)
+            column_put<T, F>(transposed, at, j, words, scale);
         patch_stay_packed<T>(words);
     }
     if constexpr (ROW) {
 #pragma unroll
-        for (int i = 0; i < PATCH; i++) store_row<T, F>(a, at, i, words[i], scale);
+        for (int i = 0; i < PATCH; i++)
+            store_row<T, F>(a, at, i, words[i], scale);
     }
     if constexpr (COL) {
         __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols,
-                                             a.col.vectors, at);
+        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
+                                             at);
     }
 }
 
@@ -308,7 +314,8 @@ __device__ __forceinline__ void dequantize_row(const tn__cuda_dequantize_argumen
     const patch_place at = patch_of_thread(a.tiles_across);
     uint2 bytes[PATCH];
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) bytes[i] = load_row_bytes<T>(a, at, i);
+    for (int i = 0; i < PATCH; i++)
+        bytes[i] = load_row_bytes<T>(a, at, i);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         float scale = 0.0f;
@@ -423,27 +430,27 @@ extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
 
 /* Registers for three blocks on a multiprocessor, or two where the patch is 64 words: enough
  * reads in flight, and nothing spills. */
-#define KERNEL(name, arguments, T, body)                                                   \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? 3 : 2) \
-        name(const __grid_constant__ arguments a) {                                        \
-        body(a);                                                                           \
+#define KERNEL(name, arguments, T, body)                                                           \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? 3 : 2)         \
+        name(const __grid_constant__ arguments a) {                                                \
+        body(a);                                                                                   \
     }
-#define QUANTIZE(source, T, format, F)                                                     \
-    KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T,            \
-           (quantize_1d<T, F, true, false>))                                               \
-    KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T,            \
-           (quantize_1d<T, F, false, true>))                                               \
-    KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T,           \
-           (quantize_1d<T, F, true, true>))                                                \
-    KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T,            \
-           (quantize_2d<T, F, true, false>))                                               \
-    KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T,            \
-           (quantize_2d<T, F, false, true>))                                               \
-    KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T,           \
-           (quantize_2d<T, F, true, true>))                                                \
-    KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T,           \
-           (dequantize_row<T, F>))                                                         \
-    KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T,           \
+#define QUANTIZE(source, T, format, F)                                                             \
+    KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+           (quantize_1d<T, F, true, false>))                                                       \
+    KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+           (quantize_1d<T, F, false, true>))                                                       \
+    KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T,                   \
+           (quantize_1d<T, F, true, true>))                                                        \
+    KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+           (quantize_2d<T, F, true, false>))                                                       \
+    KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+           (quantize_2d<T, F, false, true>))                                                       \
+    KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T,                   \
+           (quantize_2d<T, F, true, true>))                                                        \
+    KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T,                   \
+           (dequantize_row<T, F>))                                                                 \
+    KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T,                   \
            (dequantize_col<T, F>))
 
 QUANTIZE(fp32, float, e4m3, __NV_E4M3)

@@ -35,8 +35,7 @@ __device__ __forceinline__ uint32_t cast_four(float a, float b, float c, float d
 }
 
 /* Two bytes, the first in the lowest place, as floats (exact). */
-template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ float2 fp8_pair(uint32_t bytes) {
+template <__nv_fp8_interpretation_t F> __device__ __forceinline__ float2 fp8_pair(uint32_t bytes) {
     return __half22float2(
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(bytes & 0xFFFFu), F)));
 }

@@ -139,8 +139,7 @@ __device__ __forceinline__ void cross_entropy(const tn__cuda_cross_entropy_argum
         sum += exp((double)element<X>::load(a.logits, first + v) - largest);
     sum = block_reduce<take_sum>(sum);
     const double of_target = (double)element<X>::load(a.logits, first + target) - largest;
-    if (threadIdx.x == 0)
-        store_canonical<float>(a.loss, blockIdx.x, (float)(log(sum) - of_target));
+    if (threadIdx.x == 0) store_canonical<float>(a.loss, blockIdx.x, (float)(log(sum) - of_target));
     __syncthreads(); /* dlogits may be the logits' own memory */
     for (int64_t v = threadIdx.x; v < a.classes; v += TN__FLAT_THREADS) {
         double softmax = exp((double)element<X>::load(a.logits, first + v) - largest) / sum;
@@ -151,20 +150,19 @@ __device__ __forceinline__ void cross_entropy(const tn__cuda_cross_entropy_argum
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, arguments, body)                                                      \
-    extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                         \
-        name(const __grid_constant__ arguments a) {                                        \
-        body(a);                                                                           \
+#define KERNEL(name, arguments, body)                                                              \
+    extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                                 \
+        name(const __grid_constant__ arguments a) {                                                \
+        body(a);                                                                                   \
     }
-#define PAIR(from, X, to, Y)                                                               \
-    KERNEL(finish_##from##_##to, tn__cuda_finish_arguments, (finish<X, Y>))                \
-    KERNEL(convert_##from##_##to, tn__cuda_map_arguments, (convert<X, Y>))                 \
-    KERNEL(axpy_##from##_##to, tn__cuda_map_arguments, (axpy<X, Y>))                       \
-    KERNEL(cross_entropy_##from##_##to, tn__cuda_cross_entropy_arguments,                  \
-           (cross_entropy<X, Y>))
-#define PAIRS(from, X)                                                                     \
-    PAIR(from, X, fp32, float)                                                             \
-    PAIR(from, X, bf16, __nv_bfloat16)                                                     \
+#define PAIR(from, X, to, Y)                                                                       \
+    KERNEL(finish_##from##_##to, tn__cuda_finish_arguments, (finish<X, Y>))                        \
+    KERNEL(convert_##from##_##to, tn__cuda_map_arguments, (convert<X, Y>))                         \
+    KERNEL(axpy_##from##_##to, tn__cuda_map_arguments, (axpy<X, Y>))                               \
+    KERNEL(cross_entropy_##from##_##to, tn__cuda_cross_entropy_arguments, (cross_entropy<X, Y>))
+#define PAIRS(from, X)                                                                             \
+    PAIR(from, X, fp32, float)                                                                     \
+    PAIR(from, X, bf16, __nv_bfloat16)                                                             \
     PAIR(from, X, fp16, __half)
 
 PAIRS(fp32, float)

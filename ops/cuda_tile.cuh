@@ -25,9 +25,9 @@
 #include "cuda_arguments.h"
 
 enum {
-    PATCH = 8,                      /* rows and columns that a lane holds */
+    PATCH = 8, /* rows and columns that a lane holds */
     WARPS = TN__TILE_THREADS / 32,
-    UNITS = TN__TILE / PATCH,       /* of a column in shared memory */
+    UNITS = TN__TILE / PATCH, /* of a column in shared memory */
     TILE_PIECES = TN__TILE * TN__TILE / 16
 };
 
@@ -42,12 +42,8 @@ template <> struct element<float> {
     static __device__ uint32_t word(const float *values, int w) {
         return __float_as_uint(values[w]);
     }
-    static __device__ float load(const void *from, int64_t at) {
-        return ((const float *)from)[at];
-    }
-    static __device__ void store(void *to, int64_t at, float value) {
-        ((float *)to)[at] = value;
-    }
+    static __device__ float load(const void *from, int64_t at) { return ((const float *)from)[at]; }
+    static __device__ void store(void *to, int64_t at, float value) { ((float *)to)[at] = value; }
     static __device__ float max_finite() { return __uint_as_float(0x7F7FFFFFu); }
 };
 
@@ -93,8 +89,8 @@ template <> struct element<__half> {
 struct patch_place {
     uint32_t tile_row; /* of the grid of tiles */
     uint32_t tile_col;
-    int lane16; /* which of the 16 lanes of a half warp */
-    int unit;   /* which 8 rows of the tile */
+    int lane16;  /* which of the 16 lanes of a half warp */
+    int unit;    /* which 8 rows of the tile */
     int64_t row; /* first row of the patch in the matrix */
     int64_t tile_first_row;
     int64_t tile_first_col;
@@ -126,8 +122,8 @@ template <typename T> struct patch_words {
 /* Reads the patch; what lies outside of the matrix is 0. */
 template <typename T>
 __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<T>::COUNT],
-                                           const void *src, int64_t rows, int64_t cols,
-                                           int vectors, const patch_place &at) {
+                                           const void *src, int64_t rows, int64_t cols, int vectors,
+                                           const patch_place &at) {
     const int64_t first = at.row * cols + at.tile_first_col;
     if (vectors) {
 #pragma unroll
@@ -170,13 +166,13 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
 /* Makes the compiler forget that it has unpacked the words before: it would keep 64 floats alive
  * from one phase to the next, which takes twice the registers and halves the blocks that fit. */
 template <typename T>
-__device__ __forceinline__ void
-patch_stay_packed(uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void patch_stay_packed(uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     if constexpr (sizeof(T) == 2) {
 #pragma unroll
         for (int i = 0; i < PATCH; i++) {
 #pragma unroll
-            for (int w = 0; w < patch_words<T>::COUNT; w++) asm volatile("" : "+r"(words[i][w]));
+            for (int w = 0; w < patch_words<T>::COUNT; w++)
+                asm volatile("" : "+r"(words[i][w]));
         }
     }
 }
@@ -242,9 +238,8 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
 
 /* Reads src [cols, rows] into the transposed tile; the caller's barrier follows. Outside: 0. */
 template <int VECTOR>
-__device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char *src,
-                                                int64_t rows, int64_t cols, int vectors,
-                                                const patch_place &at) {
+__device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char *src, int64_t rows,
+                                                int64_t cols, int vectors, const patch_place &at) {
     if (vectors) {
         int piece = (int)(threadIdx.x % 8);
         int64_t row = at.tile_first_row + piece * 16;
