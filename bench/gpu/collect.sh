@@ -1,0 +1,62 @@
+#!/bin/sh
+# Runs on a GPU machine what bench/results/ is made of: the GPU tests, the main job, the
+# benchmarks, and the checks of compute-sanitizer.
+#
+# usage: bench/gpu/collect.sh BUILD OUT [PART...]
+#
+# BUILD is a release build, made there or elsewhere, OUT the folder for the results, a PART one of
+# tests, demo, bench, replay, sanitizer (default: all). Each file begins with its command and the
+# machine. The exit status is 1 if anything failed.
+set -u
+[ $# -ge 2 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
+build=$1
+out=$2
+shift 2
+parts=${*:-tests demo bench replay sanitizer}
+root=$(cd "$(dirname "$0")/../.." && pwd)
+trace=$root/bench/traces/lora.csv.gz
+gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
+failed=0
+mkdir -p "$out" || exit 1
+
+# record FILE COMMAND...: the command's output with what made it on top.
+record() {
+    file=$1
+    shift
+    { echo "# $*" | sed "s|$root/||g; s|$build/|build/release/|g"; echo "# on $gpu"; } >"$out/$file"
+    "$@" >>"$out/$file" 2>&1
+    status=$?
+    [ "$status" = 0 ] || failed=1
+    echo "$file: exit status $status"
+}
+
+for part in $parts; do
+    case $part in
+    tests)
+        for test in "$build"/tests/gpu_test_*; do
+            name=${test##*/gpu_test_}
+            record "test_$name.txt" "$test"
+        done
+        ;;
+    demo)
+        record demo.txt "$build/tenure-demo" --text "$root/LICENSE" --trace "$trace"
+        record demo_40_steps.txt "$build/tenure-demo" --text "$root/LICENSE" --trace "$trace" \
+            --steps 40
+        ;;
+    bench) record bench_gpu.txt "$build/tenure-bench-gpu" ;;
+    replay) record replay_lora.txt "$build/tenure" replay "$trace" --driver cuda ;;
+    sanitizer)
+        for tool in memcheck racecheck; do
+            for name in small_ops frozen_stack; do
+                record "${tool}_$name.txt" compute-sanitizer --tool $tool --error-exitcode 9 \
+                    "$build/tests/gpu_test_$name"
+            done
+        done
+        ;;
+    *)
+        echo "there is no part '$part'" >&2
+        exit 2
+        ;;
+    esac
+done
+exit $failed
