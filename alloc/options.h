@@ -17,6 +17,8 @@
     X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "2MiB", "physical handle size of VMM pools")    \
     X(SIZE, host_memory_bytes, "TENURE_HOST_MEMORY", NULL, "16GiB",                                \
       "device memory that the host driver offers")                                                 \
+    X(TEXT, nccl_library, "TENURE_NCCL_LIBRARY", NULL, "libnccl.so.2", "the NCCL to load")         \
+    X(TEXT, mpi_library, "TENURE_MPI_LIBRARY", NULL, "libtenure-mpi.so", "the MPI engine to load") \
     X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")          \
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
@@ -35,6 +37,8 @@ typedef struct tn__options {
     const char *cuda_library;
     size_t page_bytes;
     size_t host_memory_bytes;
+    const char *nccl_library;
+    const char *mpi_library;
     const char *trace;
     int release_frozen_columnwise;
 } tn__options;
