@@ -1,0 +1,111 @@
+# libtenure-dist.so, its MPI plug-in libtenure-mpi.so, and the tests that run under mpirun.
+#
+# libtenure-dist needs neither NCCL nor MPI: NCCL is loaded at run time and its interface is
+# declared in dist/nccl_abi.h, so AUTO is the same as ON but does not ask that it is here. The
+# plug-in is compiled against one MPI, as MPI libraries have no binary interface in common.
+
+# Sets TENURE_MPI_ENABLED in the caller.
+function(tenure_find_mpi)
+  set(enabled OFF)
+  if(NOT TENURE_MPI STREQUAL "OFF")
+    find_package(MPI QUIET COMPONENTS C)
+    if(MPI_C_FOUND)
+      set(enabled ON)
+    elseif(TENURE_MPI STREQUAL "ON")
+      message(FATAL_ERROR "TENURE_MPI=ON needs an MPI library and mpicc: install libopenmpi-dev "
+        "and openmpi-bin, or use TENURE_MPI=OFF")
+    endif()
+  endif()
+  message(STATUS "MPI engine: ${enabled}")
+  set(TENURE_MPI_ENABLED ${enabled} PARENT_SCOPE)
+  set(MPIEXEC_EXECUTABLE ${MPIEXEC_EXECUTABLE} PARENT_SCOPE)
+  set(MPIEXEC_NUMPROC_FLAG ${MPIEXEC_NUMPROC_FLAG} PARENT_SCOPE)
+endfunction()
+
+# Sets TENURE_NCCL_ENABLED in the caller.
+function(tenure_find_nccl)
+  set(enabled ON)
+  if(TENURE_NCCL STREQUAL "OFF")
+    set(enabled OFF)
+  elseif(TENURE_NCCL STREQUAL "ON")
+    find_library(TENURE_NCCL_LIBRARY NAMES libnccl.so.2 nccl
+      PATHS /usr/local/cuda/lib /usr/local/cuda/lib64)
+    if(NOT TENURE_NCCL_LIBRARY)
+      message(FATAL_ERROR "TENURE_NCCL=ON needs libnccl.so.2: install libnccl2, or use "
+        "TENURE_NCCL=AUTO, which loads it at run time where there is one")
+    endif()
+  endif()
+  message(STATUS "NCCL engine: ${enabled}")
+  set(TENURE_NCCL_ENABLED ${enabled} PARENT_SCOPE)
+endfunction()
+
+function(tenure_add_mpi_plugin)
+  file(GLOB sources CONFIGURE_DEPENDS dist/mpi/*.c)
+  set(map ${CMAKE_SOURCE_DIR}/dist/mpi/tenure_mpi.map)
+  add_library(tenure-mpi MODULE ${sources})
+  target_include_directories(tenure-mpi PRIVATE dist/mpi)
+  target_link_libraries(tenure-mpi PRIVATE tenure-dist tenure MPI::MPI_C Threads::Threads)
+  target_link_options(tenure-mpi PRIVATE -Wl,--version-script=${map})
+  if(NOT TENURE_SANITIZE)
+    target_link_options(tenure-mpi PRIVATE -Wl,-z,defs)
+  endif()
+  set_target_properties(tenure-mpi PROPERTIES LINK_DEPENDS ${map} INSTALL_RPATH "$ORIGIN")
+  install(TARGETS tenure-mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endfunction()
+
+tenure_find_mpi()
+tenure_find_nccl()
+tenure_add_library(tenure-dist SOURCES dist/*.c MAP dist/tenure_dist.map
+  HEADERS dist/tenure_dist.h LINK tenure Threads::Threads ${CMAKE_DL_LIBS})
+target_compile_definitions(tenure-dist-objects PRIVATE
+  TENURE_WITH_MPI=$<BOOL:${TENURE_MPI_ENABLED}> TENURE_WITH_NCCL=$<BOOL:${TENURE_NCCL_ENABLED}>)
+if(TENURE_MPI_ENABLED)
+  tenure_add_mpi_plugin()
+endif()
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+# Runs a test of tests/dist under mpirun, once for each count of ranks, as dist/<name>_<ranks>.
+function(tenure_add_rank_test name)
+  set(target dist_test_${name})
+  file(GLOB support CONFIGURE_DEPENDS tests/dist/*_support.c)
+  add_executable(${target} tests/dist/test_${name}.c ${support})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${target} PRIVATE tests/dist)
+  target_link_libraries(${target} PRIVATE tenure_test_support tenure-dist tenure
+    ${TENURE_CMOCKA} ${CMAKE_DL_LIBS} m)
+  add_dependencies(${target} tenure-mpi)
+  foreach(ranks ${ARGN})
+    set(test dist/${name}_${ranks})
+    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+      $<TARGET_FILE:${target}>)
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2
+      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT}")
+  endforeach()
+endfunction()
+
+# Open MPI as root, with more ranks than cores, on one machine without a network; none of this
+# means anything to another MPI.
+set(TENURE_RANK_TEST_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+  OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+  OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader
+  OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_plm_rsh_agent=sh
+  UBSAN_OPTIONS=print_stacktrace=1
+  LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/dist/mpi_leaks.txt)
+
+# Called at the end of the configuration, when what tests stand on is known.
+function(tenure_add_rank_tests)
+  tenure_add_rank_test(collectives 1 2 3 4)
+  tenure_add_rank_test(collective_order 1 2 3)
+  tenure_add_rank_test(collective_arguments 1 2 3)
+  tenure_add_rank_test(missing_rank 2 3 4)
+  tenure_add_rank_test(hung_rank 2 3)
+  # Exits by MPI_Abort, which the others do not survive: what was said before is what counts.
+  set_tests_properties(dist/hung_rank_2 dist/hung_rank_3 PROPERTIES
+    PASS_REGULAR_EXPRESSION "clean after a hung rank.*aborting the job"
+    FAIL_REGULAR_EXPRESSION "  FAILED  ")
+endfunction()
+
+if(TENURE_MPI_ENABLED AND MPIEXEC_EXECUTABLE AND BUILD_TESTING)
+  cmake_language(DEFER CALL tenure_add_rank_tests)
+endif()

@@ -1,0 +1,221 @@
+/* Communicators: made, waited for, failed and ended. See comm.h. */
+#include "comm.h"
+
+#include <time.h>
+
+#include "host_alloc.h"
+
+enum { MICROSECONDS = 1000000, POLL_US_MAX = 1000 };
+static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
+
+/* ---- which engine ------------------------------------------------------------------------- */
+
+static tn_status check_mpi(const tn_comm_config *config, const tn_device_info *info) {
+    if (info->driver != TN_DRIVER_HOST) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "the MPI engine works on host devices, not on %s: it does not stage device "
+                       "memory through the host; use TN_COMM_NCCL",
+                       info->name);
+    }
+    TN_REQUIRE(!config->id && !config->nccl_comm,
+               "tn_comm_config: id and nccl_comm are for NCCL, and the engine is MPI");
+    TN_REQUIRE(config->rank == 0 && config->rank_count == 0,
+               "tn_comm_config: rank %d of %d: MPI says them itself, both are 0 here", config->rank,
+               config->rank_count);
+    return TN_OK;
+}
+
+static tn_status check_nccl(const tn_comm_config *config, const tn_device_info *info) {
+    if (info->driver != TN_DRIVER_CUDA || info->simulated) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "the NCCL engine works on real CUDA devices, not on %s; a host device has "
+                       "MPI",
+                       info->name);
+    }
+    TN_REQUIRE(!config->id != !config->nccl_comm,
+               "tn_comm_config: NCCL takes either an id or an nccl_comm");
+    if (config->id) {
+        TN_REQUIRE(config->rank_count > 0 && config->rank >= 0 && config->rank < config->rank_count,
+                   "tn_comm_config: rank %d of %d: with an id, a rank is 0 to rank_count - 1",
+                   config->rank, config->rank_count);
+    } else {
+        TN_REQUIRE(config->rank == 0 && config->rank_count == 0,
+                   "tn_comm_config: rank %d of %d: nccl_comm says them itself, both are 0 here",
+                   config->rank, config->rank_count);
+    }
+    return TN_OK;
+}
+
+static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engine **out) {
+    tn_device_info info = TN_DEVICE_INFO_INIT;
+    TN_TRY(tn_device_info_get(config->device, &info));
+    tn_comm_engine engine = config->engine;
+    if (engine == TN_COMM_AUTO) engine = info.driver == TN_DRIVER_HOST ? TN_COMM_MPI : TN_COMM_NCCL;
+    switch (engine) {
+    case TN_COMM_MPI: TN_TRY(check_mpi(config, &info)); return tn__mpi_engine_get(out);
+    case TN_COMM_NCCL: TN_TRY(check_nccl(config, &info)); return tn__nccl_engine_get(out);
+    default:
+        return TN_FAIL(TN_INVALID_ARGUMENT, "tn_comm_config.engine is %d: no such engine",
+                       (int)config->engine);
+    }
+}
+
+/* ---- create and destroy ------------------------------------------------------------------- */
+
+static void free_comm(tn_comm *comm) {
+    if (comm->last) (void)comm->driver->event_destroy(comm->on, comm->last);
+    pthread_mutex_destroy(&comm->lock);
+    tn__host_free(comm->name);
+    tn__host_free(comm);
+}
+
+static tn_status make_comm(const tn_comm_config *config, tn_comm **out) {
+    tn_comm *comm = tn__host_alloc(1, sizeof *comm);
+    if (!comm) return TN_OUT_OF_HOST_MEMORY;
+    pthread_mutex_init(&comm->lock, NULL);
+    comm->device = config->device;
+    comm->driver = tn__device_driver(config->device);
+    comm->on = tn__device_state(config->device);
+    comm->timeout_us = config->timeout_us ? config->timeout_us : DEFAULT_TIMEOUT_US;
+    comm->stats = (tn_comm_stats)TN_COMM_STATS_INIT;
+    comm->name = tn__host_strdup(config->name ? config->name : "comm");
+    tn_status status = comm->name ? TN_OK : TN_OUT_OF_HOST_MEMORY;
+    if (status == TN_OK) status = comm->driver->event_create(comm->on, &comm->last);
+    if (status != TN_OK) {
+        free_comm(comm);
+        return status;
+    }
+    *out = comm;
+    return TN_OK;
+}
+
+tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out) {
+    TN_REQUIRE(config && out, "tn_comm_create: config and out are needed");
+    TN_REQUIRE(config->size == sizeof *config,
+               "tn_comm_config.size is %zu, not %zu: begin with TN_COMM_CONFIG_INIT", config->size,
+               sizeof *config);
+    TN_REQUIRE(config->device, "tn_comm_config.device is NULL");
+    const tn__comm_engine *engine;
+    tn_comm *comm;
+    TN_TRY(choose_engine(config, &engine));
+    TN_TRY(make_comm(config, &comm));
+    tn_comm_config resolved = *config;
+    resolved.name = comm->name;
+    resolved.timeout_us = comm->timeout_us;
+    comm->engine = engine;
+    tn_status status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
+    if (status != TN_OK) {
+        free_comm(comm);
+        return status;
+    }
+    tn__device_retain(comm->device);
+    *out = comm;
+    return TN_OK;
+}
+
+tn_status tn_comm_destroy(tn_comm *comm) {
+    if (!comm || tn__driver_is_gone()) return TN_OK;
+    tn_device *device = comm->device;
+    tn_status status = tn_comm_wait(comm);
+    comm->engine->leave(comm->state);
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    free_comm(comm);
+    tn__error_restore(&saved);
+    tn__device_release(device);
+    return status;
+}
+
+/* ---- failure and waiting ------------------------------------------------------------------- */
+
+tn_status tn__comm_fail_locked(tn_comm *comm, tn_status status) {
+    TN_ASSERT(comm->failure == TN_OK);
+    TN_ASSERT(status != TN_OK);
+    comm->failure = status;
+    tn__error_save(&comm->failure_text);
+    comm->engine->abort(comm->state);
+    tn__error_restore(&comm->failure_text);
+    return status;
+}
+
+tn_status tn__comm_check_locked(tn_comm *comm) {
+    if (comm->failure != TN_OK) {
+        tn__error_restore(&comm->failure_text);
+        return comm->failure;
+    }
+    tn_status status = comm->engine->check(comm->state);
+    return status == TN_OK ? TN_OK : tn__comm_fail_locked(comm, status);
+}
+
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * MICROSECONDS + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* An engine that has deadlines of its own knows who is missing: it gets the time to say so. */
+static uint64_t patience_us(const tn_comm *comm) {
+    return comm->engine->has_deadlines ? 2 * comm->timeout_us : comm->timeout_us;
+}
+
+static tn_status wait_is_over(const tn_comm *comm) {
+    return TN_FAIL(TN_COMM_TIMEOUT,
+                   "communicator %s, rank %d of %d: its collectives were not done %g s after the "
+                   "wait for them began",
+                   comm->name, comm->rank, comm->rank_count,
+                   (double)patience_us(comm) / MICROSECONDS);
+}
+
+static tn_status look_locked(tn_comm *comm, uint64_t start_us, int *is_done) {
+    *is_done = !comm->has_last;
+    TN_TRY(tn__comm_check_locked(comm));
+    if (!*is_done) TN_TRY(comm->driver->event_is_done(comm->on, comm->last, is_done));
+    /* What the last collective met was not known at the check above if it ended after that. */
+    if (*is_done) return tn__comm_check_locked(comm);
+    return now_us() - start_us < patience_us(comm) ? TN_OK : wait_is_over(comm);
+}
+
+/* One look: *is_over once all is done, or failed, or the time is up. */
+static tn_status look(tn_comm *comm, uint64_t start_us, int *is_over) {
+    int is_done;
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = look_locked(comm, start_us, &is_done);
+    if (status != TN_OK && comm->failure == TN_OK) (void)tn__comm_fail_locked(comm, status);
+    pthread_mutex_unlock(&comm->lock);
+    *is_over = is_done || status != TN_OK;
+    return status;
+}
+
+tn_status tn_comm_wait(tn_comm *comm) {
+    TN_REQUIRE(comm, "tn_comm_wait: comm is NULL");
+    uint64_t start_us = now_us();
+    long pause_us = 10;
+    int is_over = 0;
+    tn_status status = look(comm, start_us, &is_over);
+    while (!is_over) {
+        struct timespec pause = {0, pause_us * 1000};
+        nanosleep(&pause, NULL);
+        if (pause_us < POLL_US_MAX) pause_us *= 2;
+        status = look(comm, start_us, &is_over);
+    }
+    return status;
+}
+
+/* ---- what it is ---------------------------------------------------------------------------- */
+
+int tn_comm_rank(const tn_comm *comm) { return comm->rank; }
+
+int tn_comm_size(const tn_comm *comm) { return comm->rank_count; }
+
+const char *tn_comm_name(const tn_comm *comm) { return comm->name; }
+
+const char *tn_comm_engine_name(const tn_comm *comm) { return comm->engine->name; }
+
+tn_status tn_comm_stats_get(tn_comm *comm, tn_comm_stats *out) {
+    TN_REQUIRE(comm, "tn_comm_stats_get: comm is NULL");
+    TN_REQUIRE(out && out->size == sizeof *out, "tn_comm_stats_get: begin with TN_COMM_STATS_INIT");
+    pthread_mutex_lock(&comm->lock);
+    *out = comm->stats;
+    pthread_mutex_unlock(&comm->lock);
+    return TN_OK;
+}

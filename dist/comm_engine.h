@@ -1,0 +1,64 @@
+/* What a communicator asks of its engine: one table, two engines.
+ *
+ *     nccl_engine.c       NCCL, loaded at run time with its interface declared in nccl_abi.h
+ *     mpi/mpi_engine.c    MPI, which has no binary interface to declare: compiled against its
+ *                         headers into the plug-in libtenure-mpi.so, loaded by mpi_plugin.c
+ *
+ * comm.c above the table checks arguments, keeps a communicator's collectives in one order over
+ * all streams, counts bytes and remembers the first failure. An engine does one collective at a
+ * time, and ends what it put on streams in bounded time once it is told to abort.
+ */
+#ifndef TENURE_COMM_ENGINE_H
+#define TENURE_COMM_ENGINE_H
+
+#include "error.h"
+#include "tenure_dist.h"
+
+/* Rises with every change of what is in this file: a plug-in of another build is refused. */
+enum { TN__COMM_ENGINE_ABI = 1 };
+
+typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
+
+typedef struct tn__collective_call {
+    tn_collective kind;
+    const void *src;
+    void *dst;
+    size_t count; /* elements: of one part (all_gather, reduce_scatter) or of all */
+    size_t element_bytes;
+    tn_dtype dtype; /* of reductions; else TN_BYTE */
+    tn_reduce reduce;
+    int root;
+} tn__collective_call;
+
+typedef struct tn__comm_engine {
+    unsigned abi;
+    const char *name;
+    /* 1: a collective on a stream ends by itself timeout_us after its start, check() says why. */
+    int has_deadlines;
+
+    /* Joins the other ranks within config->timeout_us, which is not 0; name is not NULL. */
+    tn_status (*join)(const tn_comm_config *config, int *rank, int *rank_count,
+                      tn__comm_state **out);
+
+    /* Puts a checked collective on the stream, where no other of this communicator runs beside
+     * it. On failure nothing was put, unless check() fails from then on. */
+    tn_status (*start)(tn__comm_state *state, const tn__collective_call *call, tn_stream stream);
+
+    /* TN_OK, or the recorded failure of what was put on streams before. Never waits. */
+    tn_status (*check)(tn__comm_state *state);
+
+    /* Makes what is on streams end soon without touching memory again. May come twice. */
+    void (*abort)(tn__comm_state *state);
+
+    /* Ends the state: nothing is on streams, or it has been aborted. */
+    void (*leave)(tn__comm_state *state);
+} tn__comm_engine;
+
+/* The plug-in's one symbol. */
+#define TN__MPI_ENGINE_SYMBOL "tn__mpi_engine"
+
+/* TN_UNSUPPORTED, with what is missing, where the engine is not to be had. */
+tn_status tn__nccl_engine_get(const tn__comm_engine **out);
+tn_status tn__mpi_engine_get(const tn__comm_engine **out);
+
+#endif

@@ -1,0 +1,73 @@
+/* The part of NCCL's binary interface that we call, declared by ourselves.
+ *
+ * Facts only: names, numbers and layouts of NCCL 2.14 and later. ncclComm_t and cudaStream_t are
+ * void *, enums are int. Where nccl.h is present, tests/unit/test_nccl_abi.c compares all of this
+ * with it; the names here differ from its names so that both can be included.
+ */
+#ifndef TENURE_NCCL_ABI_H
+#define TENURE_NCCL_ABI_H
+
+#include <stddef.h>
+
+typedef int tn__nccl_result;
+
+enum {
+    TN__NCCL_SUCCESS = 0,
+    TN__NCCL_INVALID_ARGUMENT = 4,
+    TN__NCCL_IN_PROGRESS = 7,
+    TN__NCCL_SUM = 0,
+    TN__NCCL_MAX = 2,
+    TN__NCCL_UINT8 = 1,
+    TN__NCCL_FLOAT32 = 7,
+    TN__NCCL_BFLOAT16 = 9,
+    TN__NCCL_ID_BYTES = 128
+};
+
+#define TN__NCCL_RESULT_NAMES                                                                      \
+    "ncclSuccess", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError",               \
+        "ncclInvalidArgument", "ncclInvalidUsage", "ncclRemoteError", "ncclInProgress"
+
+typedef struct tn__nccl_id {
+    char bytes[TN__NCCL_ID_BYTES];
+} tn__nccl_id;
+
+/* ncclConfig_t as it was in 2.14, which later libraries take by its version. */
+typedef struct tn__nccl_config {
+    size_t size;
+    unsigned magic;
+    unsigned version;
+    int blocking;
+} tn__nccl_config;
+enum { TN__NCCL_CONFIG_VERSION = 21400 };
+#define TN__NCCL_CONFIG_MAGIC 0xcafebeefu
+
+/* X(field, "name", result type, (parameters)) */
+#define TN__NCCL_CALLS(X)                                                                          \
+    X(version, "ncclGetVersion", tn__nccl_result, (int *version))                                  \
+    X(error_string, "ncclGetErrorString", const char *, (tn__nccl_result code))                    \
+    X(last_error, "ncclGetLastError", const char *, (void *comm))                                  \
+    X(id, "ncclGetUniqueId", tn__nccl_result, (tn__nccl_id * id))                                  \
+    X(join, "ncclCommInitRankConfig", tn__nccl_result,                                             \
+      (void **comm, int rank_count, tn__nccl_id id, int rank, tn__nccl_config *config))            \
+    X(finalize, "ncclCommFinalize", tn__nccl_result, (void *comm))                                 \
+    X(destroy, "ncclCommDestroy", tn__nccl_result, (void *comm))                                   \
+    X(abort, "ncclCommAbort", tn__nccl_result, (void *comm))                                       \
+    X(async_error, "ncclCommGetAsyncError", tn__nccl_result, (void *comm, tn__nccl_result *code))  \
+    X(count, "ncclCommCount", tn__nccl_result, (void *comm, int *count))                           \
+    X(device, "ncclCommCuDevice", tn__nccl_result, (void *comm, int *device))                      \
+    X(rank, "ncclCommUserRank", tn__nccl_result, (void *comm, int *rank))                          \
+    X(all_gather, "ncclAllGather", tn__nccl_result,                                                \
+      (const void *src, void *dst, size_t count, int type, void *comm, void *stream))              \
+    X(reduce_scatter, "ncclReduceScatter", tn__nccl_result,                                        \
+      (const void *src, void *dst, size_t count, int type, int reduce, void *comm, void *stream))  \
+    X(all_reduce, "ncclAllReduce", tn__nccl_result,                                                \
+      (const void *src, void *dst, size_t count, int type, int reduce, void *comm, void *stream))  \
+    X(broadcast, "ncclBroadcast", tn__nccl_result,                                                 \
+      (const void *src, void *dst, size_t count, int type, int root, void *comm, void *stream))
+
+#define TN__NCCL_AS_MEMBER(field, name, result, parameters) result(*field) parameters;
+typedef struct tn__nccl_calls {
+    TN__NCCL_CALLS(TN__NCCL_AS_MEMBER)
+} tn__nccl_calls;
+
+#endif

@@ -1,0 +1,230 @@
+/* The NCCL engine: communicators that never block the host for longer than their deadline.
+ *
+ * Our own communicators are non-blocking: a call that is not through at once says so
+ * (ncclInProgress), and is polled until it is or the time is up; then the communicator is
+ * aborted, which also ends its kernels. An adopted communicator is the caller's in every way: it
+ * is neither aborted nor destroyed here, and if it is a blocking one its calls may block.
+ *
+ * Invariant: comm is NULL once it has been aborted, and is not used after that.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "driver.h"
+#include "host_alloc.h"
+#include "nccl_load.h"
+
+enum { MICROSECONDS = 1000000, POLL_US = 20 };
+
+struct tn__comm_state {
+    const tn__nccl_calls *calls;
+    const tn__driver *driver;
+    tn__driver_device *on;
+    void *comm;
+    int is_adopted;
+    uint64_t timeout_us;
+    void *barrier_word; /* device memory: NCCL has no barrier, an all-reduce of one float is one */
+    tn_status failure;  /* of an aborted communicator */
+    tn__saved_error failure_text;
+};
+
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * MICROSECONDS + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* ---- failure -------------------------------------------------------------------------------- */
+
+static void nccl_abort(tn__comm_state *state) {
+    if (state->comm && !state->is_adopted) {
+        (void)state->driver->make_current(state->on);
+        (void)state->calls->abort(state->comm);
+    }
+    state->comm = NULL;
+}
+
+/* Remembers this thread's last error, and aborts. */
+static tn_status fail_for_good(tn__comm_state *state, tn_status status) {
+    state->failure = status;
+    tn__error_save(&state->failure_text);
+    nccl_abort(state);
+    tn__error_restore(&state->failure_text);
+    return status;
+}
+
+static tn_status nccl_check(tn__comm_state *state) {
+    int code = TN__NCCL_SUCCESS;
+    if (state->failure != TN_OK) {
+        tn__error_restore(&state->failure_text);
+        return state->failure;
+    }
+    if (!state->comm) return TN_FAIL(TN_COMM_ERROR, "the NCCL communicator has been aborted");
+    int result = state->calls->async_error(state->comm, &code);
+    if (result != TN__NCCL_SUCCESS)
+        return tn__nccl_fail(state->calls, state->comm, result, "ncclCommGetAsyncError");
+    if (code == TN__NCCL_SUCCESS || code == TN__NCCL_IN_PROGRESS) return TN_OK;
+    tn_status status = tn__nccl_fail(state->calls, state->comm, code, "an NCCL collective");
+    return status == TN_INVALID_ARGUMENT ? TN_COMM_ERROR : status;
+}
+
+/* Polls a call that is in progress until it is through or the time is up. */
+static tn_status finish_call(tn__comm_state *state, int code, const char *call) {
+    uint64_t start_us = now_us();
+    while (code == TN__NCCL_IN_PROGRESS) {
+        struct timespec pause = {0, POLL_US * 1000};
+        int result = state->calls->async_error(state->comm, &code);
+        if (result != TN__NCCL_SUCCESS) code = result;
+        if (code != TN__NCCL_IN_PROGRESS) break;
+        if (now_us() - start_us >= state->timeout_us) {
+            return fail_for_good(state,
+                                 TN_FAIL(TN_COMM_TIMEOUT, "%s: not all ranks joined it within %g s",
+                                         call, (double)state->timeout_us / MICROSECONDS));
+        }
+        nanosleep(&pause, NULL);
+    }
+    if (code == TN__NCCL_SUCCESS) return TN_OK;
+    tn_status status = tn__nccl_fail(state->calls, state->comm, code, call);
+    return status == TN_INVALID_ARGUMENT ? status : fail_for_good(state, status);
+}
+
+/* ---- joining and leaving -------------------------------------------------------------------- */
+
+static tn_status join_by_id(tn__comm_state *state, const tn_comm_config *config) {
+    tn__nccl_id id;
+    tn__nccl_config nccl_config;
+    memset(&nccl_config, 0, sizeof nccl_config);
+    nccl_config.size = sizeof nccl_config;
+    nccl_config.magic = TN__NCCL_CONFIG_MAGIC;
+    nccl_config.version = TN__NCCL_CONFIG_VERSION;
+    nccl_config.blocking = 0;
+    memcpy(&id, config->id, sizeof id);
+    int code = state->calls->join(&state->comm, config->rank_count, id, config->rank, &nccl_config);
+    if (!state->comm && code == TN__NCCL_IN_PROGRESS) code = TN__NCCL_SUCCESS;
+    return finish_call(state, code, "ncclCommInitRankConfig");
+}
+
+static tn_status adopt(tn__comm_state *state, const tn_comm_config *config) {
+    tn_device_info info = TN_DEVICE_INFO_INIT;
+    int ordinal = -1;
+    TN_TRY(tn_device_info_get(config->device, &info));
+    state->comm = config->nccl_comm;
+    state->is_adopted = 1;
+    int code = state->calls->device(state->comm, &ordinal);
+    if (code != TN__NCCL_SUCCESS)
+        return tn__nccl_fail(state->calls, state->comm, code, "ncclCommCuDevice");
+    TN_REQUIRE(ordinal == info.ordinal,
+               "the adopted NCCL communicator is of CUDA device %d, tn_comm_config.device is %d",
+               ordinal, info.ordinal);
+    return TN_OK;
+}
+
+static tn_status read_ranks(tn__comm_state *state, int *rank, int *rank_count) {
+    int code = state->calls->rank(state->comm, rank);
+    if (code == TN__NCCL_SUCCESS) code = state->calls->count(state->comm, rank_count);
+    if (code == TN__NCCL_SUCCESS) return TN_OK;
+    return tn__nccl_fail(state->calls, state->comm, code, "ncclCommUserRank");
+}
+
+static void nccl_leave(tn__comm_state *state) {
+    (void)state->driver->make_current(state->on);
+    if (state->comm && !state->is_adopted) {
+        int code = state->calls->finalize(state->comm);
+        if (finish_call(state, code, "ncclCommFinalize") == TN_OK)
+            (void)state->calls->destroy(state->comm);
+        else
+            nccl_abort(state);
+    }
+    if (state->barrier_word) (void)state->driver->mem_free(state->on, state->barrier_word);
+    tn__host_free(state);
+}
+
+static tn_status make_barrier_word(tn__comm_state *state) {
+    TN_TRY(state->driver->mem_alloc(state->on, sizeof(float), &state->barrier_word));
+    TN_TRY(state->driver->fill(state->on, state->barrier_word, 0, sizeof(float), NULL));
+    return state->driver->stream_synchronize(state->on, NULL);
+}
+
+static tn_status nccl_join(const tn_comm_config *config, int *rank, int *rank_count,
+                           tn__comm_state **out) {
+    tn__comm_state *state = tn__host_alloc(1, sizeof *state);
+    if (!state) return TN_OUT_OF_HOST_MEMORY;
+    state->driver = tn__device_driver(config->device);
+    state->on = tn__device_state(config->device);
+    state->timeout_us = config->timeout_us;
+    tn_status status = tn__nccl_load(&state->calls);
+    if (status == TN_OK) status = state->driver->make_current(state->on);
+    if (status == TN_OK) status = make_barrier_word(state);
+    if (status == TN_OK) status = config->id ? join_by_id(state, config) : adopt(state, config);
+    if (status == TN_OK) status = read_ranks(state, rank, rank_count);
+    if (status != TN_OK) {
+        tn__saved_error saved;
+        tn__error_save(&saved);
+        nccl_abort(state);
+        nccl_leave(state);
+        tn__error_restore(&saved);
+        return status;
+    }
+    *out = state;
+    return TN_OK;
+}
+
+/* ---- collectives ---------------------------------------------------------------------------- */
+
+static int type_of(tn_dtype dtype) {
+    switch (dtype) {
+    case TN_FP32: return TN__NCCL_FLOAT32;
+    case TN_BF16: return TN__NCCL_BFLOAT16;
+    default: return TN__NCCL_UINT8;
+    }
+}
+
+static int reduction_of(tn_reduce reduce) {
+    return reduce == TN_REDUCE_MAX ? TN__NCCL_MAX : TN__NCCL_SUM;
+}
+
+static tn_status nccl_start(tn__comm_state *state, const tn__collective_call *call,
+                            tn_stream stream) {
+    const tn__nccl_calls *calls = state->calls;
+    int type = type_of(call->dtype), reduction = reduction_of(call->reduce), code;
+    TN_TRY(state->driver->make_current(state->on));
+    switch (call->kind) {
+    case TN_ALL_GATHER:
+        code = calls->all_gather(call->src, call->dst, call->count, type, state->comm, stream);
+        return finish_call(state, code, "ncclAllGather");
+    case TN_REDUCE_SCATTER:
+        code = calls->reduce_scatter(call->src, call->dst, call->count, type, reduction,
+                                     state->comm, stream);
+        return finish_call(state, code, "ncclReduceScatter");
+    case TN_ALL_REDUCE:
+        code = calls->all_reduce(call->src, call->dst, call->count, type, reduction, state->comm,
+                                 stream);
+        return finish_call(state, code, "ncclAllReduce");
+    case TN_BROADCAST:
+        code = calls->broadcast(call->src, call->dst, call->count, type, call->root, state->comm,
+                                stream);
+        return finish_call(state, code, "ncclBroadcast");
+    default:
+        code = calls->all_reduce(state->barrier_word, state->barrier_word, 1, TN__NCCL_FLOAT32,
+                                 TN__NCCL_MAX, state->comm, stream);
+        return finish_call(state, code, "ncclAllReduce of a barrier");
+    }
+}
+
+static const tn__comm_engine engine = {
+    .abi = TN__COMM_ENGINE_ABI,
+    .name = "NCCL",
+    .has_deadlines = 0,
+    .join = nccl_join,
+    .start = nccl_start,
+    .check = nccl_check,
+    .abort = nccl_abort,
+    .leave = nccl_leave,
+};
+
+tn_status tn__nccl_engine_get(const tn__comm_engine **out) {
+    const tn__nccl_calls *calls;
+    TN_TRY(tn__nccl_load(&calls));
+    *out = &engine;
+    return TN_OK;
+}

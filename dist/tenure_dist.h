@@ -1,0 +1,178 @@
+/* Tenure: communicators and collectives on device memory, in stream order.
+ *
+ *     tn_comm *comm;
+ *     tn_comm_config config = TN_COMM_CONFIG_INIT;
+ *     config.device = device;                          (a host device under mpirun: MPI)
+ *     if (tn_comm_create(&config, &comm) != TN_OK) puts(tn_error_last());
+ *     tn_all_gather(comm, shard, whole, shard_bytes, stream);
+ *     ... work on `stream` that reads `whole` ...
+ *     tn_all_reduce(comm, grad, grad, count, TN_BF16, TN_REDUCE_SUM, stream);
+ *     if (tn_comm_wait(comm) != TN_OK) puts(tn_error_last());   (a rank that hangs shows here)
+ *     tn_comm_destroy(comm);
+ *
+ * On a GPU, rank 0 makes an id and hands it to the others by any means (MPI, a file, a socket):
+ *
+ *     tn_comm_id id;
+ *     if (rank == 0) tn_comm_id_create(&id);
+ *     ... id reaches every rank ...
+ *     config.id = &id, config.rank = rank, config.rank_count = rank_count;
+ *
+ * Engines, found at run time; this library needs neither to load:
+ *
+ *     NCCL  real CUDA devices; libnccl.so.2 (TENURE_NCCL_LIBRARY names another one)
+ *     MPI   host devices; libtenure-mpi.so beside this library (TENURE_MPI_LIBRARY another one),
+ *           which needs libmpi. It initializes MPI if the program has not, and then finalizes it
+ *           at exit; a program that initializes MPI itself asks for MPI_THREAD_MULTIPLE, or for
+ *           MPI_THREAD_SERIALIZED and makes no MPI calls while work is on a communicator.
+ *
+ * Rules for every collective: all ranks make the same calls with the same arguments (but for the
+ * addresses) in the same order, and so they are done: one communicator's collectives run one
+ * after the other, on whichever streams they were put. Addresses are of blocks of a pool or of
+ * leased planes; they stay valid in the order of `stream` (on another stream than the block's
+ * own, tn_record_use right after the call). Source and destination are apart, or in place as
+ * each call says. A count of 0 is success and puts nothing on the stream.
+ *
+ * Failure: a rank that does not come, dies or calls something else makes the communicator of the
+ * others fail, once and for good: every later call on it gives the same status and text,
+ * TN_COMM_TIMEOUT or TN_COMM_ERROR. What was on streams then ends by itself, results undefined,
+ * and never touches memory again, so that blocks are freed as ever. A failed communicator is
+ * destroyed and made again. Where it is noticed: MPI counts the deadline of each collective from
+ * where its stream comes to it, and sees calls that do not match; NCCL has the deadline in
+ * tn_comm_create, in the first collectives (which connect), tn_comm_wait and tn_comm_destroy,
+ * and calls that do not match are undefined, as NCCL has it.
+ *
+ * Threads: any thread may call; the order of calls is then the program's business.
+ */
+#ifndef TENURE_DIST_H
+#define TENURE_DIST_H
+
+#include "tenure_tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- communicators ------------------------------------------------------------------------ */
+
+typedef struct tn_comm tn_comm;
+
+typedef enum tn_comm_engine {
+    TN_COMM_AUTO = 0, /* NCCL on a CUDA device, MPI on a host device */
+    TN_COMM_NCCL,
+    TN_COMM_MPI
+} tn_comm_engine;
+
+/* What ranks of an NCCL communicator find each other by. */
+typedef struct tn_comm_id {
+    unsigned char bytes[128];
+} tn_comm_id;
+
+/* Makes a new id, on one rank. TN_UNSUPPORTED without NCCL: the text says what was looked for. */
+TN_API TN_MUST_USE tn_status tn_comm_id_create(tn_comm_id *out);
+
+typedef struct tn_comm_config {
+    size_t size;
+    tn_device *device; /* must outlive the communicator */
+    tn_comm_engine engine;
+    const char *name; /* in texts; copied; NULL means "comm" */
+    /* Rank and count: MPI's own (of MPI_COMM_WORLD) or the adopted communicator's, and then both
+     * are 0 here; with an id they are said here. */
+    int rank;
+    int rank_count;
+    const tn_comm_id *id; /* NCCL: join the others by it */
+    void *nccl_comm;      /* NCCL: or use this ncclComm_t, which stays the caller's */
+    uint64_t timeout_us;  /* 0: ten minutes */
+} tn_comm_config;
+#define TN_COMM_CONFIG_INIT                                                                        \
+    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0 }
+
+/* Joins the others: every rank calls, and several communicators are made in the same order.
+ * Errors: TN_UNSUPPORTED (no such engine here, or not for this device: the text says what is
+ * missing), TN_COMM_TIMEOUT (not all came), TN_COMM_ERROR, TN_INVALID_ARGUMENT, TN_INVALID_STATE
+ * (MPI has been finalized), out of memory. */
+TN_API TN_MUST_USE tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out);
+
+/* Waits for its collectives as tn_comm_wait does, then ends it, whatever the status says: that
+ * of the wait. NULL is a no-op. An adopted communicator is left as it is. */
+TN_API tn_status tn_comm_destroy(tn_comm *comm);
+
+TN_API int tn_comm_rank(const tn_comm *comm);
+TN_API int tn_comm_size(const tn_comm *comm); /* count of ranks */
+TN_API const char *tn_comm_name(const tn_comm *comm);
+TN_API const char *tn_comm_engine_name(const tn_comm *comm); /* "NCCL" or "MPI" */
+
+/* Waits on the host until the collectives that were put on streams are done: TN_OK, or why they
+ * will not be. After timeout_us (with MPI, whose collectives have that deadline themselves, twice
+ * timeout_us) it gives up with TN_COMM_TIMEOUT, also if what holds them up is other work before
+ * them on their stream. */
+TN_API TN_MUST_USE tn_status tn_comm_wait(tn_comm *comm);
+
+/* ---- collectives -------------------------------------------------------------------------- */
+
+/* What reductions do; of fp32 and bf16. SUM: in fp32; with MPI in the order of the ranks from 0
+ * and rounded once to nearest even, so that all ranks have the same bits in every run; with NCCL
+ * in its order. MAX ignores NaN where there is another value. */
+typedef enum tn_reduce { TN_REDUCE_SUM = 0, TN_REDUCE_MAX } tn_reduce;
+
+/* dst = the `bytes` of every rank in the order of ranks. In place: src == dst + rank * bytes. */
+TN_API TN_MUST_USE tn_status tn_all_gather(tn_comm *comm, const void *src, void *dst, size_t bytes,
+                                           tn_stream stream);
+
+/* src holds rank_count parts of `count` elements; dst = part `rank`, reduced over the ranks. In
+ * place: dst == src + rank * count elements. */
+TN_API TN_MUST_USE tn_status tn_reduce_scatter(tn_comm *comm, const void *src, void *dst,
+                                               size_t count, tn_dtype dtype, tn_reduce reduce,
+                                               tn_stream stream);
+
+/* dst = the `count` elements reduced over the ranks, any count. In place: dst == src. */
+TN_API TN_MUST_USE tn_status tn_all_reduce(tn_comm *comm, const void *src, void *dst, size_t count,
+                                           tn_dtype dtype, tn_reduce reduce, tn_stream stream);
+
+/* The `bytes` of rank root, on every rank. */
+TN_API TN_MUST_USE tn_status tn_broadcast(tn_comm *comm, void *buffer, size_t bytes, int root,
+                                          tn_stream stream);
+
+/* What is put on `stream` from now on starts after every rank's stream has come to its barrier. */
+TN_API TN_MUST_USE tn_status tn_barrier(tn_comm *comm, tn_stream stream);
+
+/* ---- statistics --------------------------------------------------------------------------- */
+
+typedef enum tn_collective {
+    TN_ALL_GATHER = 0,
+    TN_REDUCE_SCATTER,
+    TN_ALL_REDUCE,
+    TN_BROADCAST,
+    TN_BARRIER,
+    TN_COLLECTIVE_COUNT
+} tn_collective;
+
+TN_API const char *tn_collective_name(tn_collective collective); /* "all_gather" */
+
+/* Payload that this rank has to send to others, counted as calls are put on streams. With n
+ * ranks and an all_reduce cut in n parts of ceil(count / n) elements, of which this rank's has p:
+ *
+ *     all_gather      (n - 1) * bytes
+ *     reduce_scatter  (n - 1) * count elements
+ *     all_reduce      count - p elements to reduce them, then (n - 1) * p of the result
+ *     broadcast       (n - 1) * bytes at the root, else 0
+ *     barrier         0
+ *
+ * MPI sends just these, and a header of each call that is not counted. For NCCL it is the least
+ * that any algorithm can do without the network's help. */
+typedef struct tn_comm_stats {
+    size_t size;
+    uint64_t calls[TN_COLLECTIVE_COUNT]; /* that were put on a stream: none of count 0 */
+    uint64_t wire_bytes[TN_COLLECTIVE_COUNT];
+} tn_comm_stats;
+#define TN_COMM_STATS_INIT                                                                         \
+    {                                                                                              \
+        sizeof(tn_comm_stats), {0}, { 0 }                                                          \
+    }
+
+/* Also of a failed communicator. */
+TN_API TN_MUST_USE tn_status tn_comm_stats_get(tn_comm *comm, tn_comm_stats *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
