@@ -40,6 +40,20 @@ if LC_ALL=C nm -D --undefined-only "$build/libtenure.so" | grep -E ' (cu|nccl|MP
     fail "libtenure.so has undefined names of CUDA, NCCL or MPI"
 fi
 
+# NCCL and MPI are loaded when they are first used; only the plug-in is linked with MPI.
+if [ -f "$build/libtenure-dist.so" ]; then
+    if needed "$build/libtenure-dist.so" | grep -Ei 'mpi|nccl|cuda'; then
+        fail "libtenure-dist.so needs the above"
+    fi
+    if LC_ALL=C nm -D --undefined-only "$build/libtenure-dist.so" | grep -E ' (cu|nccl|MPI_)[A-Z]'
+    then
+        fail "libtenure-dist.so has undefined names of CUDA, NCCL or MPI"
+    fi
+fi
+if [ -f "$build/libtenure-mpi.so" ] && ! needed "$build/libtenure-mpi.so" | grep -q '^libmpi'; then
+    fail "libtenure-mpi.so is not linked with MPI"
+fi
+
 exports=$(LC_ALL=C nm -D --defined-only "$build/libtenure-jemalloc.so" | awk '{print $3}' | sort)
 expected="tn__je_dallocx
 tn__je_mallctl

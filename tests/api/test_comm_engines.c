@@ -1,0 +1,60 @@
+/* Engines that are not there: the status, and words that say what was looked for. */
+#include "test_support.h"
+
+#include <stdlib.h>
+
+#include "tenure_dist.h"
+
+static tn_status create(tn_device *device, tn_comm_engine engine) {
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_comm *comm = NULL;
+    config.device = device;
+    config.engine = engine;
+    tn_status status = tn_comm_create(&config, &comm);
+    assert_null(comm);
+    return status;
+}
+
+static void a_missing_mpi_engine_is_named(void **state) {
+    (void)state;
+    tn_device *device = test_open_host();
+    EXPECT_STATUS(create(device, TN_COMM_AUTO), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("no MPI engine: ");
+    EXPECT_ERROR_HAS("/libtenure-mpi-missing.so");
+    EXPECT_ERROR_HAS("TENURE_MPI_LIBRARY");
+    EXPECT_OK(tn_device_destroy(device));
+}
+
+static void a_missing_nccl_is_named(void **state) {
+    (void)state;
+    tn_comm_id id = {{9}};
+    EXPECT_STATUS(tn_comm_id_create(&id), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("libnccl-missing.so.2");
+    EXPECT_ERROR_HAS("TENURE_NCCL_LIBRARY");
+    assert_int_equal(id.bytes[0], 9);
+}
+
+static void nccl_is_for_real_gpus(void **state) {
+    (void)state;
+    tn_device *host = test_open_host(), *sim = test_open_sim(0, 0);
+    EXPECT_STATUS(create(host, TN_COMM_NCCL), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the NCCL engine works on real CUDA devices");
+    EXPECT_STATUS(create(sim, TN_COMM_AUTO), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the NCCL engine works on real CUDA devices");
+    EXPECT_STATUS(create(sim, TN_COMM_MPI), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the MPI engine works on host devices");
+    test_close_sim(sim);
+    EXPECT_OK(tn_device_destroy(host));
+}
+
+int main(void) {
+    /* Before the first call reads the options. */
+    setenv("TENURE_MPI_LIBRARY", "libtenure-mpi-missing.so", 1);
+    setenv("TENURE_NCCL_LIBRARY", "libnccl-missing.so.2", 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_missing_mpi_engine_is_named),
+        cmocka_unit_test(a_missing_nccl_is_named),
+        cmocka_unit_test(nccl_is_for_real_gpus),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

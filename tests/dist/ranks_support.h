@@ -1,0 +1,40 @@
+/* What a test that runs on several ranks stands on: a host device, a pool, two streams and a
+ * communicator of all ranks. */
+#ifndef TENURE_RANKS_SUPPORT_H
+#define TENURE_RANKS_SUPPORT_H
+
+#include "tenure_dist.h"
+#include "test_pools.h"
+
+typedef struct rank_fixture {
+    tn_device *device;
+    tn_pool *pool;
+    tn_stream stream;
+    tn_stream other;
+    tn_comm *comm;
+    int rank;
+    int count;
+} rank_fixture;
+
+rank_fixture ranks_open(void);
+
+/* Fails unless the communicator is in order, no block is live, and the books balance. */
+void ranks_close(rank_fixture *ranks);
+
+/* A communicator of all ranks on the device. timeout_us 0: long, but a test that hangs ends. */
+tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeout_us);
+
+/* Waits for the communicator, and for both streams. */
+void ranks_wait(const rank_fixture *ranks);
+
+tn_comm_stats ranks_stats(const rank_fixture *ranks);
+
+/* A gate in a stream: work behind it starts when it is opened. */
+typedef struct ranks_gate ranks_gate;
+ranks_gate *ranks_gate_put(const rank_fixture *ranks, tn_stream stream);
+void ranks_gate_open(ranks_gate *gate);
+
+/* Once the stream has passed it. */
+void ranks_gate_end(ranks_gate *gate);
+
+#endif

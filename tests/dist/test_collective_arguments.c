@@ -1,0 +1,140 @@
+/* Calls that are wrong: on one rank they are refused and change nothing; where ranks differ, all
+ * of them learn it, and a new communicator works. */
+#include "ranks_support.h"
+
+#include <string.h>
+
+static rank_fixture all;
+static float *src, *dst; /* of 64 elements for each rank */
+
+static tn_status reduce(tn_comm *comm, size_t count, tn_dtype dtype, tn_reduce reduce) {
+    return tn_all_reduce(comm, src, dst, count, dtype, reduce, all.stream);
+}
+
+static void wrong_arguments_are_refused_and_change_nothing(void **state) {
+    (void)state;
+    char *bytes = (char *)src;
+    tn_comm_stats before = ranks_stats(&all);
+    EXPECT_STATUS(tn_all_gather(NULL, src, dst, 4, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_all_gather(all.comm, NULL, dst, 4, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("an address is NULL");
+    EXPECT_STATUS(tn_all_gather(all.comm, bytes + 1, bytes, 100, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("the ranges overlap and are not in place");
+    EXPECT_STATUS(tn_all_reduce(all.comm, bytes + 4, bytes, 2, TN_FP32, TN_REDUCE_SUM, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_all_reduce(all.comm, bytes + 2, dst, 1, TN_FP32, TN_REDUCE_SUM, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("is not aligned to an element of 4 bytes");
+    EXPECT_STATUS(reduce(all.comm, 1, TN_FP16, TN_REDUCE_SUM), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("all_reduce of fp16: reductions are of fp32 and bf16");
+    EXPECT_STATUS(reduce(all.comm, 1, TN_FP32, (tn_reduce)7), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(reduce(all.comm, SIZE_MAX / 4, TN_FP32, TN_REDUCE_SUM), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("too large");
+    EXPECT_STATUS(tn_broadcast(all.comm, src, 4, all.count, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_broadcast(all.comm, src, 4, -1, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("root -1");
+    EXPECT_STATUS(tn_barrier(all.comm, (tn_stream)&all), TN_INVALID_ARGUMENT);
+    tn_comm_stats after = ranks_stats(&all);
+    assert_memory_equal(&before, &after, sizeof before);
+    EXPECT_OK(tn_barrier(all.comm, all.stream));
+    ranks_wait(&all);
+}
+
+static void a_wrong_configuration_is_refused(void **state) {
+    (void)state;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_comm *comm = NULL;
+    tn_comm_id id = {{0}};
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    config.device = all.device;
+    config.size = 8;
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("TN_COMM_CONFIG_INIT");
+    config.size = sizeof config;
+    config.engine = (tn_comm_engine)9;
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    config.engine = TN_COMM_MPI;
+    config.rank_count = 2;
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("MPI says them itself");
+    config.rank_count = 0;
+    config.id = &id;
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    assert_null(comm);
+    EXPECT_OK(tn_comm_destroy(NULL));
+}
+
+/* Puts a call that differs by rank on a communicator of its own, which must fail everywhere. */
+typedef tn_status (*differing_call)(tn_comm *comm);
+
+static void expect_mismatch(differing_call call, const char *words) {
+    tn_comm *comm = ranks_comm(&all, "mismatched", 0);
+    EXPECT_OK(call(comm));
+    EXPECT_STATUS(tn_comm_wait(comm), all.count > 1 ? TN_COMM_ERROR : TN_OK);
+    if (all.count > 1) {
+        EXPECT_ERROR_HAS(words);
+        EXPECT_ERROR_HAS("communicator mismatched: rank ");
+        EXPECT_STATUS(tn_barrier(comm, all.stream), TN_COMM_ERROR);
+        EXPECT_ERROR_HAS(words);
+        EXPECT_STATUS(tn_all_gather(comm, src, dst, 0, all.stream), TN_COMM_ERROR);
+    }
+    EXPECT_STATUS(tn_comm_destroy(comm), all.count > 1 ? TN_COMM_ERROR : TN_OK);
+}
+
+static tn_status other_count(tn_comm *comm) {
+    return reduce(comm, all.rank ? 5 : 3, TN_FP32, TN_REDUCE_SUM);
+}
+
+static tn_status other_dtype(tn_comm *comm) {
+    return reduce(comm, 4, all.rank ? TN_BF16 : TN_FP32, TN_REDUCE_SUM);
+}
+
+static tn_status other_reduction(tn_comm *comm) {
+    return reduce(comm, 4, TN_FP32, all.rank ? TN_REDUCE_MAX : TN_REDUCE_SUM);
+}
+
+static tn_status other_root(tn_comm *comm) {
+    return tn_broadcast(comm, src, 4, all.rank ? 1 : 0, all.stream);
+}
+
+static tn_status other_kind(tn_comm *comm) {
+    if (all.rank) return tn_all_gather(comm, src, dst, 4, all.stream);
+    return tn_barrier(comm, all.stream);
+}
+
+static void calls_that_differ_between_ranks_fail_on_all_of_them(void **state) {
+    (void)state;
+    expect_mismatch(other_count, "of 3 fp32 sum");
+    expect_mismatch(other_dtype, "of 4 bf16 sum");
+    expect_mismatch(other_reduction, "of 4 fp32 max");
+    expect_mismatch(other_root, "root 1");
+    expect_mismatch(other_kind, "called barrier 1");
+    EXPECT_OK(tn_barrier(all.comm, all.stream));
+    ranks_wait(&all);
+}
+
+static int open_ranks(void **state) {
+    (void)state;
+    all = ranks_open();
+    src = test_take(all.pool, 256 * (size_t)all.count, all.stream);
+    dst = test_take(all.pool, 256 * (size_t)all.count, all.stream);
+    EXPECT_OK(tn_fill(all.device, src, 0, 256 * (size_t)all.count, all.stream));
+    return 0;
+}
+
+static int close_ranks(void **state) {
+    (void)state;
+    test_give(all.pool, src, all.stream);
+    test_give(all.pool, dst, all.stream);
+    ranks_close(&all);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_arguments_are_refused_and_change_nothing),
+        cmocka_unit_test(a_wrong_configuration_is_refused),
+        cmocka_unit_test(calls_that_differ_between_ranks_fail_on_all_of_them),
+    };
+    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+}
