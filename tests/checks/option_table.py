@@ -25,7 +25,8 @@ def options_of_code(text):
 
 
 def options_of_docs(text):
-    return {variable: (default, meaning) for variable, default, meaning in ROW_OF_DOCS.findall(text)}
+    return {variable: (default, meaning)
+            for variable, default, meaning in ROW_OF_DOCS.findall(text)}
 
 
 def differences(code, docs):

@@ -1,5 +1,5 @@
-# A project outside the tree finds an installed Tenure with find_package, links tenure::tenure and
-# tenure::tenure-ops, and runs.
+# A project outside the tree finds an installed Tenure with find_package, links tenure::tenure,
+# tenure::tenure-ops and tenure::tenure-dist, and runs.
 # usage: test_install_find_package.sh BUILD SOURCE
 set -eu
 build=$1
@@ -7,10 +7,10 @@ source=$2
 . "$source/tests/install/install_support.sh"
 
 for file in include/tenure/tenure_alloc.h include/tenure/tenure_tensor.h \
-    include/tenure/tenure_ops.h bin/tenure; do
+    include/tenure/tenure_ops.h include/tenure/tenure_dist.h bin/tenure; do
     [ -e "$prefix/$file" ] || { echo "FAIL: $file is not installed"; exit 1; }
 done
-for library in tenure tenure-ops tenure-simcuda tenure-jemalloc; do
+for library in tenure tenure-ops tenure-dist tenure-simcuda tenure-jemalloc; do
     find "$prefix" -name "lib$library.so" | grep -q . ||
         { echo "FAIL: lib$library.so is not installed"; exit 1; }
 done
@@ -25,6 +25,7 @@ cmake -S "$source/tests/install/outside_project" -B "$work/outside" -G Ninja \
     { cat "$work/log"; exit 1; }
 runs_installed "$work/outside/outside_alloc"
 runs_installed "$work/outside/outside_ops"
+runs_installed "$work/outside/outside_dist"
 
 # A version that is not installed is refused.
 sed 's/tenure 0\.1 /tenure 9.0 /' "$source/tests/install/outside_project/CMakeLists.txt" \

@@ -20,6 +20,10 @@ outside=$source/tests/install/outside_project
 # shellcheck disable=SC2046,SC2086
 "${CXX:-g++}" -std=c++17 $flags "$outside/outside_ops.cpp" -o "$work/outside_ops" \
     $(pkg-config --cflags --libs tenure-ops) $rpath
+# shellcheck disable=SC2046,SC2086
+"${CC:-gcc}" -std=c17 $flags "$outside/outside_dist.c" -o "$work/outside_dist" \
+    $(pkg-config --cflags --libs tenure-dist) $rpath
 runs_installed "$work/outside_alloc"
+runs_installed "$work/outside_dist"
 runs_installed "$work/outside_ops"
 echo "ok: pkg-config $version"
