@@ -1,6 +1,7 @@
 # Installed: libraries, headers as <tenure/...>, programs, find_package(tenure), and for pkg-config
 # tenure, tenure-ops and tenure-dist. The installed tree can be moved: nothing in it names its own
 # folder.
+include(CMakePackageConfigHelpers)
 
 get_property(libraries GLOBAL PROPERTY TENURE_LIBRARIES)
 foreach(library ${libraries})
