@@ -79,7 +79,7 @@ function(tenure_add_rank_test name)
     set(test dist/${name}_${ranks})
     add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
       $<TARGET_FILE:${target}>)
-    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
       ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT}")
   endforeach()
 endfunction()

@@ -27,12 +27,18 @@ runs_installed "$work/outside/outside_alloc"
 runs_installed "$work/outside/outside_ops"
 runs_installed "$work/outside/outside_dist"
 
-# A version that is not installed is refused.
-sed 's/tenure 0\.1 /tenure 9.0 /' "$source/tests/install/outside_project/CMakeLists.txt" \
-    > "$work/CMakeLists.txt"
+# A version or a component that is not installed is refused.
 cp "$source"/tests/install/outside_project/outside_* "$work"
-if cmake -S "$work" -B "$work/other" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" > "$work/log" 2>&1; then
-    echo "FAIL: version 9.0 was found"
-    exit 1
-fi
+refuses() { # SED_EXPRESSION WORDS
+    sed "$1" "$source/tests/install/outside_project/CMakeLists.txt" > "$work/CMakeLists.txt"
+    rm -rf "$work/other"
+    if cmake -S "$work" -B "$work/other" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" \
+        > "$work/log" 2>&1 || ! grep -qF "$2" "$work/log"; then
+        cat "$work/log"
+        echo "FAIL: $1 was found, or refused in other words than: $2"
+        exit 1
+    fi
+}
+refuses 's/tenure 0\.1 /tenure 9.0 /' 'requested version "9.0"'
+refuses 's/tenure-dist)/tenure-none)/' 'tenure-none'
 echo "ok: find_package"
