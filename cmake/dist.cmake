@@ -85,19 +85,21 @@ function(tenure_add_rank_test name)
 endfunction()
 
 # Open MPI as root, with more ranks than cores, on one machine without a network; none of this
-# means anything to another MPI.
+# means anything to another MPI. MPI's libraries leak, and are gone when leaks are listed, so that
+# those can not be told from ours: the tests count our own host memory instead.
 set(TENURE_RANK_TEST_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
   OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader
   OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_plm_rsh_agent=sh
   UBSAN_OPTIONS=print_stacktrace=1
-  LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/dist/mpi_leaks.txt)
+  ASAN_OPTIONS=detect_leaks=0)
 
 # Called at the end of the configuration, when what tests stand on is known.
 function(tenure_add_rank_tests)
   tenure_add_rank_test(collectives 1 2 3 4)
   tenure_add_rank_test(collective_order 1 2 3)
   tenure_add_rank_test(collective_arguments 1 2 3)
+  tenure_add_rank_test(comm_faults 1)
   tenure_add_rank_test(missing_rank 2 3 4)
   tenure_add_rank_test(hung_rank 2 3)
   # Exits by MPI_Abort, which the others do not survive: what was said before is what counts.

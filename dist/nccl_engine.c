@@ -14,7 +14,7 @@
 #include "host_alloc.h"
 #include "nccl_load.h"
 
-enum { MICROSECONDS = 1000000, POLL_US = 20 };
+enum { MICROSECONDS = 1000000, POLL_NS = 20000 };
 
 struct tn__comm_state {
     const tn__nccl_calls *calls;
@@ -72,7 +72,7 @@ static tn_status nccl_check(tn__comm_state *state) {
 static tn_status finish_call(tn__comm_state *state, int code, const char *call) {
     uint64_t start_us = now_us();
     while (code == TN__NCCL_IN_PROGRESS) {
-        struct timespec pause = {0, POLL_US * 1000};
+        struct timespec pause = {0, POLL_NS};
         int result = state->calls->async_error(state->comm, &code);
         if (result != TN__NCCL_SUCCESS) code = result;
         if (code != TN__NCCL_IN_PROGRESS) break;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "driver.h"
+#include "host_alloc.h"
 
 enum { LONG_US = 20 * 1000 * 1000 };
 
@@ -19,7 +20,7 @@ tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeou
 }
 
 rank_fixture ranks_open(void) {
-    rank_fixture ranks = {0};
+    rank_fixture ranks = {.host_blocks = tn__host_live_blocks()};
     ranks.device = test_open_host();
     ranks.pool = test_open_pool(ranks.device, TN_BACKING_AUTO, 0);
     ranks.stream = test_open_stream(ranks.device);
@@ -41,6 +42,7 @@ void ranks_close(rank_fixture *ranks) {
     EXPECT_OK(tn_stream_destroy(ranks->device, ranks->stream));
     EXPECT_OK(tn_stream_destroy(ranks->device, ranks->other));
     EXPECT_OK(tn_device_destroy(ranks->device));
+    if (!ranks->has_given_up) assert_int_equal(tn__host_live_blocks(), ranks->host_blocks);
 }
 
 void ranks_wait(const rank_fixture *ranks) {

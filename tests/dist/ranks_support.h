@@ -14,11 +14,14 @@ typedef struct rank_fixture {
     tn_comm *comm;
     int rank;
     int count;
+    long host_blocks; /* of the library's own memory, before anything was opened */
+    int has_given_up; /* a test set it: MPI may hold on to a given-up request's buffers */
 } rank_fixture;
 
 rank_fixture ranks_open(void);
 
-/* Fails unless the communicator is in order, no block is live, and the books balance. */
+/* Fails unless the communicator is in order, no block is live, the books balance and no
+ * host memory of the library is left. */
 void ranks_close(rank_fixture *ranks);
 
 /* A communicator of all ranks on the device. timeout_us 0: long, but a test that hangs ends. */

@@ -104,6 +104,7 @@ static int open_ranks(void **state) {
     (void)state;
     all = ranks_open();
     is_missing = all.rank == all.count - 1;
+    all.has_given_up = 1;
     return 0;
 }
 
