@@ -54,7 +54,7 @@ function(tenure_add_test kind source linkage)
   endforeach()
   target_link_libraries(${target} PRIVATE ${TENURE_CMOCKA} ZLIB::ZLIB ${CMAKE_DL_LIBS} m)
   target_compile_definitions(${target} PRIVATE TENURE_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
-    TENURE_BUILD_DIR="${CMAKE_BINARY_DIR}")
+    TENURE_BUILD_DIR="${CMAKE_BINARY_DIR}" TENURE_WITH_NCCL=$<BOOL:${TENURE_NCCL_ENABLED}>)
   if(TARGET tenure-simcuda)
     add_dependencies(${target} tenure-simcuda)
   endif()
