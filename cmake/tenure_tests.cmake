@@ -62,10 +62,14 @@ function(tenure_add_test kind source linkage)
   tenure_set_test_properties(${kind}/${short})
 endfunction()
 
+# Allocations that are too large fail under a sanitizer as they do without: tests expect it.
+set(TENURE_SANITIZER_ENVIRONMENT UBSAN_OPTIONS=print_stacktrace=1
+  ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1)
+
 function(tenure_set_test_properties test)
   get_filename_component(kind ${test} DIRECTORY)
   set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600 LABELS ${kind}
-    ENVIRONMENT "TENURE_SIM_STRICT_UNLOAD=1;UBSAN_OPTIONS=print_stacktrace=1")
+    ENVIRONMENT "TENURE_SIM_STRICT_UNLOAD=1;${TENURE_SANITIZER_ENVIRONMENT}")
 endfunction()
 
 foreach(kind unit sim fault fuzz)
