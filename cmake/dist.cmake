@@ -108,6 +108,14 @@ function(tenure_add_rank_tests)
     FAIL_REGULAR_EXPRESSION "  FAILED  ")
 endfunction()
 
+# A library with NCCL's names that does as the test of the NCCL engine says.
+if(TENURE_NCCL_ENABLED AND BUILD_TESTING)
+  add_library(tenure_scripted_nccl MODULE tests/dist/scripted_nccl.c)
+  target_include_directories(tenure_scripted_nccl PRIVATE tests/dist)
+  set_target_properties(tenure_scripted_nccl PROPERTIES C_VISIBILITY_PRESET default
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  cmake_language(DEFER CALL add_dependencies unit_test_nccl_engine tenure_scripted_nccl)
+endif()
 if(TENURE_MPI_ENABLED AND MPIEXEC_EXECUTABLE AND BUILD_TESTING)
   cmake_language(DEFER CALL tenure_add_rank_tests)
 endif()

@@ -100,7 +100,6 @@ static tn_status join_by_id(tn__comm_state *state, const tn_comm_config *config)
     nccl_config.blocking = 0;
     memcpy(&id, config->id, sizeof id);
     int code = state->calls->join(&state->comm, config->rank_count, id, config->rank, &nccl_config);
-    if (!state->comm && code == TN__NCCL_IN_PROGRESS) code = TN__NCCL_SUCCESS;
     return finish_call(state, code, "ncclCommInitRankConfig");
 }
 
