@@ -12,7 +12,7 @@ enum {
     TN__TILE = 128, /* rows and columns */
     TN__TILE_THREADS = 256,
     TN__FLAT_THREADS = 256,
-    TN__MAP_ELEMENTS = 2048,   /* that a block of a map takes */
+    TN__MAP_ELEMENTS = 4096,   /* that a block of a map takes */
     TN__FINISH_ELEMENTS = 1024 /* of one row that a block of finish takes */
 };
 
@@ -79,7 +79,7 @@ typedef struct tn__cuda_finish_arguments {
     int accumulate;
 } tn__cuda_finish_arguments;
 
-/* convert: y = x; axpy: y = alpha * x + y. */
+/* convert: y = x; axpy: y = alpha * x + y; both are aligned to 16 bytes. */
 typedef struct tn__cuda_map_arguments {
     const void *x;
     void *y;

@@ -34,11 +34,9 @@ __device__ __forceinline__ float half_warp_row_max(const float (&row_max)[PATCH]
     return fmaxf(one, __shfl_xor_sync(0xFFFFFFFFu, one, 1));
 }
 
-/* Writes one row of the patch as bytes. */
+/* Casts one row of the patch. */
 template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void store_row(const tn__cuda_quantize_arguments &a,
-                                          const patch_place &at, int i, const uint32_t *words,
-                                          float scale) {
+__device__ __forceinline__ uint2 cast_row(const uint32_t *words, float scale) {
     uint32_t bytes[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -48,24 +46,53 @@ __device__ __forceinline__ void store_row(const tn__cuda_quantize_arguments &a,
                                    __fmul_rn(element<T>::value(words, j + 2), scale),
                                    __fmul_rn(element<T>::value(words, j + 3), scale));
     }
-    if (at.row + i >= a.rows) return;
+    return make_uint2(bytes[0], bytes[1]);
+}
+
+/* Writes one row of the patch, byte by byte. */
+template <typename T>
+__device__ __forceinline__ void store_row_bytes(const tn__cuda_quantize_arguments &a,
+                                                const patch_place &at, int i, uint2 bytes) {
     unsigned char *to = a.row.data + (at.row + i) * a.cols + at.tile_first_col;
-    if (a.row.vectors) {
-        const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
-        if constexpr (sizeof(T) == 2) {
-            if (at.tile_first_col + first < a.cols)
-                *(uint2 *)(to + first) = make_uint2(bytes[0], bytes[1]);
-        } else {
-            if (at.tile_first_col + first < a.cols) *(uint32_t *)(to + first) = bytes[0];
-            if (at.tile_first_col + second < a.cols) *(uint32_t *)(to + second) = bytes[1];
-        }
-        return;
-    }
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
         int column = patch_column<T>(at.lane16, j);
         if (at.tile_first_col + column < a.cols)
-            to[column] = (unsigned char)(bytes[j / 4] >> (8 * (j % 4)));
+            to[column] = (unsigned char)((j < 4 ? bytes.x : bytes.y) >> (8 * (j % 4)));
+    }
+}
+
+/* Casts and writes the patch; `scale_of(i)` gives the scale of row i and is called by all lanes. */
+template <typename T, __nv_fp8_interpretation_t F, typename ScaleOf>
+__device__ __forceinline__ void
+store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
+           const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScaleOf scale_of) {
+    const int rows_in = patch_rows_in(a.rows, at);
+    if (!a.row.vectors) {
+#pragma unroll
+        for (int i = 0; i < PATCH; i++) {
+            const float scale = scale_of(i);
+            if (i < rows_in) store_row_bytes<T>(a, at, i, cast_row<T, F>(words[i], scale));
+        }
+        return;
+    }
+    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
+    const int height = at.tile_first_col + first < a.cols ? rows_in : 0;
+    const int second_height = at.tile_first_col + second < a.cols ? rows_in : 0;
+    unsigned char *to = a.row.data + at.row * a.cols + at.tile_first_col + first;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        const float scale = scale_of(i);
+        if (i < height) { /* the cast too: a branch keeps the compiler from mixing all rows */
+            const uint2 bytes = cast_row<T, F>(words[i], scale);
+            if constexpr (sizeof(T) == 2) {
+                *(uint2 *)to = bytes;
+            } else {
+                *(uint32_t *)to = bytes.x;
+                if (i < second_height) *(uint32_t *)(to + (second - first)) = bytes.y;
+            }
+        }
+        to += a.cols;
     }
 }
 
@@ -88,9 +115,8 @@ __device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments 
     if (at.lane16 % 2 == 0 && own_row < a.row.scale_stride)
         a.row.scale[at.tile_col * a.row.scale_stride + own_row] =
             own_row < a.rows ? inverse_scale(scale) : 0.0f;
-#pragma unroll
-    for (int i = 0; i < PATCH; i++)
-        store_row<T, F>(a, at, i, words[i], __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16));
+    store_rows<T, F>(a, at, words,
+                     [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
 }
 
 /* Maxima of the 8 columns over the warp's 16 rows, to shared memory. */
@@ -237,18 +263,14 @@ __device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a
             tile_scale_put(a.col, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
                            inverse);
     }
+    if constexpr (ROW) {
+        store_rows<T, F>(a, at, words, [=](int) { return scale; });
+        patch_stay_packed<T>(words);
+    }
     if constexpr (COL) {
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
             column_put<T, F>(transposed, at, j, words, scale);
-        patch_stay_packed<T>(words);
-    }
-    if constexpr (ROW) {
-#pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            store_row<T, F>(a, at, i, words[i], scale);
-    }
-    if constexpr (COL) {
         __syncthreads();
         transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
                                              at);
@@ -384,18 +406,34 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t *words, uint32_t *c
     columns[3] = __byte_perm(c, d, 0x7632);
 }
 
-/* 8 bytes of row i of the patch. */
-__device__ __forceinline__ uint2 load_patch_bytes(const tn__cuda_transpose_arguments &a,
-                                                  const patch_place &at, int i) {
+/* 8 bytes of each row of the patch. */
+__device__ __forceinline__ void load_patch_bytes(const tn__cuda_transpose_arguments &a,
+                                                 const patch_place &at, uint32_t (&left)[PATCH],
+                                                 uint32_t (&right)[PATCH]) {
     const int64_t col = at.tile_first_col + at.lane16 * PATCH;
-    uint32_t bytes[2] = {0, 0};
-    if (at.row + i >= a.rows || col >= a.cols) return make_uint2(0, 0);
-    const unsigned char *from = a.from.data + (at.row + i) * a.cols + col;
-    if (a.from.vectors) return __ldg((const uint2 *)from);
+    const int height = col < a.cols ? patch_rows_in(a.rows, at) : 0;
+    const unsigned char *from = a.from.data + at.row * a.cols + col;
+    if (a.from.vectors) {
 #pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        if (col + j < a.cols) bytes[j / 4] |= (uint32_t)from[j] << (8 * (j % 4));
-    return make_uint2(bytes[0], bytes[1]);
+        for (int i = 0; i < PATCH; i++) {
+            uint2 bytes = make_uint2(0, 0);
+            if (i < height) bytes = __ldg((const uint2 *)from);
+            from += a.cols;
+            left[i] = bytes.x;
+            right[i] = bytes.y;
+        }
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        uint32_t bytes[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            if (i < height && col + j < a.cols) bytes[j / 4] |= (uint32_t)from[j] << (8 * (j % 4));
+        from += a.cols;
+        left[i] = bytes[0];
+        right[i] = bytes[1];
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
@@ -404,12 +442,7 @@ extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t left[PATCH], right[PATCH], columns[2][PATCH];
 
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        uint2 bytes = load_patch_bytes(a, at, i);
-        left[i] = bytes.x;
-        right[i] = bytes.y;
-    }
+    load_patch_bytes(a, at, left, right);
     if (threadIdx.x == 0)
         tile_scale_put(a.to, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
                        a.from.scale[at.tile_row * a.from.scale_stride + at.tile_col]);
@@ -428,29 +461,29 @@ extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-/* Registers for three blocks on a multiprocessor, or two where the patch is 64 words: enough
- * reads in flight, and nothing spills. */
-#define KERNEL(name, arguments, T, body)                                                           \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? 3 : 2)         \
+/* Registers for three blocks on a multiprocessor, four where only the column plane is made, or two
+ * where the patch is 64 words: enough reads in flight, and nothing spills. */
+#define KERNEL(name, arguments, T, blocks, body)                                                   \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
         name(const __grid_constant__ arguments a) {                                                \
         body(a);                                                                                   \
     }
 #define QUANTIZE(source, T, format, F)                                                             \
-    KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+    KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,                 \
            (quantize_1d<T, F, true, false>))                                                       \
-    KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+    KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,                 \
            (quantize_1d<T, F, false, true>))                                                       \
-    KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T,                   \
+    KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,                \
            (quantize_1d<T, F, true, true>))                                                        \
-    KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+    KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,                 \
            (quantize_2d<T, F, true, false>))                                                       \
-    KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T,                    \
+    KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,                 \
            (quantize_2d<T, F, false, true>))                                                       \
-    KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T,                   \
+    KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,                \
            (quantize_2d<T, F, true, true>))                                                        \
-    KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T,                   \
+    KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,                \
            (dequantize_row<T, F>))                                                                 \
-    KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T,                   \
+    KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,                \
            (dequantize_col<T, F>))
 
 QUANTIZE(fp32, float, e4m3, __NV_E4M3)

@@ -5,16 +5,45 @@
  */
 #include "cuda_tile.cuh"
 
-enum { RUN = TN__MAP_ELEMENTS / TN__FLAT_THREADS }; /* elements that a thread of a map takes */
+enum {
+    RUN = 8, /* neighbours that a thread of a map takes at once: 16 bytes of a 16-bit type */
+    RUNS = TN__MAP_ELEMENTS / TN__FLAT_THREADS / RUN
+};
 
 /* Any NaN is stored as the canonical one; bf16 and fp16 conversions do so by themselves. */
+template <typename T> __device__ __forceinline__ float canonical_of(float value) {
+    return sizeof(T) == 4 && isnan(value) ? __uint_as_float(0x7FFFFFFFu) : value;
+}
+
 template <typename T>
 __device__ __forceinline__ void store_canonical(void *to, int64_t at, float value) {
-    if (sizeof(T) == 4 && isnan(value)) value = __uint_as_float(0x7FFFFFFFu);
-    element<T>::store(to, at, value);
+    element<T>::store(to, at, canonical_of<T>(value));
 }
 
 /* ---- around a GEMM ------------------------------------------------------------------------ */
+
+/* The first `count` bytes from any address, 1 to 16 of them, and zeros: by way of the aligned
+ * words that hold them, which lie in the same allocation. */
+__device__ __forceinline__ void load_bytes(uint32_t (&words)[4], const unsigned char *from,
+                                           int count) {
+    const int before = (int)((uintptr_t)from % 4);
+    const uint32_t *aligned = (const uint32_t *)(from - before);
+    uint32_t parts[5];
+    if (count == 16 && (uintptr_t)from % 16 == 0) {
+        const uint4 piece = __ldg((const uint4 *)from);
+        words[0] = piece.x, words[1] = piece.y, words[2] = piece.z, words[3] = piece.w;
+        return;
+    }
+#pragma unroll
+    for (int w = 0; w < 5; w++)
+        parts[w] = 4 * w < before + count ? __ldg(aligned + w) : 0;
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+        const int valid = count - 4 * w;
+        words[w] = __funnelshift_r(parts[w], parts[w + 1], 8 * before);
+        if (valid < 4) words[w] = valid <= 0 ? 0 : words[w] & ((1u << (8 * valid)) - 1);
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     pad_bytes(const __grid_constant__ tn__cuda_pad_arguments a) {
@@ -24,12 +53,9 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     const int64_t row = chunk / across;
     const int64_t first = (chunk - row * across) * 16;
     uint32_t words[4] = {0, 0, 0, 0};
-    if (row < a.rows) {
-        const unsigned char *from = a.src + row * a.src_stride_bytes + first;
-#pragma unroll
-        for (int b = 0; b < 16; b++)
-            if (first + b < a.row_bytes) words[b / 4] |= (uint32_t)from[b] << (8 * (b % 4));
-    }
+    if (row < a.rows && first < a.row_bytes)
+        load_bytes(words, a.src + row * a.src_stride_bytes + first,
+                   (int)min(a.row_bytes - first, (int64_t)16));
     ((uint4 *)a.dst)[chunk] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
@@ -52,36 +78,89 @@ __device__ __forceinline__ void finish(const tn__cuda_finish_arguments &a) {
 
 /* ---- element by element ------------------------------------------------------------------- */
 
-template <typename X, typename Y>
-__device__ __forceinline__ void convert(const tn__cuda_map_arguments &a) {
-    const int64_t first = (int64_t)blockIdx.x * TN__MAP_ELEMENTS + threadIdx.x;
-    float values[RUN];
+/* Eight neighbours, of which `count` are there; `from` is aligned to 16 bytes. */
+template <typename T>
+__device__ __forceinline__ void load_run(float (&values)[RUN], const void *from, int64_t at,
+                                         int64_t count) {
+    if (count >= RUN) {
+        const uint4 *pieces = (const uint4 *)((const T *)from + at);
+        uint32_t words[RUN * sizeof(T) / 4];
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        const int64_t at = first + i * TN__FLAT_THREADS;
-        if (at < a.count) values[i] = element<X>::load(a.x, at);
+        for (int p = 0; p < (int)sizeof(T) / 2; p++) {
+            const uint4 piece = pieces[p];
+            words[4 * p] = piece.x;
+            words[4 * p + 1] = piece.y;
+            words[4 * p + 2] = piece.z;
+            words[4 * p + 3] = piece.w;
+        }
+#pragma unroll
+        for (int i = 0; i < RUN; i++)
+            values[i] = element<T>::value(words, i);
+        return;
     }
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        const int64_t at = first + i * TN__FLAT_THREADS;
-        if (at < a.count) store_canonical<Y>(a.y, at, values[i]);
+    for (int i = 0; i < RUN; i++)
+        values[i] = i < count ? element<T>::load(from, at + i) : 0.0f;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_run(const float (&values)[RUN], void *to, int64_t at,
+                                          int64_t count) {
+    if (count >= RUN) {
+        float canonical[RUN];
+#pragma unroll
+        for (int i = 0; i < RUN; i++)
+            canonical[i] = canonical_of<T>(values[i]);
+#pragma unroll
+        for (int p = 0; p < (int)sizeof(T) / 2; p++)
+            ((uint4 *)((T *)to + at))[p] = make_uint4(
+                element<T>::word(canonical, 4 * p), element<T>::word(canonical, 4 * p + 1),
+                element<T>::word(canonical, 4 * p + 2), element<T>::word(canonical, 4 * p + 3));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < RUN; i++)
+        if (i < count) store_canonical<T>(to, at + i, values[i]);
+}
+
+/* Where the thread's first run begins; the next ones follow at a distance of a block's runs. */
+__device__ __forceinline__ int64_t first_of_runs() {
+    return (int64_t)blockIdx.x * TN__MAP_ELEMENTS + (int64_t)threadIdx.x * RUN;
+}
+
+template <typename X, typename Y>
+__device__ __forceinline__ void convert(const tn__cuda_map_arguments &a) {
+    const int64_t first = first_of_runs();
+    float x[RUNS][RUN];
+#pragma unroll
+    for (int r = 0; r < RUNS; r++) {
+        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
+        load_run<X>(x[r], a.x, at, a.count - at);
+    }
+#pragma unroll
+    for (int r = 0; r < RUNS; r++) {
+        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
+        store_run<Y>(x[r], a.y, at, a.count - at);
     }
 }
 
 template <typename X, typename Y>
 __device__ __forceinline__ void axpy(const tn__cuda_map_arguments &a) {
-    const int64_t first = (int64_t)blockIdx.x * TN__MAP_ELEMENTS + threadIdx.x;
-    float values[RUN];
+    const int64_t first = first_of_runs();
+    float x[RUNS][RUN], y[RUNS][RUN];
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        const int64_t at = first + i * TN__FLAT_THREADS;
-        if (at < a.count)
-            values[i] = __fmaf_rn(a.alpha, element<X>::load(a.x, at), element<Y>::load(a.y, at));
+    for (int r = 0; r < RUNS; r++) {
+        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
+        load_run<X>(x[r], a.x, at, a.count - at);
+        load_run<Y>(y[r], a.y, at, a.count - at);
     }
 #pragma unroll
-    for (int i = 0; i < RUN; i++) {
-        const int64_t at = first + i * TN__FLAT_THREADS;
-        if (at < a.count) store_canonical<Y>(a.y, at, values[i]);
+    for (int r = 0; r < RUNS; r++) {
+        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
+#pragma unroll
+        for (int i = 0; i < RUN; i++)
+            y[r][i] = __fmaf_rn(a.alpha, x[r][i], y[r][i]);
+        store_run<Y>(y[r], a.y, at, a.count - at);
     }
 }
 

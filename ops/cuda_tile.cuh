@@ -119,6 +119,13 @@ template <typename T> struct patch_words {
     enum { COUNT = PATCH * (int)sizeof(T) / 4, PIECES = COUNT / 4 };
 };
 
+/* How many of the patch's rows are in the matrix; 0 or less: none. Kernels step a pointer from
+ * row to row and compare with this: 64-bit products and comparisons in each row would cost as
+ * much as the casts do. */
+__device__ __forceinline__ int patch_rows_in(int64_t rows, const patch_place &at) {
+    return (int)min(rows - at.row, (int64_t)PATCH);
+}
+
 /* Reads the patch; what lies outside of the matrix is 0. */
 template <typename T>
 __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<T>::COUNT],
@@ -126,14 +133,17 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
                                            const patch_place &at) {
     const int64_t first = at.row * cols + at.tile_first_col;
     if (vectors) {
+        const int rows_in = patch_rows_in(rows, at);
 #pragma unroll
-        for (int i = 0; i < PATCH; i++) {
+        for (int p = 0; p < patch_words<T>::PIECES; p++) {
+            const int column = patch_column<T>(at.lane16, p * element<T>::VECTOR);
+            const int height = at.tile_first_col + column < cols ? rows_in : 0;
+            const T *from = (const T *)src + first + column;
 #pragma unroll
-            for (int p = 0; p < patch_words<T>::PIECES; p++) {
-                int column = patch_column<T>(at.lane16, p * element<T>::VECTOR);
+            for (int i = 0; i < PATCH; i++) {
                 uint4 piece = make_uint4(0, 0, 0, 0);
-                if (at.row + i < rows && at.tile_first_col + column < cols)
-                    piece = __ldg((const uint4 *)((const T *)src + first + i * cols + column));
+                if (i < height) piece = __ldg((const uint4 *)from);
+                from += cols;
                 words[i][4 * p] = piece.x;
                 words[i][4 * p + 1] = piece.y;
                 words[i][4 * p + 2] = piece.z;
@@ -211,16 +221,17 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
                                                  int64_t rows, int64_t cols, int vectors,
                                                  const patch_place &at) {
     if (vectors) {
-        int piece = (int)(threadIdx.x % 8);
-        int64_t row = at.tile_first_row + piece * 16;
+        const int piece = (int)(threadIdx.x % 8), first = (int)(threadIdx.x / 8);
+        const int64_t row = at.tile_first_row + piece * 16, col = at.tile_first_col + first;
+        const int width = row < rows ? (int)min(cols - col, (int64_t)TN__TILE) : 0;
+        unsigned char *to = dst + col * rows + row;
 #pragma unroll
         for (int pass = 0; pass < TN__TILE / 32; pass++) {
-            int column = pass * 32 + (int)(threadIdx.x / 8);
             int is_exchanged;
-            int index = transposed_piece<VECTOR>(column, piece, &is_exchanged);
+            int index = transposed_piece<VECTOR>(pass * 32 + first, piece, &is_exchanged);
             uint4 bytes = exchange_units(tile[index], is_exchanged);
-            int64_t col = at.tile_first_col + column;
-            if (row < rows && col < cols) *(uint4 *)(dst + col * rows + row) = bytes;
+            if (pass * 32 < width) *(uint4 *)to = bytes;
+            to += 32 * rows;
         }
         return;
     }
