@@ -95,6 +95,7 @@ static tn_status map(tn_device *device, int family, const tn__matrix *x, const t
                      float alpha, tn_stream stream) {
     tn__cuda_context *context;
     tn__cuda_map_arguments argument = {x->data, y->data, elements(y), alpha};
+    TN_CHECK(((uintptr_t)x->data | (uintptr_t)y->data) % 16 == 0);
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, tn__kernel_of_pair(family, x->dtype, y->dtype),
                              (elements(y) + TN__MAP_ELEMENTS - 1) / TN__MAP_ELEMENTS,
