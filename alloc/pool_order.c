@@ -276,36 +276,45 @@ static tn_status simulated_wait(tn__order *order, tn__event event) {
 }
 
 static tn_status host_wait_event(tn__order *order, tn__event event, int is_simulated,
-                                 double *budget_us) {
-    const double nap_us = 50;
+                                 double deadline_us) {
     const struct timespec nap = {0, 50000};
     int is_done = 0;
     if (is_simulated) return simulated_wait(order, event);
     for (;;) {
         TN_TRY(order->driver->event_is_done(order->device, event, &is_done));
         if (is_done) return TN_OK;
-        if (*budget_us <= 0) {
+        if (order->driver->now_us(order->device) >= deadline_us) {
             return TN_FAIL(TN_INVALID_STATE,
                            "work that uses freed memory did not end within %.0f s",
                            TN__WAIT_US_MAX / 1e6);
         }
         nanosleep(&nap, NULL);
-        *budget_us -= nap_us;
     }
 }
 
+static tn_status host_wait_stream(tn__order *order, tn__pool_stream *stream, int is_simulated,
+                                  double deadline_us) {
+    tn_status closing = tn__order_close_epoch(order, stream);
+    if (closing != TN_OK && closing != TN_INVALID_STATE) return closing;
+    while (stream->closed_count > 0) {
+        TN_TRY(host_wait_event(order, stream->closed[0].event, is_simulated, deadline_us));
+        complete_first(order, stream);
+    }
+    return closing;
+}
+
+/* A stream that captures, or whose work does not end, keeps no other from being waited for. */
 tn_status tn__order_host_wait(tn__order *order, int is_simulated) {
-    double budget_us = TN__WAIT_US_MAX;
+    double deadline_us = order->driver->now_us(order->device) + TN__WAIT_US_MAX;
+    tn_status first = TN_OK;
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         for (tn__pool_stream *stream = order->buckets[bucket]; stream; stream = stream->next) {
-            TN_TRY(tn__order_close_epoch(order, stream));
-            while (stream->closed_count > 0) {
-                TN_TRY(host_wait_event(order, stream->closed[0].event, is_simulated, &budget_us));
-                complete_first(order, stream);
-            }
+            tn_status status = host_wait_stream(order, stream, is_simulated, deadline_us);
+            if (status != TN_OK && status != TN_INVALID_STATE) return status;
+            if (first == TN_OK) first = status;
         }
     }
-    return TN_OK;
+    return first;
 }
 
 int tn__order_is_busy(const tn__order *order) {

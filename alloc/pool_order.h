@@ -139,8 +139,8 @@ tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
  * not be asked. *any becomes 1 if something has completed since the last time, also on failure. */
 tn_status tn__order_poll(tn__order *order, int *any);
 
-/* Waits on the host until all uses so far on every stream have completed; TN_INVALID_STATE after
- * TN__WAIT_US_MAX. */
+/* Waits on the host until all uses so far on every stream have completed. TN_INVALID_STATE if some
+ * had not after TN__WAIT_US_MAX, or are on a stream that captures; those of the others have. */
 #define TN__WAIT_US_MAX 10e6
 tn_status tn__order_host_wait(tn__order *order, int is_simulated);
 
