@@ -30,6 +30,12 @@ static uint64_t this_thread(void) {
     return number;
 }
 
+/* 1 for streams that another library made, and may destroy without a word to us. */
+static int is_foreign(const tn__order *order, tn_stream handle) {
+    return handle && handle != TN__STREAM_PER_THREAD &&
+           !tn__device_owns_stream(order->owner, handle);
+}
+
 static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
                             tn__pool_stream **out) {
     tn__pool_stream *stream = tn__host_alloc(1, sizeof *stream);
@@ -37,6 +43,8 @@ static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
     stream->handle = handle;
     stream->thread = this_thread();
     stream->id = id;
+    stream->number = ++order->last_number;
+    stream->is_foreign = is_foreign(order, handle);
     stream->epoch = 1;
     stream->trace_number = -1;
     stream->next = *bucket_of(order, id);
@@ -162,10 +170,22 @@ static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
     return TN_OK;
 }
 
+/* The handle of a foreign stream that was destroyed may mean a new one by now, and an event there
+ * would say nothing of the old one's work. */
+static tn_status ask_handle(tn__order *order, const tn__pool_stream *stream, int *is_lost) {
+    uint64_t id = stream->id;
+    tn_status status = TN_OK;
+    if (stream->is_foreign) status = order->driver->stream_id(order->device, stream->handle, &id);
+    *is_lost = status == TN_INVALID_ARGUMENT || id != stream->id;
+    return *is_lost ? TN_OK : status;
+}
+
 tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
+    int is_lost = 0;
     tn_status status;
     if (!stream->is_used) return TN_OK;
-    status = record_epoch(order, stream);
+    TN_TRY(ask_handle(order, stream, &is_lost));
+    status = is_lost ? TN_INVALID_ARGUMENT : record_epoch(order, stream);
     return status == TN_INVALID_ARGUMENT ? end_lost_stream(order, stream) : status;
 }
 
@@ -203,31 +223,29 @@ tn_status tn__order_poll(tn__order *order, int *any) {
 
 /* ---- waits -------------------------------------------------------------------------------- */
 
-/* How far `stream` has waited for the stream with that id. */
-static uint64_t waited_for(const tn__pool_stream *stream, uint64_t source_id) {
+/* How far `stream` has waited for the other. */
+static uint64_t waited_for(const tn__pool_stream *stream, const tn__pool_stream *source) {
     for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
-        if (stream->waited[i].epoch && stream->waited[i].source_id == source_id) {
-            return stream->waited[i].epoch;
-        }
+        if (stream->waited[i].source_number == source->number) return stream->waited[i].epoch;
     }
     return 0;
 }
 
-static void remember_wait(tn__pool_stream *stream, uint64_t source_id, uint64_t epoch) {
+static void remember_wait(tn__pool_stream *stream, const tn__pool_stream *source, uint64_t epoch) {
     for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
-        if (stream->waited[i].epoch && stream->waited[i].source_id == source_id) {
+        if (stream->waited[i].source_number == source->number) {
             stream->waited[i].epoch = epoch;
             return;
         }
     }
-    stream->waited[stream->waited_next] = (tn__stream_waited){source_id, epoch};
+    stream->waited[stream->waited_next] = (tn__stream_waited){source->number, epoch};
     stream->waited_next = (stream->waited_next + 1) % TN__WAITS_MAX;
 }
 
 static int is_after(const tn__pool_stream *stream, tn__use use) {
     if (use.stream == stream) return 1;
     if (use.epoch <= use.stream->complete) return 1;
-    return use.epoch <= waited_for(stream, use.stream->id);
+    return use.epoch <= waited_for(stream, use.stream);
 }
 
 int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses) {
@@ -250,7 +268,7 @@ static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use
         if (source->closed[i].epoch < use.epoch) continue;
         TN_TRY(order->driver->stream_wait_event(order->device, stream->handle,
                                                 source->closed[i].event));
-        remember_wait(stream, source->id, source->closed[i].epoch);
+        remember_wait(stream, source, source->closed[i].epoch);
         order->wait_count++;
         return TN_OK;
     }
@@ -329,7 +347,8 @@ int tn__order_is_busy(const tn__order *order) {
 
 /* ---- end ---------------------------------------------------------------------------------- */
 
-/* Other streams may remember waits for the id; ids never repeat, so those are harmless. */
+/* Other streams may remember waits for the number. Numbers never repeat, so those are harmless; ids
+ * do: a foreign stream may be forgotten while it is idle and be used again. */
 void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
     tn__pool_stream **at = bucket_of(order, stream->id);
     while (*at != stream)

@@ -72,7 +72,7 @@ typedef struct tn__closed_epoch {
 
 /* This stream's work from now on comes after another stream's epochs up to `epoch`. */
 typedef struct tn__stream_waited {
-    uint64_t source_id;
+    uint64_t source_number;
     uint64_t epoch;
 } tn__stream_waited;
 
@@ -80,11 +80,13 @@ struct tn__pool_stream {
     tn__pool_stream *next; /* in its bucket */
     tn_stream handle;
     uint64_t thread; /* that named it first: there a per-thread stream's handle means it */
-    uint64_t id;
+    uint64_t id;     /* the driver's */
+    uint64_t number; /* ours: a stream that was forgotten and comes back has a new one */
     uint64_t epoch;
     uint64_t complete;
-    int is_used;   /* the open epoch has uses */
-    int is_marked; /* by a sweep */
+    int is_foreign; /* may be destroyed without a word, and its handle given to another */
+    int is_used;    /* the open epoch has uses */
+    int is_marked;  /* by a sweep */
     uint32_t closed_count;
     uint32_t waited_next; /* the one to forget next */
     tn__closed_epoch closed[TN__CLOSED_MAX];
@@ -106,6 +108,7 @@ typedef struct tn__order {
     tn__driver_device *device;
     tn__pool_stream *buckets[TN__STREAM_BUCKETS];
     size_t stream_count;
+    uint64_t last_number;
     size_t sweep_count;                          /* sweep before there are more streams than this */
     tn__recent_stream recent[TN__STREAM_RECENT]; /* by handle; only streams whose end we hear of */
     tn__event *spare_events;

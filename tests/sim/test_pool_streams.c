@@ -276,6 +276,40 @@ static void foreign_streams_are_forgotten_when_there_are_many(void **state) {
     close_clean(f);
 }
 
+/* What another stream has waited for counts for the stream as it was, not for what it begins anew
+ * after it was forgotten. */
+static void a_forgotten_stream_that_is_used_again_is_waited_for(void **state) {
+    fixture *f = *state;
+    tn_stream foreign = open_foreign(f);
+    tn_stream others[70];
+    void *kept = test_take(f->pool, 4 * MIB, f->a); /* so that stream a is not forgotten */
+    char *block;
+    for (int i = 0; i < 4; i++) {
+        block = test_take(f->pool, 4 * MIB, foreign);
+        test_sim_write(f->device, foreign, block, 4 * MIB, 10);
+        test_give(f->pool, block, foreign);
+        block = test_take(f->pool, 4 * MIB, f->a);
+        test_give(f->pool, block, f->a);
+    }
+    EXPECT_OK(tn_device_synchronize(f->device));
+    for (int i = 0; i < 70; i++) {
+        others[i] = open_foreign(f);
+        test_give(f->pool, test_take(f->pool, 1000, others[i]), others[i]);
+    }
+    block = test_take(f->pool, 4 * MIB, foreign);
+    test_sim_write(f->device, foreign, block, 4 * MIB, 1e5);
+    test_give(f->pool, block, foreign);
+    assert_ptr_equal(test_take(f->pool, 4 * MIB, f->a), block);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 10);
+    test_give(f->pool, block, f->a);
+    test_give(f->pool, kept, f->a);
+    assert_int_equal(test_sim_get()->race_count(), 0);
+    for (int i = 0; i < 70; i++)
+        end_foreign(f, others[i]);
+    end_foreign(f, foreign);
+    close_clean(f);
+}
+
 /* NVIDIA/cub#373: the per-thread default stream has the same handle in every thread. */
 typedef struct passed_on {
     fixture *f;
@@ -339,6 +373,7 @@ int main(void) {
         TEST(many_streams_may_use_one_block),
         TEST(a_foreign_stream_that_ended_is_waited_for_on_the_host),
         TEST(foreign_streams_are_forgotten_when_there_are_many),
+        TEST(a_forgotten_stream_that_is_used_again_is_waited_for),
         TEST(default_streams_of_two_threads_are_two_streams),
         TEST(events_are_recorded_only_when_someone_waits),
     };
