@@ -47,15 +47,19 @@ static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *
     return status;
 }
 
-/* The pool's mutex is let go meanwhile: the list of pools comes before it. */
-static tn_status take_from_others(tn_pool *pool, const tn__request *request, int *any) {
+/* What its limit keeps from this pool is of no use to it. The pool's mutex is let go meanwhile: the
+ * list of pools comes before it. So the stream, if it is idle, may be forgotten by then. */
+static tn_status take_from_others(tn_pool *pool, tn__request *request, int *any) {
+    tn_stream handle = request->stream->handle;
+    size_t headroom = tn__pool_headroom(pool) / pool->page_bytes * pool->page_bytes;
     tn__release release = {.least_bytes = request->bytes, .most_bytes = SIZE_MAX};
     tn_status status;
+    if (release.least_bytes > headroom) release.least_bytes = headroom;
     pthread_mutex_unlock(&pool->mutex);
     status = tn__pools_release_others(pool, &release);
     *any = release.released_bytes > 0;
     pthread_mutex_lock(&pool->mutex);
-    return status;
+    return status == TN_OK ? tn__pool_find_stream(pool, handle, &request->stream) : status;
 }
 
 static tn_status find_room_at_last(tn_pool *pool, tn__request *request, tn__place *out) {

@@ -130,6 +130,26 @@ static void another_pool_gives_its_idle_memory(void **state) {
     }
 }
 
+/* What the limit keeps a pool from having is not taken from others for nothing. */
+static void a_pool_at_its_limit_takes_nothing_from_others(void **state) {
+    (void)state;
+    for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
+        fixture f;
+        tn_pool *other;
+        void *x;
+        void *y = NULL;
+        open_fixture(&f, 0, (tn_pool_backing)backing, 100 * MIB);
+        other = test_open_pool(f.device, (tn_pool_backing)backing, 0);
+        test_give(other, test_take(other, 200 * MIB, f.a), f.a);
+        x = test_take(f.pool, 100 * MIB, f.b);
+        EXPECT_STATUS(tn_alloc(f.pool, 50 * MIB, f.b, NULL, &y), TN_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(test_pool_stats(other).reserved_bytes, 200 * MIB);
+        test_give(f.pool, x, f.b);
+        EXPECT_OK(tn_pool_destroy(other));
+        close_fixture(&f);
+    }
+}
+
 /* Work that never ends holds its memory; the request fails and says so, and nothing hangs. */
 static void work_that_does_not_end_is_reported(void **state) {
     fixture f;
@@ -205,6 +225,14 @@ static void the_limit_is_kept_and_named(void **state) {
         assert_int_equal(test_pool_stats(f.pool).peak_reserved_bytes, 100 * MIB);
         close_fixture(&f);
     }
+}
+
+static void pages_that_do_not_fit_the_limit_are_named(void **state) {
+    fixture f;
+    (void)state;
+    open_fixture(&f, 0, TN_BACKING_VMM, 3 * MIB);
+    expect_failure_without_trace(&f, 3 * MIB, "hint: what is free is less than the whole pages");
+    close_fixture(&f);
 }
 
 static void memory_that_others_hold_is_named(void **state) {
@@ -290,9 +318,11 @@ int main(void) {
         cmocka_unit_test(segments_are_waited_for_and_given_back),
         cmocka_unit_test(only_as_many_segments_go_back_as_are_needed),
         cmocka_unit_test(another_pool_gives_its_idle_memory),
+        cmocka_unit_test(a_pool_at_its_limit_takes_nothing_from_others),
         cmocka_unit_test(work_that_does_not_end_is_reported),
         cmocka_unit_test(a_failed_request_leaves_no_trace_and_a_true_report),
         cmocka_unit_test(the_limit_is_kept_and_named),
+        cmocka_unit_test(pages_that_do_not_fit_the_limit_are_named),
         cmocka_unit_test(memory_that_others_hold_is_named),
         cmocka_unit_test(the_last_hole_serves_whatever_fits),
         cmocka_unit_test(reservations_back_off_when_addresses_are_short),
