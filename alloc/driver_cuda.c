@@ -38,7 +38,12 @@ static tn_status make_current(tn__driver_device *device, int *is_pushed) {
     return TN_OK;
 }
 
-/* Memory calls are allowed while some stream captures only in a thread of relaxed mode. */
+/* While some stream captures, calls on memory and questions about events are refused, and end the
+ * capture, unless their thread is in relaxed mode. */
+static int needs_relaxed_mode(tn_driver_call kind) {
+    return is_memory_call(kind) || kind == TN_CALL_EVENT_QUERY || kind == TN_CALL_EVENT_SYNCHRONIZE;
+}
+
 static int exchange_capture_mode(const tn__driver_device *device, int mode) {
     if (device->cu->capture_mode) (void)device->cu->capture_mode(&mode);
     return mode;
@@ -49,13 +54,16 @@ tn_status tn__cuda_begin(tn__driver_device *device, tn_driver_call kind, tn__cud
         int is_named = kind != TN__CUDA_UNCOUNTED;
         return tn__driver_require_present(is_named ? tn_driver_call_name(kind) : "a driver call");
     }
-    *call = (tn__cuda_call){.device = device, .kind = kind, .is_memory = is_memory_call(kind)};
+    *call = (tn__cuda_call){.device = device,
+                            .kind = kind,
+                            .is_memory = is_memory_call(kind),
+                            .is_relaxed = needs_relaxed_mode(kind)};
     TN_TRY(make_current(device, &call->is_pushed));
     if (kind != TN__CUDA_UNCOUNTED) tn__count_call(&device->counts, kind);
-    if (call->is_memory) {
+    if (call->is_relaxed) {
         call->mode_before = exchange_capture_mode(device, TN__CU_STREAM_CAPTURE_MODE_RELAXED);
-        call->start_ns = memory_clock_ns(device);
     }
+    if (call->is_memory) call->start_ns = memory_clock_ns(device);
     return TN_OK;
 }
 
@@ -63,8 +71,8 @@ tn_status tn__cuda_end(const tn__cuda_call *call, int code, const char *format, 
     tn__driver_device *device = call->device;
     if (call->is_memory) {
         tn__count_memory_ns(&device->counts, memory_clock_ns(device) - call->start_ns);
-        (void)exchange_capture_mode(device, call->mode_before);
     }
+    if (call->is_relaxed) (void)exchange_capture_mode(device, call->mode_before);
     if (call->is_pushed) {
         void *ours;
         (void)device->cu->context_pop(&ours);

@@ -59,7 +59,8 @@ typedef struct tn__cuda_call {
     tn__driver_device *device;
     tn_driver_call kind;
     int is_pushed;     /* the context was not current */
-    int is_memory;     /* its time is measured, and it may run while a stream captures */
+    int is_memory;     /* its time is measured */
+    int is_relaxed;    /* it may run while a stream captures */
     int mode_before;   /* the thread's capture mode */
     uint64_t start_ns; /* of the wall clock, or of the simulated one */
 } tn__cuda_call;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "driver.h"
+#include "driver_cuda.h"
 #include "host_alloc.h"
 
 #define MIB ((size_t)1 << 20)
@@ -446,6 +446,58 @@ static void each_failing_call_is_named_and_takes_no_effect(void **state) {
     close_clean(on.device);
 }
 
+enum { GLOBAL_MODE = 0 }; /* what a thread begins with */
+static int capture_mode = GLOBAL_MODE;
+static tn__cu_calls real_calls;
+
+static tn__cu_result exchange_mode(int *mode) {
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return TN__CU_SUCCESS;
+}
+
+static tn__cu_result query_event(void *event) {
+    assert_int_equal(capture_mode, TN__CU_STREAM_CAPTURE_MODE_RELAXED);
+    return real_calls.event_query(event);
+}
+
+static tn__cu_result synchronize_event(void *event) {
+    assert_int_equal(capture_mode, TN__CU_STREAM_CAPTURE_MODE_RELAXED);
+    return real_calls.event_synchronize(event);
+}
+
+static tn__cu_result create_memory(tn__cu_handle *out, size_t bytes,
+                                   const tn__cu_allocation *allocation, unsigned long long flags) {
+    assert_int_equal(capture_mode, TN__CU_STREAM_CAPTURE_MODE_RELAXED);
+    return real_calls.mem_create(out, bytes, allocation, flags);
+}
+
+/* pytorch's reports: a call on memory, or a question about an event, ends a capture that another
+ * thread has begun, unless the thread that makes it is in relaxed mode. */
+static void what_could_end_a_capture_is_done_in_relaxed_mode(void **state) {
+    (void)state;
+    tn__driver_device *device = open_device(0, NULL);
+    tn__event event;
+    tn__handle handle;
+    int is_done = 0;
+    real_calls = device->library->cu;
+    device->library->cu.capture_mode = exchange_mode;
+    device->library->cu.event_query = query_event;
+    device->library->cu.event_synchronize = synchronize_event;
+    device->library->cu.mem_create = create_memory;
+    EXPECT_OK(cuda->event_create(device, &event));
+    EXPECT_OK(cuda->event_record(device, event, NULL));
+    EXPECT_OK(cuda->event_is_done(device, event, &is_done));
+    EXPECT_OK(cuda->event_synchronize(device, event));
+    EXPECT_OK(cuda->mem_create(device, 2 * MIB, &handle));
+    assert_int_equal(capture_mode, GLOBAL_MODE);
+    EXPECT_OK(cuda->mem_release(device, handle, 2 * MIB));
+    EXPECT_OK(cuda->event_destroy(device, event));
+    device->library->cu = real_calls;
+    close_clean(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_info_is_the_devices),
@@ -456,6 +508,7 @@ int main(void) {
         cmocka_unit_test(host_tasks_run_and_streams_have_ids_of_their_own),
         cmocka_unit_test(what_the_simulated_device_can_not_do_is_named),
         cmocka_unit_test(a_callers_current_context_is_left_as_it_was),
+        cmocka_unit_test(what_could_end_a_capture_is_done_in_relaxed_mode),
         cmocka_unit_test(each_failing_call_is_named_and_takes_no_effect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
