@@ -233,6 +233,13 @@ static tn_status check_no_leak(tn_pool *pool) {
                    pool->heap.block_count, pool->heap.live_bytes, owners);
 }
 
+/* The trace ends also on failure: a pool that it kept from being destroyed can be the next time. */
+static tn_status end_trace_locked(tn_pool *pool) {
+    tn__trace_writer *trace = pool->trace;
+    pool->trace = NULL;
+    return trace ? tn__trace_close(trace) : TN_OK;
+}
+
 /* Gives everything back. What a failing call leaves can be closed again. */
 static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
@@ -252,17 +259,17 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     leave_list(pool);
     pthread_mutex_lock(&pool->mutex);
     status = close_locked(pool);
+    if (status == TN_OK) status = end_trace_locked(pool);
     pthread_mutex_unlock(&pool->mutex);
     if (status != TN_OK) {
         enter_list(pool);
         return status;
     }
     tn__device_unwatch_streams(pool->device, pool);
-    if (pool->trace) status = tn__trace_close(pool->trace);
     tn__device_release(pool->device);
     free_pool(pool);
     tn__page_map_release();
-    return status;
+    return TN_OK;
 }
 
 /* ---- the rest of the interface ------------------------------------------------------------- */
@@ -331,12 +338,8 @@ tn_status tn_pool_trace_end(tn_pool *pool) {
     tn_status status;
     TN_REQUIRE(pool, "tn_pool_trace_end: pool is NULL");
     pthread_mutex_lock(&pool->mutex);
-    if (pool->trace) {
-        status = tn__trace_close(pool->trace);
-        pool->trace = NULL;
-    } else {
-        status = TN_FAIL(TN_INVALID_STATE, "pool %s writes no trace", pool->name);
-    }
+    status = pool->trace ? end_trace_locked(pool)
+                         : TN_FAIL(TN_INVALID_STATE, "pool %s writes no trace", pool->name);
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }

@@ -113,6 +113,22 @@ static void a_file_that_can_not_be_written_is_named(void **state) {
     EXPECT_OK(tn_device_destroy(device));
 }
 
+/* The pool outlives the failure, so that no one uses what is not there; the trace does not. */
+static void a_pool_whose_trace_is_not_complete_is_destroyed_the_second_time(void **state) {
+    tn_device *device = test_open_host();
+    tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    (void)state;
+    EXPECT_OK(tn_pool_trace_begin(pool, "/dev/full"));
+    test_give(pool, test_take(pool, 100, NULL), NULL);
+    EXPECT_STATUS(tn_pool_destroy(pool), TN_IO);
+    EXPECT_ERROR_HAS("/dev/full");
+    assert_int_equal(test_pool_stats(pool).reserved_bytes, 0);
+    EXPECT_STATUS(tn_pool_trace_end(pool), TN_INVALID_STATE);
+    test_give(pool, test_take(pool, 100, NULL), NULL);
+    EXPECT_OK(tn_pool_destroy(pool));
+    EXPECT_OK(tn_device_destroy(device));
+}
+
 /* ---- TENURE_TRACE, in a process of its own ------------------------------------------------- */
 
 /* Two pools, and an end without a word to either. */
@@ -169,6 +185,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trace_has_every_event_after_its_beginning),
         cmocka_unit_test(a_file_that_can_not_be_written_is_named),
+        cmocka_unit_test(a_pool_whose_trace_is_not_complete_is_destroyed_the_second_time),
         cmocka_unit_test(the_variable_traces_the_first_pool),
         cmocka_unit_test(a_variable_that_can_not_be_used_is_no_failure),
     };
