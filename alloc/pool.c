@@ -120,15 +120,17 @@ static void on_stream_end(void *argument, tn_stream handle, uint64_t id) {
 /* ---- create ---------------------------------------------------------------------------------- */
 
 static tn_status check_config(const tn_pool_config *config, const tn_device_info *info) {
+    size_t page_bytes = config->page_bytes ? config->page_bytes : tn__options_get()->page_bytes;
     TN_REQUIRE(config->size == sizeof *config,
                "tn_pool_config.size is %zu, not %zu: begin with TN_POOL_CONFIG_INIT", config->size,
                sizeof *config);
     TN_REQUIRE((int)config->backing >= TN_BACKING_AUTO && (int)config->backing <= TN_BACKING_PLAIN,
                "%d is no tn_pool_backing", (int)config->backing);
     TN_REQUIRE(config->page_bytes % info->granularity_bytes == 0 &&
-                   config->page_bytes <= info->memory_bytes,
-               "page_bytes %zu is not a multiple of %zu, or more than the device has",
-               config->page_bytes, info->granularity_bytes);
+                   page_bytes <= info->memory_bytes,
+               "page_bytes (or TENURE_PAGE_BYTES) %zu is not a multiple of %zu, or more than the "
+               "device has",
+               page_bytes, info->granularity_bytes);
     if (config->backing == TN_BACKING_VMM && !info->supports_vmm) {
         return TN_FAIL(TN_UNSUPPORTED, "%s has no virtual memory management: use backing AUTO",
                        info->name);

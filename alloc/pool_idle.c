@@ -204,14 +204,7 @@ tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
 tn_status tn__pages_close(tn_pool *pool) {
     TN_TRY(tn__pool_collect(pool));
     while (pool->heap.regions) {
-        tn__region *region = pool->heap.regions;
-        tn__piece *piece = region->first;
-        while (piece) {
-            tn__piece *next = piece->next;
-            if (piece->kind == TN__PIECE_RETIRED) TN_TRY(tn__retired_unmap(pool, piece));
-            piece = next;
-        }
-        TN_TRY(tn__region_free(pool, region));
+        TN_TRY(tn__region_free(pool, pool->heap.regions));
     }
     return TN_OK;
 }

@@ -211,6 +211,8 @@ static void wrong_options_are_refused(void **state) {
     EXPECT_STATUS(tn_alloc(f->pool, 1, f->a, NULL, NULL), TN_INVALID_ARGUMENT);
     config.page_bytes = 12345;
     EXPECT_STATUS(tn_pool_create(f->device, &config, &pool), TN_INVALID_ARGUMENT);
+    config.page_bytes = (size_t)1 << 50; /* more than the device has */
+    EXPECT_STATUS(tn_pool_create(f->device, &config, &pool), TN_INVALID_ARGUMENT);
     config.page_bytes = 0;
     config.backing = TN_BACKING_VMM;
     EXPECT_STATUS(tn_pool_create(f->device, &config, &pool), TN_UNSUPPORTED);

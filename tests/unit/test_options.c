@@ -67,6 +67,19 @@ static void a_bad_value_keeps_the_default(void **state) {
     tn__options_reload();
 }
 
+static void a_page_size_beyond_the_device_is_refused_by_name(void **state) {
+    (void)state;
+    tn_device *device = test_open_host();
+    tn_pool *pool = NULL;
+    setenv("TENURE_PAGE_BYTES", "1024TiB", 1);
+    tn__options_reload();
+    EXPECT_STATUS(tn_pool_create(device, NULL, &pool), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("TENURE_PAGE_BYTES");
+    unsetenv("TENURE_PAGE_BYTES");
+    tn__options_reload();
+    EXPECT_OK(tn_device_destroy(device));
+}
+
 static void every_status_has_a_name_and_words(void **state) {
     (void)state;
     for (int i = 0; i < TN_STATUS_COUNT; i++) {
@@ -111,6 +124,7 @@ int main(void) {
         cmocka_unit_test(sizes_take_binary_units_and_nothing_else),
         cmocka_unit_test(a_good_value_is_taken_and_its_source_shown),
         cmocka_unit_test(a_bad_value_keeps_the_default),
+        cmocka_unit_test(a_page_size_beyond_the_device_is_refused_by_name),
         cmocka_unit_test(every_status_has_a_name_and_words),
         cmocka_unit_test(the_last_error_keeps_words_and_native_code),
         cmocka_unit_test(host_memory_faults_hit_the_call_they_name),
