@@ -129,7 +129,7 @@ typedef struct tn_device_info {
  * says how to get one), TN_INVALID_ARGUMENT (ordinal), TN_DRIVER_ERROR, TN_OUT_OF_HOST_MEMORY. */
 TN_API TN_MUST_USE tn_status tn_device_create(const tn_device_config *config, tn_device **out);
 
-/* Closes a device. TN_IN_USE while pools or streams of it exist; the text names them. */
+/* Closes a device. TN_IN_USE while pools or streams of it exist; the text says how many. */
 TN_API tn_status tn_device_destroy(tn_device *device);
 
 TN_API TN_MUST_USE tn_status tn_device_info_get(const tn_device *device, tn_device_info *out);
@@ -217,7 +217,9 @@ TN_API TN_MUST_USE tn_status tn_pool_create(tn_device *device, const tn_pool_con
                                             tn_pool **out);
 
 /* Gives all memory back. TN_LEAK while blocks are live: nothing is destroyed and the text names
- * the largest owners. Waits (bounded) for recorded uses of freed blocks. NULL is a no-op. */
+ * the largest owners. Waits (bounded) for recorded uses of freed blocks: TN_INVALID_STATE if they
+ * do not end. TN_IO if its trace could not be completed; like every failure but TN_LEAK, it may
+ * have given memory back, and the call can be made again. NULL is a no-op. */
 TN_API tn_status tn_pool_destroy(tn_pool *pool);
 
 /* How long a block is expected to live. A hint for placement only. */
@@ -244,7 +246,8 @@ typedef struct tn_alloc_options {
  * made to wait on the device for just that block's uses. Contents are undefined.
  * Errors: TN_OUT_OF_DEVICE_MEMORY (after giving back what is idle; the text is the report of
  * requested, free, cached, pending, largest hole, owners and a hint), TN_OUT_OF_ADDRESS_SPACE,
- * TN_OUT_OF_HOST_MEMORY, TN_INVALID_ARGUMENT, TN_DRIVER_ERROR. */
+ * TN_OUT_OF_HOST_MEMORY, TN_INVALID_ARGUMENT, TN_DRIVER_ERROR, TN_INVALID_STATE (a stream
+ * captures and the pool would have to grow or to wait; or the process exits or is a fork). */
 TN_API TN_MUST_USE tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream,
                                       const tn_alloc_options *options, void **out);
 
@@ -260,8 +263,9 @@ TN_API TN_MUST_USE tn_status tn_record_use(void *block, tn_stream stream);
 /* Size asked for and pool of a live block (either may be NULL). */
 TN_API TN_MUST_USE tn_status tn_block_info(const void *block, size_t *bytes, tn_pool **pool);
 
-/* Gives idle memory above keep_bytes back to the driver; writes the bytes given back. Never
- * waits for the device: what is still in use there stays. released_bytes may be NULL. */
+/* Gives idle memory above keep_bytes back to the driver; writes the bytes given back. What is
+ * still in use on the device stays, and is not waited for; but CUDA's call to free PLAIN memory
+ * may wait by itself. After a failure a part may be back. released_bytes may be NULL. */
 TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes);
 
 /* live + cached + pending + partial + driver_held == reserved, to the byte, at all times. */
