@@ -363,6 +363,14 @@ static cublasStatus_t multiply(const preparation *by, const tn__gemm_work *work,
     return status;
 }
 
+/* The words are made only for a failure: they would be a good part of a call's time. */
+static tn_status product_status(const preparation *by, cublasStatus_t status) {
+    char text[TN__BLAS_TEXT_BYTES];
+    if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
+    tn__blas_shape_text(&by->layout.shape, text);
+    return tn__blas_status(by->gemm->blas, status, "Matmul", text);
+}
+
 static tn_status finish(const preparation *by, const tn__gemm_work *work, tn_stream stream) {
     const layout *of = &by->layout;
     const tn__matrix *d = &work->d;
@@ -395,7 +403,6 @@ tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_str
     tn__blas_product product;
     const void *a, *b;
     const float *a_scale, *b_scale;
-    char text[TN__BLAS_TEXT_BYTES];
     TN_TRY(prepare(device, work, &by));
     TN_TRY(require_memory(&by, work));
     const layout *of = &by.layout;
@@ -405,9 +412,7 @@ tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_str
                          &b_scale));
     TN_TRY(tn__blas_product_make(by.gemm->blas, &of->shape, a_scale, b_scale, &product));
     void *d = of->d.bytes > 0 ? in_scratch(work, &of->d) : work->d.data;
-    tn__blas_shape_text(&of->shape, text);
-    tn_status status = tn__blas_status(
-        by.gemm->blas, multiply(&by, work, &product, a, b, d, stream), "Matmul", text);
+    tn_status status = product_status(&by, multiply(&by, work, &product, a, b, d, stream));
     tn__blas_product_end(by.gemm->blas, &product);
     if (status == TN_OK && of->d.bytes > 0) status = finish(&by, work, stream);
     return status;
