@@ -1,7 +1,7 @@
-/* Casts against a device copy of their source: GB/s of the bytes that must move.
+/* Casts, and y += x, against a device copy of their source: GB/s of the bytes that must move.
  *
- * bf16 in, E4M3 with power-of-two scales out. Buffers rotate, so that no cast finds its source in
- * the L2 cache, or leaves its result there for the next one to overwrite.
+ * bf16 in, E4M3 with power-of-two scales out (y is bf16). Buffers rotate, so that nothing finds
+ * its source in the L2 cache, or leaves its result there for the next one to overwrite.
  */
 #include "gpu_bench.h"
 
@@ -52,6 +52,14 @@ static void copy(gpu_bench *bench, void *argument, int turn) {
     GPU_BENCH_TRY(tn_lease_end(leases[0]));
 }
 
+static void axpy(gpu_bench *bench, void *argument, int turn) {
+    const cast_sets *sets = argument;
+    tn_axpy_args args = TN_AXPY_ARGS_INIT;
+    args.x = sets->src[turn % sets->count];
+    args.y = sets->dst[turn % sets->count];
+    GPU_BENCH_TRY(tn_axpy(&args, bench->stream));
+}
+
 static double source_bytes(const cast_sets *sets) {
     return gpu_bench_plane_bytes(sets->src[0], TN_PLANE_DATA);
 }
@@ -63,12 +71,14 @@ static void destroy_outputs(gpu_bench *bench, cast_sets *sets) {
         gpu_bench_destroy(bench, sets->dst[i]);
 }
 
-static double copy_rate(gpu_bench *bench, cast_sets *sets, int64_t rows, int64_t cols) {
+/* Work of bf16 on bf16 that moves the source's bytes `times` times. */
+static double plain_rate(gpu_bench *bench, cast_sets *sets, gpu_bench_work work, double times,
+                         int64_t rows, int64_t cols) {
     for (int i = 0; i < sets->count; i++)
         sets->dst[i] = gpu_bench_zeros(bench, TN_BF16, rows, cols);
-    double result = rate(2.0 * source_bytes(sets), gpu_bench_device_seconds(bench, copy, sets));
+    double seconds = gpu_bench_device_seconds(bench, work, sets);
     destroy_outputs(bench, sets);
-    return result;
+    return rate(times * source_bytes(sets), seconds);
 }
 
 static double cast_rate(gpu_bench *bench, cast_sets *sets, tn_format format, unsigned planes,
@@ -111,7 +121,8 @@ static void measure_shape(gpu_bench *bench, gpu_bench_row *row, int64_t rows, in
     for (int i = 0; i < 5; i++)
         row->figures[i] = cast_rate(bench, &sets, casts[i].format, casts[i].planes, rows, cols);
     row->figures[5] = transpose_rate(bench, &sets, rows, cols);
-    row->figures[6] = copy_rate(bench, &sets, rows, cols);
+    row->figures[6] = plain_rate(bench, &sets, axpy, 3.0, rows, cols);
+    row->figures[7] = plain_rate(bench, &sets, copy, 2.0, rows, cols);
     for (int i = 0; i < sets.count; i++)
         gpu_bench_destroy(bench, sets.src[i]);
 }

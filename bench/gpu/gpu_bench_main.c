@@ -19,8 +19,8 @@ static gpu_bench_section sections[SECTIONS] = {
      .title = "Casts, bf16 to E4M3, power-of-two scales: GB/s of the bytes that must move, and "
               "that as a share of a device copy's",
      .columns = {"rows x columns", "1D row", "1D column", "1D both", "2D row", "2D both",
-                 "2D transpose", "copy"},
-     .reference = 6},
+                 "2D transpose", "axpy", "copy"},
+     .reference = 7},
     {.key = "gemms",
      .title = "GEMMs on random data, rows x columns x contracted: TFLOP/s",
      .columns = {"shape", "1x128 by 128x128 to bf16", "1x128 by 1x128 added to fp32",
