@@ -115,31 +115,36 @@ static void training_rows(text_table *table, const demo_report *report) {
     text_table_cell(table, "%s", losses_equal(report) ? "bit-identical" : "DIFFERENT");
 }
 
-static int print_replay(const demo_report *report, FILE *stream) {
+/* PyTorch's columns stand beside the trace that they were measured with, and no other. */
+static void replay_rows(text_table *table, const demo_report *report, int columns) {
     const replay_result *replay = &report->replay;
     const double live = (double)replay->peak_live_bytes;
-    text_table *table = text_table_create("<>>>");
-    if (!table) return 0;
-    fprintf(stream, "(a) %s, %s events of a real training job on the simulated device\n\n",
-            report->trace_name, text_count(replay->events).text);
+    const double utilization[3] = {replay->utilization, pytorch_native_utilization,
+                                   pytorch_expandable_utilization};
+    static const char *const heads[] = {"Tenure", "PyTorch native", "expandable segments"};
     text_table_cell(table, "peak of the job");
-    text_table_cell(table, "Tenure");
-    text_table_cell(table, "PyTorch native");
-    text_table_cell(table, "expandable segments");
+    for (int i = 0; i < columns; i++)
+        text_table_cell(table, "%s", heads[i]);
     text_table_rule(table);
     text_table_cell(table, "live");
-    for (int i = 0; i < 3; i++)
-        text_table_cell(table, "%s", text_mebibytes((uint64_t)live).text);
+    for (int i = 0; i < columns; i++)
+        text_table_cell(table, "%s", text_mebibytes(replay->peak_live_bytes).text);
     text_table_cell(table, "reserved");
     text_table_cell(table, "%s", text_mebibytes(replay->peak_reserved_bytes).text);
-    text_table_cell(table, "%s",
-                    text_mebibytes((uint64_t)(live / pytorch_native_utilization)).text);
-    text_table_cell(table, "%s",
-                    text_mebibytes((uint64_t)(live / pytorch_expandable_utilization)).text);
+    for (int i = 1; i < columns; i++)
+        text_table_cell(table, "%s", text_mebibytes((uint64_t)(live / utilization[i])).text);
     text_table_cell(table, "utilization");
-    text_table_cell(table, "%.1f %%", replay->utilization * 100.0);
-    text_table_cell(table, "%.1f %%", pytorch_native_utilization * 100.0);
-    text_table_cell(table, "%.1f %%", pytorch_expandable_utilization * 100.0);
+    for (int i = 0; i < columns; i++)
+        text_table_cell(table, "%.1f %%", utilization[i] * 100.0);
+}
+
+static int print_replay(const demo_report *report, FILE *stream) {
+    text_table *table = text_table_create(report->is_shipped_trace ? "<>>>" : "<>");
+    if (!table) return 0;
+    fprintf(stream, "(a) %s, %s events%s on the simulated device\n\n", report->trace_name,
+            text_count(report->replay.events).text,
+            report->is_shipped_trace ? " of a real training job" : "");
+    replay_rows(table, report, report->is_shipped_trace ? 3 : 1);
     const int printed = text_table_print(table, stream);
     text_table_destroy(table);
     return printed;

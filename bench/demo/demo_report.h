@@ -13,6 +13,7 @@ typedef struct demo_report {
     int steps;
     const char *text_name;
     const char *trace_name;
+    int is_shipped_trace; /* 1: the one that PyTorch's figures are known of */
     replay_result replay;
     demo_train_result keep;    /* columnwise planes kept */
     demo_train_result release; /* released after dgrad */

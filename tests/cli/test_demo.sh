@@ -26,6 +26,7 @@ demo="$build/tenure-demo --text $2/LICENSE --trace $work/trace.csv"
 $demo $small >"$work/table" || fail "the demo failed: $(cat "$work/table")"
 grep -q '^Both runs are bit-identical and the ledger is balanced.$' "$work/table" ||
     fail "the closing line is missing"
+! grep -q PyTorch "$work/table" || fail "PyTorch's figures beside a trace that they are not of"
 $demo $small --json >"$work/json" || fail "the demo failed with --json"
 python3 - "$work/json" <<'PYTHON' || fail "the JSON does not add up"
 import json, sys
@@ -45,11 +46,12 @@ PYTHON
 refused "unrecognized option" $demo --colour
 refused "hidden: 639" $demo --hidden 639
 refused "hidden: 12x" $demo --hidden 12x
+refused "steps: 1" $demo --steps 1
 refused "driver: gpu" $demo --driver gpu
 refused "unexpected argument: x" $demo x
 refused "no file with at least 1024 bytes" $demo $small --text "$work/missing"
 refused "no file with at least 1024 bytes" $demo $small --text "$work/trace.csv"
 refused "missing.csv" $demo $small --trace "$work/missing.csv"
 refused "a device that computes" env TENURE_CUDA_LIBRARY="$build/libtenure-simcuda.so" \
-    $demo --driver cuda --layers 1 --hidden 640 --tokens 64 --steps 1
+    $demo --driver cuda --layers 1 --hidden 640 --tokens 64 --steps 2
 $demo --help | grep -q '^usage: tenure-demo' || fail "no help"
