@@ -209,9 +209,11 @@ static tn_status find_block(const void *address, const char *call, tn_pool **poo
                    call, address, (*pool)->name);
 }
 
-/* Room for a use of the stream, and for the two that tn_free adds. */
-static tn_status reserve_uses(tn__piece *block) {
-    return tn__uses_reserve(&block->uses, block->uses.count + 3);
+/* Room for a use of the stream, and for the two that tn_free adds: to record a use on a stream that
+ * has one already can not fail for want of memory. */
+static tn_status reserve_uses(tn__piece *block, const tn__pool_stream *stream) {
+    uint32_t added = tn__uses_has(&block->uses, stream) ? 2 : 3;
+    return tn__uses_reserve(&block->uses, block->uses.count + added);
 }
 
 static void add_use_now(tn__piece *block, tn__pool_stream *stream) {
@@ -253,7 +255,7 @@ tn_status tn_record_use(void *block, tn_stream stream) {
     TN_TRY(find_block(block, "tn_record_use", &pool, &piece));
     status = tn__pool_find_stream(pool, stream, &state);
     if (status == TN_OK && state != piece->stream) {
-        status = reserve_uses(piece);
+        status = reserve_uses(piece, state);
         if (status == TN_OK) add_use_now(piece, state);
     }
     pthread_mutex_unlock(&pool->mutex);

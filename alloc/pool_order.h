@@ -51,6 +51,7 @@ void tn__uses_clear(tn__uses *uses);
 
 /* Forgets uses that are known complete; frees the heap memory when none is left. */
 void tn__uses_settle(tn__uses *uses);
+int tn__uses_has(tn__uses *uses, const tn__pool_stream *stream);
 void tn__uses_forget(tn__uses *uses, const tn__pool_stream *stream);
 int tn__uses_equal(tn__uses *a, tn__uses *b);
 

@@ -53,6 +53,14 @@ void tn__uses_settle(tn__uses *uses) {
     if (uses->count == 0) tn__uses_clear(uses);
 }
 
+int tn__uses_has(tn__uses *uses, const tn__pool_stream *stream) {
+    const tn__use *items = tn__uses_items(uses);
+    for (uint32_t i = 0; i < uses->count; i++) {
+        if (items[i].stream == stream) return 1;
+    }
+    return 0;
+}
+
 void tn__uses_forget(tn__uses *uses, const tn__pool_stream *stream) {
     for (uint32_t i = 0; i < uses->count; i++) {
         if (tn__uses_items(uses)[i].stream != stream) continue;

@@ -76,6 +76,8 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
     TN_CHECK(call->lease_count < TN__OP_LEASES_MAX);
     TN_TRY(tn_lease_begin(tensor, plane, access, call->stream, &slot->lease, view));
     slot->is_output = access != TN_READ && !is_scratch(call, tensor);
+    slot->blocks[0] = view->data;
+    slot->blocks[1] = view->scale;
     call->lease_count++;
     return TN_OK;
 }
@@ -156,10 +158,23 @@ static tn_status destroy_scratch(tn__op_call *call) {
     return TN_OK;
 }
 
+/* Tells the pool of the outputs' uses. To end their leases then tells it what it knows, for which
+ * it needs no memory: of two outputs, the second can not fail when the first is valid already. */
+static tn_status announce_outputs(const tn__op_call *call) {
+    for (int i = 0; i < call->lease_count; i++) {
+        const tn__op_lease_slot *slot = &call->leases[i];
+        if (slot->lease.value == 0 || !slot->is_output) continue;
+        TN_TRY(tn_record_use(slot->blocks[0], call->stream));
+        TN_TRY(tn_record_use(slot->blocks[1], call->stream));
+    }
+    return TN_OK;
+}
+
 /* Outputs become valid only after all else that can fail has been done. */
 static tn_status complete(tn__op_call *call) {
     TN_TRY(end_leases(call, 0));
     TN_TRY(destroy_scratch(call));
+    TN_TRY(announce_outputs(call));
     return end_leases(call, 1);
 }
 

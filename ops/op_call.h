@@ -22,8 +22,9 @@
 enum { TN__OP_LEASES_MAX = 12, TN__OP_SCRATCH_MAX = 4 };
 
 typedef struct tn__op_lease_slot {
-    tn_lease lease; /* {0}: ended */
-    int is_output;  /* of the caller's: ends last */
+    tn_lease lease;  /* {0}: ended */
+    int is_output;   /* of the caller's: ends last */
+    void *blocks[2]; /* the plane's memory: data and scales */
 } tn__op_lease_slot;
 
 typedef struct tn__op_call {
