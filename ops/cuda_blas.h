@@ -14,7 +14,6 @@
 #define TN__BLAS_CALLS(X)                                                                          \
     X(Create)                                                                                      \
     X(Destroy)                                                                                     \
-    X(GetVersion)                                                                                  \
     X(GetStatusName)                                                                               \
     X(Matmul)                                                                                      \
     X(MatmulAlgoGetHeuristic)                                                                      \

@@ -20,8 +20,9 @@
  * device, which moves no data but touches the same ranges for the time it would take.
  *
  * Errors of all: TN_STALE_HANDLE, TN_INVALID_ARGUMENT (shapes, formats, dtypes: the text gives
- * both sides), TN_IN_USE (an output is leased), TN_UNSUPPORTED (no kernels in this build, or no
- * such GEMM on this GPU), out of memory, TN_DRIVER_ERROR. Thread-safe for distinct tensors.
+ * both sides), TN_INVALID_STATE (a plane that is read is not valid), TN_IN_USE (an output is
+ * leased), TN_UNSUPPORTED (no kernels in this build, or no such GEMM on this GPU), out of memory,
+ * TN_DRIVER_ERROR. Thread-safe for distinct tensors.
  */
 #ifndef TENURE_OPS_H
 #define TENURE_OPS_H
@@ -95,8 +96,9 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  *
  * D = A B^T, A B, A^T B: of the dequantized values, in fp32, written in D's type (fp32, bf16 or
  * fp16), or added to D if `accumulate`. A and B both FP8, or both PLAIN of one type (bf16, fp16,
- * fp32): then the same forms on DATA. E5M2 x E5M2 is TN_UNSUPPORTED. A plane of B that is absent
- * is derived where it can be and stays by the policy of its tensor.
+ * fp32): then the same forms on DATA. Nothing to contract: D is 0, or stays if `accumulate`.
+ * E5M2 x E5M2 is TN_UNSUPPORTED. A plane of B that is absent is derived where it can be and stays
+ * by the policy of its tensor.
  *
  * Host FP8, for each block of 128 along the contracted dimension (tail shorter): p = sum of
  * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); with accumulate
@@ -181,10 +183,11 @@ TN_API TN_MUST_USE tn_status tn_cross_entropy(const tn_cross_entropy_args *args,
 
 /* ---- Linear layer --------------------------------------------------------------------------- */
 
-/* y = x w^T with block-scaled FP8: x [M, K] PLAIN is quantized to 1D ROW in scratch, w [N, K] is
- * FP8_BLOCK_2D. If the weight is trainable, `saved_x` (an FP8_BLOCK_1D tensor without planes that
- * the caller made in its saved-for-backward scope) receives x's COL plane, which wgrad reads;
- * for a frozen weight nothing is saved and saved_x is {0}. */
+/* y = x w^T with block-scaled FP8: x [M, K] PLAIN is quantized to 1D ROW in scratch, as E4M3 in
+ * the weight's scale mode; w [N, K] is FP8_BLOCK_2D. If the weight is trainable, `saved_x` (an E4M3
+ * FP8_BLOCK_1D tensor of that scale mode without planes, which the caller made in its
+ * saved-for-backward scope) receives x's COL plane, which wgrad reads; for a frozen weight nothing
+ * is saved and saved_x is {0}. */
 typedef struct tn_linear_forward_args {
     size_t size;
     tn_tensor x;

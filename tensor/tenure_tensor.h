@@ -256,7 +256,8 @@ struct tn_plane_view {
 TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access,
                                             tn_stream stream, tn_lease *lease, tn_plane_view *view);
 
-/* The work is on the stream: records the use there; a written plane is valid from here.
+/* The work is on the stream: records the use there; a written plane is valid from here, and under
+ * UNTIL_LAST_USE the 2D plane that it has made stale is freed, in the order of the stream.
  * A lease ended before is TN_STALE_HANDLE. Another failure leaves it open: abandon it, or end it
  * again. A lease on a per-thread default stream is ended by the thread that began it. */
 TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);
