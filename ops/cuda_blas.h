@@ -74,7 +74,7 @@ tn_status tn__blas_product_make(const tn__blas *blas, const tn__blas_shape *shap
                                 tn__blas_product *product);
 void tn__blas_product_end(const tn__blas *blas, tn__blas_product *product);
 
-/* "100 x 130 x 128 E4M3 (vector) by ..." for messages. */
+/* "E4M3 (1x128) by E4M3 (128x128) in bf16, rows 100, ..." for messages. */
 enum { TN__BLAS_TEXT_BYTES = 160 };
 void tn__blas_shape_text(const tn__blas_shape *shape, char text[TN__BLAS_TEXT_BYTES]);
 

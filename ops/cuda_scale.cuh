@@ -1,5 +1,5 @@
 /* The scale of a block from its amax, and the cast of scaled values to FP8: to the bit what the
- * host does (docs/numerics of tenure_ops.h, tn_quantize).
+ * host does (tn_quantize in tenure_ops.h).
  *
  * Every operation is the IEEE one by name (__fdiv_rn, __fmul_rn), so that no compiler option can
  * contract or approximate it; denormal scales and products are kept.
