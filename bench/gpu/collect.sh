@@ -4,12 +4,12 @@
 #
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
-# BUILD is a release build, made there or elsewhere, OUT the folder for the results, a PART one of
-# tests, demo, bench, replay, sanitizer (default: all). Each file begins with its command and the
+# BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder for
+# the results, a PART one of tests, demo, bench, replay, sanitizer (default: all). Each file begins with its command and the
 # machine. The exit status is 1 if anything failed.
 set -u
 [ $# -ge 2 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
-build=$1
+build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
 parts=${*:-tests demo bench replay sanitizer}
@@ -23,7 +23,7 @@ mkdir -p "$out" || exit 1
 record() {
     file=$1
     shift
-    { echo "# $*" | sed "s|$root/||g; s|$build/|build/release/|g"; echo "# on $gpu"; } >"$out/$file"
+    { echo "# $*" | sed "s|$build/|build/release/|g; s|$root/||g"; echo "# on $gpu"; } >"$out/$file"
     "$@" >>"$out/$file" 2>&1
     status=$?
     [ "$status" = 0 ] || failed=1
@@ -39,9 +39,8 @@ for part in $parts; do
         done
         ;;
     demo)
-        record demo.txt "$build/tenure-demo" --text "$root/LICENSE" --trace "$trace"
-        record demo_40_steps.txt "$build/tenure-demo" --text "$root/LICENSE" --trace "$trace" \
-            --steps 40
+        record demo.txt "$build/tenure-demo"
+        record demo_40_steps.txt "$build/tenure-demo" --steps 40
         ;;
     bench) record bench_gpu.txt "$build/tenure-bench-gpu" ;;
     replay) record replay_lora.txt "$build/tenure" replay "$trace" --driver cuda ;;
