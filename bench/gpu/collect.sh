@@ -4,9 +4,9 @@
 #
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
-# BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder for
-# the results, a PART one of tests, demo, bench, replay, sanitizer (default: all). Each file begins with its command and the
-# machine. The exit status is 1 if anything failed.
+# BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
+# for the results, a PART one of tests, demo, bench, replay, sanitizer (default: all). Each file
+# begins with its command and the machine. The exit status is 1 if anything failed.
 set -u
 [ $# -ge 2 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
 build=$(cd "$1" && pwd) || exit 2
