@@ -123,7 +123,8 @@ static outcome run(const char *part, const char *strict, const char *variable) {
         _exit(126);
     }
     close(ends[1]);
-    while ((got = read(ends[0], result.text + used, sizeof result.text - 1 - used)) > 0) {
+    while (used < sizeof result.text - 1 &&
+           (got = read(ends[0], result.text + used, sizeof result.text - 1 - used)) > 0) {
         used += (size_t)got;
     }
     close(ends[0]);
