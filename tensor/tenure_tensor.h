@@ -250,9 +250,10 @@ struct tn_plane_view {
 
 /* Gives the plane's addresses for work on `stream`, until tn_lease_end. Any number of READ
  * leases at once; WRITE and UPDATE exclude all others on that plane (TN_IN_USE names the
- * holder). Work that earlier leases put on other streams is waited for on the device. Beginning
- * a WRITE or UPDATE makes the tensor's other planes stale, but for those that are themselves
- * under a WRITE lease (an op that makes both at once); planes under READ refuse it. */
+ * holder). Work that earlier leases put on other streams is waited for on the device; what another
+ * thread put on its per-thread default stream can not be named and is waited for on the host.
+ * Beginning a WRITE or UPDATE makes the tensor's other planes stale, but for those that are
+ * themselves under a WRITE lease (an op that makes both at once); planes under READ refuse it. */
 TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access,
                                             tn_stream stream, tn_lease *lease, tn_plane_view *view);
 
