@@ -1,7 +1,8 @@
 /* A pool, as its own files see it.
  *
  *   pool.c           create, destroy, the list of pools, trim
- *   pool_alloc.c     the public calls on blocks; the procedure when memory is short
+ *   pool_alloc.c     the public calls on blocks
+ *   pool_pressure.c  where memory for a block comes from; the procedure when it is short
  *   pool_pages.c     VMM: pages made, moved, filled into gaps
  *   pool_idle.c      VMM: idle pages found and given back
  *   pool_segments.c  PLAIN: segments taken and given back
@@ -110,6 +111,12 @@ tn_status tn__pages_close(tn_pool *pool);
 
 /* Learns what has completed, and unmaps what was waiting for that. Never waits. */
 tn_status tn__pool_collect(tn_pool *pool);
+
+/* ---- pool_pressure.c ------------------------------------------------------------------------- */
+
+/* A place for the request that its stream can use: in a run, and behind the waits that it needs.
+ * May let the pool's mutex go meanwhile. TN_OUT_OF_DEVICE_MEMORY without the report. */
+tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out);
 
 /* ---- pool.c ---------------------------------------------------------------------------------- */
 
