@@ -44,5 +44,5 @@ if(TARGET tenure_bench_support)
       LINK tenure_bench_support tenure-ops)
   endif()
 endif()
-tenure_add_program(tenure-bench-peers SOURCES bench/peers/peer_bench_*.c LINK tenure Threads::Threads
-  ${CMAKE_DL_LIBS})
+tenure_add_program(tenure-bench-peers SOURCES bench/peers/peer_bench_*.c
+  LINK tenure Threads::Threads ${CMAKE_DL_LIBS})
