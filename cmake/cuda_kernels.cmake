@@ -7,7 +7,8 @@
 
 set(TENURE_NVCC_FLAGS -fatbin -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a
   -gencode arch=compute_80,code=compute_80 -prec-div=true -ftz=false -fmad=false
-  -Xptxas --warn-on-spills -Xptxas --warning-as-error -Werror all-warnings)
+  -Xptxas --warn-on-spills -Xptxas --warning-as-error -Werror all-warnings
+  CACHE INTERNAL "how kernels are compiled")
 
 # Of ops/cuda_*.c only those that this build needs stay in the library.
 function(tenure_select_cuda_sources objects)

@@ -46,3 +46,7 @@ if(TARGET tenure_bench_support)
 endif()
 tenure_add_program(tenure-bench-peers SOURCES bench/peers/peer_bench_*.c
   LINK tenure Threads::Threads ${CMAKE_DL_LIBS})
+tenure_add_program(tenure-soak SOURCES bench/soak/*.c LINK tenure Threads::Threads)
+if(TENURE_CUDA_ENABLED)
+  tenure_embed_kernels(tenure-soak-program ${CMAKE_SOURCE_DIR}/bench/soak/soak_kernels.cu)
+endif()
