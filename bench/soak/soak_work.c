@@ -71,7 +71,10 @@ static void do_host_work(void *argument) {
 
 static void put_host_work(soak *shared, host_work work, tn_stream stream) {
     host_work *copy = malloc(sizeof *copy);
-    if (!copy) soak_require(TN_OUT_OF_HOST_MEMORY, "malloc");
+    if (!copy) {
+        soak_require(TN_OUT_OF_HOST_MEMORY, "malloc");
+        return;
+    }
     *copy = work;
     SOAK_TRY(
         driver_of(shared)->host_task(tn__device_state(shared->device), do_host_work, copy, stream));
