@@ -1,20 +1,23 @@
 #!/bin/sh
 # Runs on a GPU machine what bench/results/ is made of: the GPU tests, the main job, the
-# benchmarks, and the checks of compute-sanitizer.
+# benchmarks, the soak, and the checks of compute-sanitizer.
 #
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
-# for the results, a PART one of tests, demo, bench, replay, sanitizer (default: all). Each file
-# begins with its command and the machine. The exit status is 1 if anything failed.
+# for the results, a PART one of tests, demo, bench, peers, replay, sanitizer, soak (default: all).
+# PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
+# TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
+# and the machine. The exit status is 1 if anything failed.
 set -u
-[ $# -ge 2 ] || { sed -n '2,10p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,12p' "$0" >&2; exit 2; }
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-parts=${*:-tests demo bench replay sanitizer}
+parts=${*:-tests demo bench peers replay sanitizer soak}
 root=$(cd "$(dirname "$0")/../.." && pwd)
-trace=$root/bench/traces/lora.csv.gz
+traces=${TRACES:-$root/bench/traces}
+plugins=${PLUGINS:-$build/plugins}
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
 failed=0
 mkdir -p "$out" || exit 1
@@ -23,7 +26,8 @@ mkdir -p "$out" || exit 1
 record() {
     file=$1
     shift
-    { echo "# $*" | sed "s|$build/|build/release/|g; s|$root/||g"; echo "# on $gpu"; } >"$out/$file"
+    { echo "# $*" | sed "s|$build/|build/release/|g; s|$plugins/|plugins/|g; s|$traces/|traces/|g
+                         s|$root/||g"; echo "# on $gpu"; } >"$out/$file"
     "$@" >>"$out/$file" 2>&1
     status=$?
     [ "$status" = 0 ] || failed=1
@@ -43,7 +47,19 @@ for part in $parts; do
         record demo_40_steps.txt "$build/tenure-demo" --steps 40
         ;;
     bench) record bench_gpu.txt "$build/tenure-bench-gpu" ;;
-    replay) record replay_lora.txt "$build/tenure" replay "$trace" --driver cuda ;;
+    peers)
+        set -- "$build/tenure-bench-peers"
+        for plugin in "$plugins"/peer_*.so; do
+            [ -e "$plugin" ] && set -- "$@" "$plugin"
+        done
+        record peers.csv "$@"
+        ;;
+    replay)
+        for trace in "$traces"/*.csv.gz; do
+            name=$(basename "$trace" .csv.gz)
+            record "replay_$name.txt" "$build/tenure" replay "$trace" --driver cuda
+        done
+        ;;
     sanitizer)
         for tool in memcheck racecheck; do
             for name in small_ops frozen_stack; do
@@ -52,6 +68,7 @@ for part in $parts; do
             done
         done
         ;;
+    soak) record soak.txt "$build/tenure-soak" --seconds 300 --threads 8 --percent 95 ;;
     *)
         echo "there is no part '$part'" >&2
         exit 2

@@ -23,6 +23,8 @@ namespace caching = c10::cuda::CUDACachingAllocator;
 void open_with(const char *settings) {
     static bool is_ready = false;
     try {
+        // libtorch_cuda, which is not needed here, would say that the device is in use.
+        c10::cuda::_internal::setHasPrimaryContext([](c10::DeviceIndex) { return true; });
         if (!is_ready) caching::init(c10::cuda::device_count());
         is_ready = true;
         c10::CachingAllocator::setAllocatorSettings(settings);
