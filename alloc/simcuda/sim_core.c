@@ -1,13 +1,15 @@
 /* Entry and exit of every call, the clock, the account of physical memory: see sim_core.h.
  *
  * Order of the checks at entry: process state (forked, exiting), permission (a host function makes
- * no calls), then under the lock the count, the fault, cuInit, the context. A call that fails,
- * by a fault or by itself, changes nothing and takes no virtual time; it is counted.
+ * no calls), then under the lock the count, the fault, cuInit, the context, captures. A call that
+ * fails, by a fault or by itself, changes nothing (but a capture that forbids it is invalid then)
+ * and takes no virtual time; it is counted.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "sim_capture.h"
 #include "sim_core.h"
 #include "sim_lifecycle.h"
 
@@ -59,9 +61,11 @@ static int fault_is_due(sim_fault *fault) {
     return 1;
 }
 
-/* What turns an error into words is spared by faults of "any call", and not part of all calls. */
+/* What turns an error into words, and what only changes the thread's own mode, is spared by faults
+ * of "any call", and not part of all calls. */
 static int counts_among_all(sim_call call) {
-    return call != SIM_CALL_cuGetErrorName && call != SIM_CALL_cuGetErrorString;
+    return call != SIM_CALL_cuGetErrorName && call != SIM_CALL_cuGetErrorString &&
+           call != SIM_CALL_cuThreadExchangeStreamCaptureMode;
 }
 
 static CUresult take_fault(sim_call call) {
@@ -94,6 +98,7 @@ CUresult tn__sim_enter(sim_call call) {
     this_thread.refusal[0] = '\0';
     result = take_fault(call);
     if (result == CUDA_SUCCESS) result = check_needs(call_rows[call].needs);
+    if (result == CUDA_SUCCESS) result = tn__sim_capture_admits(call, call_rows[call].is_memory);
     tn__sim.in_memory_call = call_rows[call].is_memory;
     if (result != CUDA_SUCCESS) pthread_mutex_unlock(&tn__sim.lock);
     return result;

@@ -65,7 +65,16 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuStreamQuery, CONTEXT, 0)                                                                   \
     X(cuStreamWaitEvent, CONTEXT, 0)                                                               \
     X(cuStreamGetId, CONTEXT, 0)                                                                   \
+    X(cuStreamBeginCapture_v2, CONTEXT, 0)                                                         \
+    X(cuStreamEndCapture, CONTEXT, 0)                                                              \
     X(cuStreamIsCapturing, CONTEXT, 0)                                                             \
+    X(cuStreamGetCaptureInfo_v2, CONTEXT, 0)                                                       \
+    X(cuStreamGetCaptureInfo_v3, CONTEXT, 0)                                                       \
+    X(cuThreadExchangeStreamCaptureMode, NOTHING, 0)                                               \
+    X(cuGraphInstantiateWithFlags, CONTEXT, 0)                                                     \
+    X(cuGraphLaunch, CONTEXT, 0)                                                                   \
+    X(cuGraphExecDestroy, CONTEXT, 0)                                                              \
+    X(cuGraphDestroy, CONTEXT, 0)                                                                  \
     X(cuEventCreate, CONTEXT, 0)                                                                   \
     X(cuEventDestroy_v2, CONTEXT, 0)                                                               \
     X(cuEventRecord, CONTEXT, 0)                                                                   \

@@ -1,7 +1,7 @@
 /* Streams, their queues, and what the host knows of them: see sim_stream.h. */
 #include <string.h>
 
-#include "sim_stream.h"
+#include "sim_capture.h"
 
 /* Handles are made of the slot and are reused with it, as a real driver reuses its own. */
 #define HANDLE_BASE ((uintptr_t)0x53000000)
@@ -68,6 +68,12 @@ void tn__sim_stream_destroy(sim_stream *stream) { stream->kind = SIM_STREAM_DEST
 
 const sim_stream *tn__sim_stream_in_slot(uint32_t slot) { return streams[slot]; }
 
+void tn__sim_streams_visit(sim_stream_visit visit, void *argument) {
+    for (uint32_t slot = 0; slot < slot_count; slot++) {
+        if (streams[slot]->kind != SIM_STREAM_FREE) visit(streams[slot], argument);
+    }
+}
+
 CUstream tn__sim_stream_handle(const sim_stream *stream) {
     return (CUstream)(HANDLE_BASE + stream->slot * HANDLE_STEP);
 }
@@ -116,8 +122,7 @@ static sim_work new_work(sim_work_kind kind, sim_ticket *ticket) {
     return work;
 }
 
-/* All that `stream` gets from now on comes after all that `other` has got so far. */
-static void order_after(sim_stream *stream, sim_stream *other) {
+void tn__sim_stream_order_after(sim_stream *stream, sim_stream *other) {
     tn__sim_clock_join(&stream->clock, &other->clock);
     if (has_open_work(stream) || has_open_work(other)) {
         sim_ticket *ticket = tn__sim_ticket_create();
@@ -158,7 +163,7 @@ const sim_clock *tn__sim_stream_peek(sim_stream *stream) {
 
 void tn__sim_stream_begin(sim_stream *stream) {
     join_host(stream);
-    visit_predecessors(stream, order_after);
+    visit_predecessors(stream, tn__sim_stream_order_after);
     tn__sim_clock_set(&stream->clock, stream->slot, ++stream->epoch);
 }
 
@@ -335,8 +340,10 @@ static void drop_queue(sim_stream *stream) {
 void tn__sim_streams_reset(void) {
     while (wait_for_progress())
         continue;
+    tn__sim_captures_reset();
     for (uint32_t slot = 0; slot < slot_count; slot++) {
         drop_queue(streams[slot]);
+        tn__sim_free(streams[slot]->tips.nodes);
         tn__sim_clock_clear(&streams[slot]->clock);
         tn__sim_free(streams[slot]);
     }
@@ -350,13 +357,14 @@ void tn__sim_streams_reset(void) {
 }
 
 int tn__sim_stream_leftovers(sim_report *report) {
-    int created = 0, unfinished = 0, events = tn__sim_event_leftovers();
+    int created = 0, unfinished = 0, captured, events = tn__sim_event_leftovers();
     for (uint32_t slot = 0; slot < slot_count; slot++) {
         created += streams[slot]->kind == SIM_STREAM_CREATED;
         unfinished += !tn__sim_stream_is_idle(streams[slot]);
     }
+    captured = tn__sim_capture_leftovers(report);
     if (created) tn__sim_report_line(report, "  streams: %d\n", created);
     if (events) tn__sim_report_line(report, "  events: %d\n", events);
     if (unfinished) tn__sim_report_line(report, "  unfinished work: on %d streams\n", unfinished);
-    return created + events + unfinished;
+    return created + events + unfinished + captured;
 }

@@ -62,8 +62,18 @@ typedef enum sim_stream_kind {
     SIM_STREAM_CREATED,
     SIM_STREAM_LEGACY,
     SIM_STREAM_PER_THREAD,
+    SIM_STREAM_LANE,     /* of an instantiated graph: no program has a handle of it */
     SIM_STREAM_DESTROYED /* its work may go on; free once the host knows its end */
 } sim_stream_kind;
+
+/* Nodes of the graph that is being captured which what comes next depends on. */
+typedef struct sim_tips {
+    uint32_t *nodes;
+    uint32_t count;
+    uint32_t capacity;
+} sim_tips;
+
+struct sim_capture;
 
 typedef struct sim_stream {
     sim_stream_kind kind;
@@ -76,7 +86,9 @@ typedef struct sim_stream {
     uint64_t host_version; /* of the host's clock that `clock` contains */
     sim_ns ready;
     int is_stalled;
-    int is_busy; /* a host function runs, with the lock dropped */
+    int is_busy;                 /* a host function runs, with the lock dropped */
+    struct sim_capture *capture; /* what it is given goes into a graph; NULL: it runs */
+    sim_tips tips;
     sim_work *first;
     sim_work *last;
 } sim_stream;
@@ -88,12 +100,17 @@ sim_stream *tn__sim_stream_create(int device, sim_stream_kind kind, int is_block
 CUstream tn__sim_stream_handle(const sim_stream *stream);
 void tn__sim_stream_destroy(sim_stream *stream);
 const sim_stream *tn__sim_stream_in_slot(uint32_t slot);
+/* Calls visit for every stream that is not FREE. */
+typedef void (*sim_stream_visit)(sim_stream *stream, void *argument);
+void tn__sim_streams_visit(sim_stream_visit visit, void *argument);
 
 /* New work of the stream begins here: it happens after all that the host knows, and after what
  * the legacy stream's rules say. Gives the work its epoch. */
 void tn__sim_stream_begin(sim_stream *stream);
 /* The clock that the stream's next work would have, without beginning any. */
 const sim_clock *tn__sim_stream_peek(sim_stream *stream);
+/* All that `stream` gets from now on comes after all that `other` has got so far. */
+void tn__sim_stream_order_after(sim_stream *stream, sim_stream *other);
 /* Performs or queues it. Host functions run with the lock dropped. */
 void tn__sim_stream_submit(sim_stream *stream, const sim_work *work);
 void tn__sim_stream_release(sim_stream *stream);
@@ -114,7 +131,21 @@ void tn__sim_events_reset(void);
 int tn__sim_stream_leftovers(sim_report *report);
 int tn__sim_event_leftovers(void);
 
-/* Moves the bytes of a COPY or FILL: see sim_work.c. */
+/* ---- sim_work.c ------------------------------------------------------------------------------ */
+
+/* A kernel, copy, fill or host function as a program asks for it. */
+typedef struct sim_job {
+    sim_work work;
+    const char *what;
+    const tnsim_range *ranges; /* KERNEL: what it touches */
+    size_t range_count;
+} sim_job;
+
+/* Puts it on a stream that does not capture: checks what it touches, takes the host's time for it,
+ * begins and submits it. */
+CUresult tn__sim_job_run(sim_stream *stream, const sim_job *job, sim_ns cost);
+
+/* Moves the bytes of a COPY or FILL. */
 void tn__sim_work_move(const sim_stream *stream, const sim_work *work);
 
 #endif

@@ -2,9 +2,10 @@
  *
  * An event is the point at which it was last recorded: the clock of the work before it, and a
  * ticket that tells its time. One that was never recorded is complete and orders nothing.
- * Event handles are reused, last destroyed first.
+ * Event handles are reused, last destroyed first. One that was last recorded in a capture is a
+ * set of nodes: it can be waited for while that capture goes on, and is no point in time.
  */
-#include "sim_stream.h"
+#include "sim_capture.h"
 
 #define HANDLE_BASE ((uintptr_t)0x45000000)
 #define HANDLE_STEP ((uintptr_t)16)
@@ -14,7 +15,9 @@ typedef struct sim_event {
     int device;
     unsigned flags;
     sim_clock clock;
-    sim_ticket *ticket; /* NULL: not recorded */
+    sim_ticket *ticket;  /* NULL: not recorded, or in a capture */
+    uint64_t capture_id; /* 0: not recorded, or in no capture */
+    sim_tips tips;
 } sim_event;
 
 static sim_event **events;
@@ -42,6 +45,10 @@ CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
 static CUresult stream_destroy(CUstream handle) {
     sim_stream *stream = tn__sim_stream_find(handle);
     if (!stream || stream->kind != SIM_STREAM_CREATED) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream->capture) {
+        tn__sim_capture_invalidate(stream->capture);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     tn__sim_stream_destroy(stream);
     return CUDA_SUCCESS;
 }
@@ -51,20 +58,32 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
     return tn__sim_leave(stream_destroy(stream));
 }
 
-CUresult cuStreamSynchronize(CUstream handle) {
-    SIM_ENTER(cuStreamSynchronize);
+static CUresult stream_synchronize(CUstream handle) {
     sim_stream *stream = tn__sim_stream_find(handle);
-    return tn__sim_leave(stream ? tn__sim_stream_finish(stream) : CUDA_ERROR_INVALID_HANDLE);
+    CUresult result;
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    result = tn__sim_capture_refuses(stream);
+    return result == CUDA_SUCCESS ? tn__sim_stream_finish(stream) : result;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    SIM_ENTER(cuStreamSynchronize);
+    return tn__sim_leave(stream_synchronize(stream));
 }
 
 CUresult cuCtxSynchronize(void) {
     SIM_ENTER(cuCtxSynchronize);
-    return tn__sim_leave(tn__sim_device_finish(tn__sim_current()));
+    CUresult result = tn__sim_capture_refuses_device(tn__sim_current());
+    return tn__sim_leave(result == CUDA_SUCCESS ? tn__sim_device_finish(tn__sim_current())
+                                                : result);
 }
 
 static CUresult stream_query(CUstream handle) {
     sim_stream *stream = tn__sim_stream_find(handle);
+    CUresult result;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    result = tn__sim_capture_refuses(stream);
+    if (result != CUDA_SUCCESS) return result;
     tn__sim_spend(SIM_COST_EVENT_QUERY);
     if (!tn__sim_stream_is_idle(stream)) return CUDA_ERROR_NOT_READY;
     tn__sim_host_learns(&stream->clock);
@@ -82,14 +101,6 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     if (!stream) return tn__sim_leave(CUDA_ERROR_INVALID_HANDLE);
     if (!id) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
     *id = stream->id;
-    return tn__sim_leave(CUDA_SUCCESS);
-}
-
-CUresult cuStreamIsCapturing(CUstream handle, int *status) {
-    SIM_ENTER(cuStreamIsCapturing);
-    if (!tn__sim_stream_find(handle)) return tn__sim_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (!status) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
@@ -136,7 +147,9 @@ static CUresult event_destroy(CUevent handle) {
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
     tn__sim_ticket_release(event->ticket);
     tn__sim_clock_clear(&event->clock);
+    tn__sim_tips_clear(&event->tips);
     event->ticket = NULL;
+    event->capture_id = 0;
     event->is_live = 0;
     free_events[free_count++] = (uint32_t)(((uintptr_t)handle - HANDLE_BASE) / HANDLE_STEP);
     return CUDA_SUCCESS;
@@ -147,12 +160,24 @@ CUresult cuEventDestroy_v2(CUevent event) {
     return tn__sim_leave(event_destroy(event));
 }
 
+static void record_in_capture(sim_event *event, const sim_stream *stream) {
+    tn__sim_ticket_release(event->ticket);
+    event->ticket = NULL;
+    event->capture_id = stream->capture->id;
+    tn__sim_tips_copy(&event->tips, &stream->tips);
+}
+
 static CUresult event_record(CUevent event_handle, CUstream stream_handle) {
     sim_event *event = find_event(event_handle);
     sim_stream *stream = tn__sim_stream_find(stream_handle);
     sim_work work = {.kind = SIM_WORK_RECORD};
+    CUresult result;
     if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
     if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+    result = tn__sim_capture_gate(stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (stream->capture) return record_in_capture(event, stream), CUDA_SUCCESS;
+    event->capture_id = 0;
     tn__sim_spend(SIM_COST_EVENT_RECORD);
     tn__sim_stream_begin(stream);
     tn__sim_clock_copy(&event->clock, &stream->clock);
@@ -170,11 +195,25 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     return tn__sim_leave(event_record(event, stream));
 }
 
+/* A wait that has to do with a capture: for an event in one, or by a stream in one. */
+static CUresult wait_in_capture(sim_stream *stream, const sim_event *event) {
+    sim_capture *capture = tn__sim_capture_find(event->capture_id);
+    if (capture) return tn__sim_capture_join(stream, capture, &event->tips);
+    if (event->capture_id) return CUDA_ERROR_CAPTURED_EVENT; /* of a capture that has ended */
+    if (!event->ticket) return CUDA_SUCCESS;
+    tn__sim_capture_invalidate(stream->capture);
+    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+}
+
 static CUresult stream_wait(CUstream stream_handle, CUevent event_handle, unsigned flags) {
     sim_event *event = find_event(event_handle);
     sim_stream *stream = tn__sim_stream_find(stream_handle);
     sim_work work = {.kind = SIM_WORK_WAIT};
+    CUresult result;
     if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
+    result = tn__sim_capture_gate(stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (event->capture_id || stream->capture) return wait_in_capture(stream, event);
     if (flags) return tn__sim_refuse("cuStreamWaitEvent: flags 0x%x are not simulated", flags);
     tn__sim_spend(SIM_COST_EVENT_WAIT);
     if (!event->ticket) return CUDA_SUCCESS;
@@ -192,6 +231,14 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return tn__sim_leave(stream_wait(stream, event, flags));
 }
 
+/* An event in a capture is no point in time: to ask about it is wrong in any mode. */
+static CUresult refuse_captured(const sim_event *event) {
+    sim_capture *capture = tn__sim_capture_find(event->capture_id);
+    if (!event->capture_id) return CUDA_SUCCESS;
+    if (capture) tn__sim_capture_invalidate(capture);
+    return CUDA_ERROR_CAPTURED_EVENT;
+}
+
 static int is_complete(const sim_event *event) {
     if (!event->ticket) return 1;
     return event->ticket->is_done && event->ticket->time <= tn__sim.now;
@@ -200,6 +247,7 @@ static int is_complete(const sim_event *event) {
 static CUresult event_query(CUevent handle) {
     const sim_event *event = find_event(handle);
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->capture_id) return refuse_captured(event);
     tn__sim_spend(SIM_COST_EVENT_QUERY);
     if (!is_complete(event)) return CUDA_ERROR_NOT_READY;
     if (event->ticket) tn__sim_host_learns(&event->clock);
@@ -218,6 +266,7 @@ static CUresult event_synchronize(CUevent handle) {
     sim_clock clock = {NULL, 0};
     CUresult result;
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->capture_id) return refuse_captured(event);
     ticket = event->ticket;
     if (!ticket) return CUDA_SUCCESS;
     ticket->references++;
@@ -254,6 +303,7 @@ void tn__sim_events_reset(void) {
     for (uint32_t i = 0; i < event_count; i++) {
         tn__sim_ticket_release(events[i]->ticket);
         tn__sim_clock_clear(&events[i]->clock);
+        tn__sim_tips_clear(&events[i]->tips);
         tn__sim_free(events[i]);
     }
     tn__sim_free(events);

@@ -7,13 +7,16 @@
  * involves device memory moves nothing: there is no memory behind the addresses.
  *
  * An address that no region contains is the host's.
+ *
+ * On a stream that captures none of this happens: the job becomes a node of the graph, and is
+ * checked and run at each launch.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "sim_capture.h"
 #include "sim_memory.h"
-#include "sim_stream.h"
 
 static CUresult illegal_address(int device) {
     tn__sim.devices[device].dead = CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -40,41 +43,32 @@ static int range_is_ok(const tnsim_range *range, int device) {
     return tn__sim_range_is_accessible(address, range->bytes, device, range->is_write);
 }
 
-static void submit_kernel(sim_stream *stream, sim_ns duration) {
-    sim_work work = {.kind = SIM_WORK_KERNEL, .submitted = tn__sim.now};
+static void submit_work(sim_stream *stream, const sim_job *job, sim_ns duration) {
+    sim_work work = job->work;
+    work.submitted = tn__sim.now;
     work.duration = tn__sim_stretch(duration);
     tn__sim_stream_submit(stream, &work);
 }
 
-static CUresult launch(CUstream handle, const char *kernel, const tnsim_range *ranges,
-                       size_t range_count, double duration_us) {
-    sim_stream *stream = tn__sim_stream_find(handle);
+static CUresult run_kernel(sim_stream *stream, const sim_job *job, sim_ns cost) {
     sim_operation operation;
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if ((range_count && !ranges) || !(duration_us >= 0)) return CUDA_ERROR_INVALID_VALUE;
-    for (size_t i = 0; i < range_count; i++) {
-        if (!range_is_ok(&ranges[i], stream->device)) return illegal_address(stream->device);
+    for (size_t i = 0; i < job->range_count; i++) {
+        if (!range_is_ok(&job->ranges[i], stream->device)) return illegal_address(stream->device);
     }
-    tn__sim_spend(SIM_COST_SUBMIT);
+    tn__sim_spend(cost);
     tn__sim_stream_begin(stream);
-    tn__sim_operation_of_stream(&operation, stream, kernel ? kernel : "kernel");
-    for (size_t i = 0; i < range_count; i++) {
-        touch_range(&operation, (uintptr_t)ranges[i].address, ranges[i].bytes,
-                    ranges[i].is_write ? SIM_ACCESS_WRITE : SIM_ACCESS_READ);
+    tn__sim_operation_of_stream(&operation, stream, job->what);
+    for (size_t i = 0; i < job->range_count; i++) {
+        touch_range(&operation, (uintptr_t)job->ranges[i].address, job->ranges[i].bytes,
+                    job->ranges[i].is_write ? SIM_ACCESS_WRITE : SIM_ACCESS_READ);
     }
-    submit_kernel(stream, (sim_ns)llround(duration_us * 1e3));
+    submit_work(stream, job, job->work.duration);
     return CUDA_SUCCESS;
 }
 
-int tnsim_launch(void *stream, const char *kernel, const tnsim_range *ranges, size_t range_count,
-                 double duration_us) {
-    SIM_ENTER(tnsim_launch);
-    return tn__sim_leave(launch(stream, kernel, ranges, range_count, duration_us));
-}
-
-/* ---- copies and fills ------------------------------------------------------------------------ */
-
-static CUresult submit_transfer(sim_stream *stream, const char *what, sim_work *work) {
+static CUresult run_transfer(sim_stream *stream, const sim_job *job, sim_ns cost) {
+    sim_job checked = *job;
+    sim_work *work = &checked.work;
     int has_source = work->kind == SIM_WORK_COPY;
     int to_device = is_on_device(work->dst);
     int from_device = has_source && is_on_device(work->src);
@@ -88,27 +82,66 @@ static CUresult submit_transfer(sim_stream *stream, const char *what, sim_work *
     if (from_device && !tn__sim_range_is_accessible(work->src, work->bytes, device, 0)) {
         return illegal_address(device);
     }
-    tn__sim_spend(SIM_COST_SUBMIT);
+    tn__sim_spend(cost);
     tn__sim_stream_begin(stream);
-    tn__sim_operation_of_stream(&operation, stream, what);
+    tn__sim_operation_of_stream(&operation, stream, job->what);
     if (from_device) touch_range(&operation, work->src, work->bytes, SIM_ACCESS_READ);
     if (to_device) touch_range(&operation, work->dst, work->bytes, SIM_ACCESS_WRITE);
     work->to_device = to_device;
     work->from_device = from_device;
-    work->submitted = tn__sim.now;
-    work->duration =
-        tn__sim_stretch(tn__sim_transfer_time(sides * work->bytes, crosses_link ? work->bytes : 0));
-    tn__sim_stream_submit(stream, work);
+    submit_work(stream, &checked,
+                tn__sim_transfer_time(sides * work->bytes, crosses_link ? work->bytes : 0));
     return CUDA_SUCCESS;
+}
+
+CUresult tn__sim_job_run(sim_stream *stream, const sim_job *job, sim_ns cost) {
+    if (job->work.kind == SIM_WORK_KERNEL) return run_kernel(stream, job, cost);
+    if (job->work.kind != SIM_WORK_HOST_FUNCTION) return run_transfer(stream, job, cost);
+    tn__sim_spend(cost);
+    tn__sim_stream_begin(stream);
+    submit_work(stream, job, 0);
+    return CUDA_SUCCESS;
+}
+
+/* Runs the job or, on a stream that captures, makes it a node. */
+static CUresult put(sim_stream *stream, const sim_job *job) {
+    CUresult result = tn__sim_capture_gate(stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (!stream->capture) return tn__sim_job_run(stream, job, SIM_COST_SUBMIT);
+    tn__sim_spend(SIM_COST_SUBMIT);
+    tn__sim_graph_record(stream->capture->graph, stream, job);
+    return CUDA_SUCCESS;
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+static CUresult launch(CUstream handle, const char *kernel, const tnsim_range *ranges,
+                       size_t range_count, double duration_us) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_job job = {.work = {.kind = SIM_WORK_KERNEL},
+                   .what = kernel ? kernel : "kernel",
+                   .ranges = ranges,
+                   .range_count = range_count};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if ((range_count && !ranges) || !(duration_us >= 0)) return CUDA_ERROR_INVALID_VALUE;
+    job.work.duration = (sim_ns)llround(duration_us * 1e3);
+    return put(stream, &job);
+}
+
+int tnsim_launch(void *stream, const char *kernel, const tnsim_range *ranges, size_t range_count,
+                 double duration_us) {
+    SIM_ENTER(tnsim_launch);
+    return tn__sim_leave(launch(stream, kernel, ranges, range_count, duration_us));
 }
 
 static CUresult copy(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream handle) {
     sim_stream *stream = tn__sim_stream_find(handle);
-    sim_work work = {.kind = SIM_WORK_COPY, .dst = dst, .src = src, .bytes = bytes};
+    sim_job job = {.work = {.kind = SIM_WORK_COPY, .dst = dst, .src = src, .bytes = bytes},
+                   .what = "cuMemcpyAsync"};
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (bytes == 0) return CUDA_SUCCESS;
     if (!dst || !src) return CUDA_ERROR_INVALID_VALUE;
-    return submit_transfer(stream, "cuMemcpyAsync", &work);
+    return put(stream, &job);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {
@@ -118,17 +151,35 @@ CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream 
 
 static CUresult fill(CUdeviceptr dst, unsigned char byte, size_t bytes, CUstream handle) {
     sim_stream *stream = tn__sim_stream_find(handle);
-    sim_work work = {.kind = SIM_WORK_FILL, .dst = dst, .byte = byte, .bytes = bytes};
+    sim_job job = {.work = {.kind = SIM_WORK_FILL, .dst = dst, .byte = byte, .bytes = bytes},
+                   .what = "cuMemsetD8Async"};
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (bytes == 0) return CUDA_SUCCESS;
     if (!is_on_device(dst)) return CUDA_ERROR_INVALID_VALUE;
-    return submit_transfer(stream, "cuMemsetD8Async", &work);
+    return put(stream, &job);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char byte, size_t count, CUstream stream) {
     SIM_ENTER(cuMemsetD8Async);
     return tn__sim_leave(fill(dst, byte, count, stream));
 }
+
+static CUresult host_function(CUstream handle, CUhostFn function, void *argument) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_job job = {.work = {.kind = SIM_WORK_HOST_FUNCTION}, .what = "cuLaunchHostFunc"};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!function) return CUDA_ERROR_INVALID_VALUE;
+    job.work.function = function;
+    job.work.argument = argument;
+    return put(stream, &job);
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
+    SIM_ENTER(cuLaunchHostFunc);
+    return tn__sim_leave(host_function(stream, function, argument));
+}
+
+/* ---- moving bytes ---------------------------------------------------------------------------- */
 
 /* 1 if the device's bytes can be touched now. Work that was queued may find its memory unmapped:
  * that race has been reported, and the device meets it as an illegal access. */
@@ -151,25 +202,6 @@ void tn__sim_work_move(const sim_stream *stream, const sim_work *work) {
         memmove(dst, src, work->bytes);
 }
 
-/* ---- host functions -------------------------------------------------------------------------- */
-
-static CUresult host_function(CUstream handle, CUhostFn function, void *argument) {
-    sim_stream *stream = tn__sim_stream_find(handle);
-    sim_work work = {.kind = SIM_WORK_HOST_FUNCTION, .function = function, .argument = argument};
-    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (!function) return CUDA_ERROR_INVALID_VALUE;
-    tn__sim_spend(SIM_COST_SUBMIT);
-    tn__sim_stream_begin(stream);
-    work.submitted = tn__sim.now;
-    tn__sim_stream_submit(stream, &work);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument) {
-    SIM_ENTER(cuLaunchHostFunc);
-    return tn__sim_leave(host_function(stream, function, argument));
-}
-
 /* ---- control: take, stall -------------------------------------------------------------------- */
 
 /* As tn__sim_enter for a control function that is about a stream: not counted, no faults. */
@@ -188,6 +220,7 @@ static CUresult take(CUstream handle, CUdeviceptr address, size_t bytes) {
     if (!tn__sim_range_is_accessible(address, bytes, stream->device, 1)) {
         return CUDA_ERROR_INVALID_VALUE;
     }
+    if (stream->capture) return CUDA_SUCCESS; /* seen at each launch, if at all */
     tn__sim_operation_of_take(&operation, stream);
     touch_range(&operation, address, bytes, SIM_ACCESS_TAKE);
     return CUDA_SUCCESS;

@@ -139,11 +139,11 @@ static void functions_are_found_by_name(void **state) {
     assert_int_equal(found, CU_GET_PROC_ADDRESS_SUCCESS);
     EXPECT_CUDA_OK(cu->cuGetProcAddress_v2("cuMemMap", &function, 12000, 0, NULL));
     assert_ptr_equal(function, (void *)cu->cuMemMap);
-    EXPECT_CUDA(cu->cuGetProcAddress_v2("cuStreamBeginCapture", &function, 12000, 0, &found),
+    EXPECT_CUDA(cu->cuGetProcAddress_v2("cuGraphClone", &function, 12000, 0, &found),
                 CUDA_ERROR_NOT_FOUND);
     assert_null(function);
     assert_int_equal(found, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-    assert_string_equal(cu->tnsim_refusal(), "cuStreamBeginCapture is not simulated");
+    assert_string_equal(cu->tnsim_refusal(), "cuGraphClone is not simulated");
     EXPECT_CUDA(cu->cuGetProcAddress_v2("tnsim_launch", &function, 12000, 0, &found),
                 CUDA_ERROR_NOT_FOUND);
     EXPECT_CUDA(cu->cuGetProcAddress_v2("cuMemMap", &function, 12000, 2, &found),
