@@ -33,6 +33,7 @@ enum {
     TN__CU_STREAM_NON_BLOCKING = 1,
     TN__CU_EVENT_DISABLE_TIMING = 2,
     TN__CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    TN__CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
     TN__CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
@@ -123,6 +124,9 @@ typedef struct tn__cu_access {
     X(VMM, mem_unmap, "cuMemUnmap", (tn__cu_address address, size_t bytes))                        \
     X(OPTIONAL, stream_id, "cuStreamGetId", (void *stream, unsigned long long *id))                \
     X(OPTIONAL, stream_is_capturing, "cuStreamIsCapturing", (void *stream, int *status))           \
+    X(OPTIONAL, capture_info, "cuStreamGetCaptureInfo_v2",                                         \
+      (void *stream, int *status, unsigned long long *id, void **graph, const void **nodes,        \
+       size_t *node_count))                                                                        \
     X(OPTIONAL, capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                    \
     X(OPTIONAL, host_task, "cuLaunchHostFunc",                                                     \
       (void *stream, void (*task)(void *), void *argument))                                        \

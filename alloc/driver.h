@@ -34,6 +34,12 @@ typedef struct tn__launch {
     void **parameters; /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
 } tn__launch;
 
+typedef enum tn__capture_status {
+    TN__CAPTURE_NONE,
+    TN__CAPTURE_ACTIVE,
+    TN__CAPTURE_INVALID /* something forbidden was done: no graph will come of it */
+} tn__capture_status;
+
 typedef struct tn__driver {
     const char *name; /* "cuda" or "host" */
 
@@ -64,6 +70,9 @@ typedef struct tn__driver {
     tn_status (*stream_id)(tn__driver_device *device, tn_stream stream, uint64_t *out);
     tn_status (*stream_synchronize)(tn__driver_device *device, tn_stream stream);
     tn_status (*stream_is_capturing)(tn__driver_device *device, tn_stream stream, int *out);
+    /* CUDA only, else NULL: the capture that the stream is in; its number never repeats. */
+    tn_status (*stream_capture)(tn__driver_device *device, tn_stream stream,
+                                tn__capture_status *status, uint64_t *id);
     tn_status (*event_create)(tn__driver_device *device, tn__event *out);
     tn_status (*event_destroy)(tn__driver_device *device, tn__event event);
     tn_status (*event_record)(tn__driver_device *device, tn__event event, tn_stream stream);

@@ -239,6 +239,7 @@ const tn__driver tn__driver_cuda = {
     .stream_id = tn__cuda_stream_id,
     .stream_synchronize = tn__cuda_stream_synchronize,
     .stream_is_capturing = tn__cuda_stream_is_capturing,
+    .stream_capture = tn__cuda_stream_capture,
     .event_create = tn__cuda_event_create,
     .event_destroy = tn__cuda_event_destroy,
     .event_record = tn__cuda_event_record,

@@ -102,6 +102,8 @@ tn_status tn__cuda_stream_destroy(tn__driver_device *device, tn_stream stream);
 tn_status tn__cuda_stream_id(tn__driver_device *device, tn_stream stream, uint64_t *out);
 tn_status tn__cuda_stream_synchronize(tn__driver_device *device, tn_stream stream);
 tn_status tn__cuda_stream_is_capturing(tn__driver_device *device, tn_stream stream, int *out);
+tn_status tn__cuda_stream_capture(tn__driver_device *device, tn_stream stream,
+                                  tn__capture_status *status, uint64_t *id);
 tn_status tn__cuda_event_create(tn__driver_device *device, tn__event *out);
 tn_status tn__cuda_event_destroy(tn__driver_device *device, tn__event event);
 tn_status tn__cuda_event_record(tn__driver_device *device, tn__event event, tn_stream stream);

@@ -74,6 +74,25 @@ tn_status tn__cuda_stream_is_capturing(tn__driver_device *device, tn_stream stre
     return TN_OK;
 }
 
+/* No capture is the legacy stream's own, so that it is in none even where it can not be asked. */
+tn_status tn__cuda_stream_capture(tn__driver_device *device, tn_stream stream,
+                                  tn__capture_status *status, uint64_t *id) {
+    tn__cuda_call call;
+    int now = TN__CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long number = 0;
+    TN__CUDA_NEED(device, capture_info, "cuStreamGetCaptureInfo_v2");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->capture_info(stream, &now, &number, NULL, NULL, NULL);
+    int is_implicit = code == TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT;
+    TN_TRY(tn__cuda_end(&call, is_implicit ? TN__CU_SUCCESS : code, "cuStreamGetCaptureInfo(%p)",
+                        stream));
+    *status = TN__CAPTURE_NONE;
+    if (is_implicit || now == TN__CU_STREAM_CAPTURE_STATUS_NONE) return TN_OK;
+    *status = now == TN__CU_STREAM_CAPTURE_STATUS_ACTIVE ? TN__CAPTURE_ACTIVE : TN__CAPTURE_INVALID;
+    *id = number;
+    return TN_OK;
+}
+
 /* ---- events -------------------------------------------------------------------------------- */
 
 tn_status tn__cuda_event_create(tn__driver_device *device, tn__event *out) {

@@ -315,6 +315,11 @@ static tn_status call_stream_id(objects *on) {
 static tn_status call_stream_synchronize(objects *on) {
     return cuda->stream_synchronize(on->device, on->stream);
 }
+static tn_status call_stream_capture(objects *on) {
+    tn__capture_status status;
+    uint64_t id = 0;
+    return cuda->stream_capture(on->device, on->stream, &status, &id);
+}
 static tn_status call_stream_is_capturing(objects *on) {
     int is_capturing;
     return cuda->stream_is_capturing(on->device, on->stream, &is_capturing);
@@ -377,6 +382,8 @@ static const call_row call_rows[] = {
      call_stream_synchronize},
     {"cuStreamIsCapturing", "cuStreamIsCapturing(", TN_OUT_OF_DEVICE_MEMORY,
      call_stream_is_capturing},
+    {"cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo(", TN_OUT_OF_DEVICE_MEMORY,
+     call_stream_capture},
     {"cuStreamWaitEvent", "cuStreamWaitEvent(", TN_OUT_OF_DEVICE_MEMORY, call_stream_wait_event},
     {"cuEventCreate", "cuEventCreate()", TN_OUT_OF_DEVICE_MEMORY, call_event_create},
     {"cuEventDestroy_v2", "cuEventDestroy(", TN_OUT_OF_DEVICE_MEMORY, call_event_destroy},

@@ -140,6 +140,17 @@ static void without_capture_queries_no_stream_captures(void **state) {
     cuda->close(device);
 }
 
+static void without_capture_info_captures_are_not_told_apart(void **state) {
+    (void)state;
+    tn__capture_status status = TN__CAPTURE_ACTIVE;
+    uint64_t id = 0;
+    tn_device_info info;
+    tn__driver_device *device = open_without("cuStreamGetCaptureInfo_v2", &info);
+    EXPECT_STATUS(cuda->stream_capture(device, NULL, &status, &id), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("lacks cuStreamGetCaptureInfo_v2");
+    cuda->close(device);
+}
+
 static void without_stream_ids_handles_and_threads_tell_streams_apart(void **state) {
     (void)state;
     uint64_t first = 0, second = 0, null_id = 0, legacy = 0, own_thread = 0, again = 0;
@@ -181,6 +192,7 @@ int main(void) {
         cmocka_unit_test(without_one_vmm_symbol_there_is_only_plain_memory),
         cmocka_unit_test(without_host_functions_only_host_tasks_fail),
         cmocka_unit_test(without_capture_queries_no_stream_captures),
+        cmocka_unit_test(without_capture_info_captures_are_not_told_apart),
         cmocka_unit_test(without_stream_ids_handles_and_threads_tell_streams_apart),
     };
     return cmocka_run_group_tests(tests, make_copy_path, remove_copy);

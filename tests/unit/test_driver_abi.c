@@ -30,6 +30,7 @@ SAME(TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
 SAME(TN__CU_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
 SAME(TN__CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
 SAME(TN__CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_CAPTURE_STATUS_NONE);
+SAME(TN__CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_ACTIVE);
 SAME(TN__CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME(TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 SAME(TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
@@ -118,6 +119,9 @@ TAKES(cuMemSetAccess(ADDRESS, BYTES, ANY, BYTES));
 TAKES(cuMemUnmap(ADDRESS, BYTES));
 TAKES(cuStreamGetId(ANY, (unsigned long long *)0));
 TAKES(cuStreamIsCapturing(ANY, ANY));
+#if CUDA_VERSION < 13000
+TAKES(cuStreamGetCaptureInfo_v2(ANY, ANY, (cuuint64_t *)0, ANY, ANY, (size_t *)0));
+#endif
 TAKES(cuThreadExchangeStreamCaptureMode(ANY));
 TAKES(cuLaunchHostFunc(ANY, (void (*)(void *))0, ANY));
 TAKES(cuModuleLoadData(ANY, ANY));
@@ -125,7 +129,8 @@ TAKES(cuModuleUnload(ANY));
 TAKES(cuModuleGetFunction(ANY, ANY, (const char *)0));
 TAKES(cuLaunchKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0, (void **)0));
 
-/* cuda.h maps each plain name to its versioned one: the table must name the same. */
+/* cuda.h maps each plain name to its versioned one: the table must name the same. Of capture info
+ * the second version is the one that every driver since CUDA 11.3 has, whatever cuda.h maps to. */
 #define AS_TEXT(name)                          AS_TEXT_(name)
 #define AS_TEXT_(name)                         #name
 #define AS_NAME(need, field, name, parameters) {#field, name},
@@ -135,7 +140,7 @@ static const char *const versioned[] = {
     AS_TEXT(cuCtxPushCurrent), AS_TEXT(cuCtxPopCurrent),
     AS_TEXT(cuMemGetInfo),     AS_TEXT(cuMemAlloc),
     AS_TEXT(cuMemFree),        AS_TEXT(cuStreamDestroy),
-    AS_TEXT(cuEventDestroy)};
+    AS_TEXT(cuEventDestroy),   "cuStreamGetCaptureInfo_v2"};
 
 int main(void) {
     size_t found = 0, expected = sizeof versioned / sizeof *versioned, with_version = 0;
