@@ -46,7 +46,7 @@ tn_status tn__pools_release_others(tn_pool *pool, tn__release *release) {
         if (tn__release_is_done(release)) break;
         if (other == pool || !is_same_memory(pool, other)) continue;
         pthread_mutex_lock(&other->mutex);
-        status = tn__pool_release(other, release);
+        status = other->backing->release(other, release);
         pthread_mutex_unlock(&other->mutex);
     }
     pthread_mutex_unlock(&list_mutex);
@@ -120,36 +120,26 @@ static void on_stream_end(void *argument, tn_stream handle, uint64_t id) {
 /* ---- create ---------------------------------------------------------------------------------- */
 
 static tn_status check_config(const tn_pool_config *config, const tn_device_info *info) {
-    size_t page_bytes = config->page_bytes ? config->page_bytes : tn__options_get()->page_bytes;
+    const tn__backing *backing;
+    size_t page_bytes;
     TN_REQUIRE(config->size == sizeof *config,
                "tn_pool_config.size is %zu, not %zu: begin with TN_POOL_CONFIG_INIT", config->size,
                sizeof *config);
-    TN_REQUIRE((int)config->backing >= TN_BACKING_AUTO && (int)config->backing <= TN_BACKING_PLAIN,
-               "%d is no tn_pool_backing", (int)config->backing);
+    backing = tn__backing_find(config->backing, info);
+    page_bytes = config->page_bytes ? config->page_bytes : tn__options_get()->page_bytes;
+    TN_REQUIRE(backing, "%d is no tn_pool_backing", (int)config->backing);
     TN_REQUIRE(config->page_bytes % info->granularity_bytes == 0 &&
                    page_bytes <= info->memory_bytes,
                "page_bytes (or TENURE_PAGE_BYTES) %zu is not a multiple of %zu, or more than the "
                "device has",
                page_bytes, info->granularity_bytes);
-    if (config->backing == TN_BACKING_VMM && !info->supports_vmm) {
-        return TN_FAIL(TN_UNSUPPORTED, "%s has no virtual memory management: use backing AUTO",
-                       info->name);
-    }
-    return TN_OK;
+    return backing->check_config(config, info);
 }
 
-static void configure(tn_pool *pool, const tn_pool_config *config) {
-    size_t granularity = pool->info.granularity_bytes;
-    size_t page_bytes = config->page_bytes;
-    pool->backing = config->backing;
-    if (pool->backing == TN_BACKING_AUTO) {
-        pool->backing = pool->info.supports_vmm ? TN_BACKING_VMM : TN_BACKING_PLAIN;
-    }
-    if (page_bytes == 0) page_bytes = tn__round_up(tn__options_get()->page_bytes, granularity);
-    if (pool->backing == TN_BACKING_PLAIN) page_bytes = granularity;
-    pool->page_bytes = page_bytes;
+static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
     pool->limit_bytes = config->limit_bytes ? config->limit_bytes : SIZE_MAX;
     pool->address_bytes = config->address_bytes ? config->address_bytes : pool->info.memory_bytes;
+    return pool->backing->open(pool, config);
 }
 
 static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_pool **out) {
@@ -197,6 +187,15 @@ static tn_status begin_option_trace(tn_pool *pool) {
     return TN_OK;
 }
 
+/* A pool whose backing is open and that has given nothing out. */
+static void abandon_pool(tn_pool *pool) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    if (pool->trace) (void)tn__trace_close(pool->trace);
+    (void)pool->backing->close(pool);
+    tn__error_restore(&saved);
+}
+
 tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_pool **out) {
     static const tn_pool_config defaults = TN_POOL_CONFIG_INIT;
     tn_device_info info = TN_DEVICE_INFO_INIT;
@@ -210,11 +209,14 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     TN_TRY(make_pool(device, config, &pool));
     pool->info = info;
     pool->heap.is_tracked = info.driver == TN_DRIVER_HOST;
-    configure(pool, config);
-    status = begin_option_trace(pool);
-    if (status == TN_OK) status = tn__device_watch_streams(device, on_stream_end, pool);
+    pool->backing = tn__backing_find(config->backing, &info);
+    status = configure(pool, config);
+    if (status == TN_OK) {
+        status = begin_option_trace(pool);
+        if (status == TN_OK) status = tn__device_watch_streams(device, on_stream_end, pool);
+        if (status != TN_OK) abandon_pool(pool);
+    }
     if (status != TN_OK) {
-        if (pool->trace) (void)tn__trace_close(pool->trace);
         free_pool(pool);
         return status;
     }
@@ -250,8 +252,8 @@ static tn_status close_locked(tn_pool *pool) {
         TN_TRY(tn__order_host_wait(&pool->order, pool->info.simulated));
     }
     tn__heap_settle(&pool->heap);
-    TN_TRY(tn__pool_release(pool, &everything));
-    if (pool->backing == TN_BACKING_VMM) TN_TRY(tn__pages_close(pool));
+    TN_TRY(pool->backing->release(pool, &everything));
+    TN_TRY(pool->backing->close(pool));
     return tn__order_close(&pool->order);
 }
 
@@ -285,7 +287,7 @@ static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_
     if (release.least_bytes <= keep_bytes) keep_bytes = release.least_bytes;
     release.least_bytes -= keep_bytes;
     release.most_bytes = release.least_bytes;
-    TN_TRY(tn__pool_release(pool, &release));
+    TN_TRY(pool->backing->release(pool, &release));
     *released_bytes = release.released_bytes;
     return TN_OK;
 }

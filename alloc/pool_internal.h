@@ -3,9 +3,10 @@
  *   pool.c           create, destroy, the list of pools, trim
  *   pool_alloc.c     the public calls on blocks
  *   pool_pressure.c  where memory for a block comes from; the procedure when it is short
+ *   pool_backing.c   the table of what a pool's memory can come from
  *   pool_pages.c     VMM: pages made, moved, filled into gaps
  *   pool_idle.c      VMM: idle pages found and given back
- *   pool_segments.c  PLAIN: segments taken and given back
+ *   pool_segments.c  segments taken and given back
  *   pool_report.c    statistics, the check of everything, reports in words
  *   heap*.c          pieces of address space and where blocks go
  *   pool_order.c     streams, events, waits
@@ -20,6 +21,7 @@
 #include <pthread.h>
 
 #include "heap.h"
+#include "pool_backing.h"
 #include "pool_owned.h"
 #include "trace_writer.h"
 
@@ -30,10 +32,10 @@ struct tn_pool {
     tn__driver_device *state;
     char *name;
     tn_device_info info;
-    tn_pool_backing backing; /* VMM or PLAIN */
-    size_t limit_bytes;      /* SIZE_MAX: none */
-    size_t address_bytes;    /* VMM: to reserve at a time */
-    size_t page_bytes;       /* VMM: of a handle; PLAIN: what segments are rounded to */
+    const tn__backing *backing;
+    size_t limit_bytes;   /* SIZE_MAX: none */
+    size_t address_bytes; /* VMM: to reserve at a time */
+    size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 
     pthread_mutex_t mutex;
     tn__heap heap;
@@ -68,46 +70,7 @@ static inline size_t tn__round_up(size_t bytes, size_t unit) {
     return bytes > SIZE_MAX - (unit - rest) ? SIZE_MAX : bytes + (unit - rest);
 }
 
-/* ---- backings: pool_pages.c, pool_idle.c, pool_segments.c ------------------------------------ */
-
-/* How far to go for memory. */
-typedef enum tn__effort {
-    TN__EFFORT_READY, /* what the stream can use at once, else more from the driver */
-    TN__EFFORT_ALL    /* also what other streams may still use, behind device waits (VMM); idle
-                       * segments go back to the driver for others (PLAIN) */
-} tn__effort;
-
-/* Makes room for the request and says where: the place is in a run then. TN_OUT_OF_DEVICE_MEMORY
- * if the driver or the limit has no more; then nothing has changed. */
-tn_status tn__pages_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
-                         tn__place *out);
-tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
-                            tn__place *out);
-
-/* How much idle memory to give back: at least that, if there is so much that is known to be out
- * of use, and never more than that. */
-typedef struct tn__release {
-    size_t least_bytes;
-    size_t most_bytes;
-    size_t released_bytes; /* so far; true also after a failure */
-} tn__release;
-static inline int tn__release_is_done(const tn__release *release) {
-    return release->released_bytes >= release->least_bytes;
-}
-static inline size_t tn__release_room(const tn__release *release) {
-    return release->most_bytes - release->released_bytes;
-}
-
-/* Gives idle memory back, longest idle first. */
-tn_status tn__pages_release(tn_pool *pool, tn__release *release);
-tn_status tn__segments_release(tn_pool *pool, tn__release *release);
-static inline tn_status tn__pool_release(tn_pool *pool, tn__release *release) {
-    return pool->backing == TN_BACKING_VMM ? tn__pages_release(pool, release)
-                                           : tn__segments_release(pool, release);
-}
-
-/* VMM: gives the regions back; all of their pages have been. */
-tn_status tn__pages_close(tn_pool *pool);
+/* ---- pool_idle.c ----------------------------------------------------------------------------- */
 
 /* Learns what has completed, and unmaps what was waiting for that. Never waits. */
 tn_status tn__pool_collect(tn_pool *pool);

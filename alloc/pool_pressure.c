@@ -14,18 +14,12 @@
 
 /* ---- finding room ---------------------------------------------------------------------------- */
 
-static tn_status grow(tn_pool *pool, const tn__request *request, tn__effort effort,
-                      tn__place *out) {
-    return pool->backing == TN_BACKING_VMM ? tn__pages_grow(pool, request, effort, out)
-                                           : tn__segments_grow(pool, request, effort, out);
-}
-
 static tn_status find_room(tn_pool *pool, const tn__request *request, tn__effort effort,
                            tn__place *out) {
     if (tn__heap_find_run(&pool->heap, request, out)) {
         return tn__heap_wait_place(&pool->order, request, out);
     }
-    return grow(pool, request, effort, out);
+    return pool->backing->grow(pool, request, effort, out);
 }
 
 static int is_shortage(tn_status status) {
@@ -41,7 +35,7 @@ static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *
     if (tn__heap_find_run(&pool->heap, request, out)) {
         status = tn__heap_wait_place(&pool->order, request, out);
     } else if (status == TN_OUT_OF_ADDRESS_SPACE) {
-        status = grow(pool, request, TN__EFFORT_ALL, out);
+        status = pool->backing->grow(pool, request, TN__EFFORT_ALL, out);
     }
     request->zone = zone;
     return status;

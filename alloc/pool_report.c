@@ -166,9 +166,7 @@ static const char *hint_for(const tn_pool *pool, const shortage *facts) {
         return "work that does not end still uses freed memory: look at its streams";
     }
     if (idle + facts->device_free >= facts->asked_bytes) {
-        return pool->backing == TN_BACKING_VMM
-                   ? "what is free is less than the whole pages that the request needs"
-                   : "memory is free but in pieces that are too small: VMM backing could use it";
+        return pool->backing->scattered_hint;
     }
     if (facts->device_total - facts->device_free > stats->reserved_bytes) {
         return "other pools or programs hold the rest of the device: free memory there, or some "

@@ -1,0 +1,72 @@
+/* The rows of the table of backings, and what is said when a device can not have one. */
+#include "pool_backing.h"
+
+#include "options.h"
+#include "pool_internal.h"
+
+/* ---- VMM ------------------------------------------------------------------------------------- */
+
+static tn_status check_vmm(const tn_pool_config *config, const tn_device_info *info) {
+    (void)config;
+    if (info->supports_vmm) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "%s has no virtual memory management: use backing AUTO",
+                   info->name);
+}
+
+static tn_status open_vmm(tn_pool *pool, const tn_pool_config *config) {
+    size_t page_bytes = config->page_bytes;
+    if (page_bytes == 0) {
+        page_bytes = tn__round_up(tn__options_get()->page_bytes, pool->info.granularity_bytes);
+    }
+    pool->page_bytes = page_bytes;
+    return TN_OK;
+}
+
+/* ---- PLAIN ----------------------------------------------------------------------------------- */
+
+static tn_status check_nothing(const tn_pool_config *config, const tn_device_info *info) {
+    (void)config;
+    (void)info;
+    return TN_OK;
+}
+
+static tn_status open_plain(tn_pool *pool, const tn_pool_config *config) {
+    (void)config;
+    pool->page_bytes = pool->info.granularity_bytes;
+    return TN_OK;
+}
+
+/* Segments went back with the rest of the idle memory. */
+static tn_status close_nothing(tn_pool *pool) {
+    TN_ASSERT(!pool->heap.regions);
+    return TN_OK;
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static const tn__backing rows[] = {
+    {.kind = TN_BACKING_VMM,
+     .name = "vmm",
+     .check_config = check_vmm,
+     .open = open_vmm,
+     .grow = tn__pages_grow,
+     .release = tn__pages_release,
+     .close = tn__pages_close,
+     .scattered_hint = "what is free is less than the whole pages that the request needs"},
+    {.kind = TN_BACKING_PLAIN,
+     .name = "plain",
+     .check_config = check_nothing,
+     .open = open_plain,
+     .grow = tn__segments_grow,
+     .release = tn__segments_release,
+     .close = close_nothing,
+     .scattered_hint = "memory is free but in pieces that are too small: VMM backing could use it"},
+};
+
+const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *info) {
+    if (kind == TN_BACKING_AUTO) kind = info->supports_vmm ? TN_BACKING_VMM : TN_BACKING_PLAIN;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (rows[i].kind == kind) return &rows[i];
+    }
+    return NULL;
+}

@@ -1,0 +1,78 @@
+/* What a pool's memory comes from: one row of functions for each tn_pool_backing.
+ *
+ *   VMM      pool_pages.c, pool_idle.c   physical pages mapped under blocks where they are wanted
+ *   PLAIN    pool_segments.c             segments of the driver's plain memory call
+ *
+ * Nothing else in a pool asks which backing it has: what differs is a member here. Every function
+ * is called with the pool's mutex held, but for check_config and open, which see a pool that
+ * nobody else knows yet.
+ */
+#ifndef TENURE_POOL_BACKING_H
+#define TENURE_POOL_BACKING_H
+
+#include "heap.h"
+
+/* How far to go for memory. */
+typedef enum tn__effort {
+    TN__EFFORT_READY, /* what the stream can use at once, else more from the driver */
+    TN__EFFORT_ALL    /* also what other streams may still use, behind device waits (VMM); idle
+                       * segments go back to the driver for others (segments) */
+} tn__effort;
+
+/* How much idle memory to give back: at least that, if there is so much that is known to be out
+ * of use, and never more than that. */
+typedef struct tn__release {
+    size_t least_bytes;
+    size_t most_bytes;
+    size_t released_bytes; /* so far; true also after a failure */
+} tn__release;
+static inline int tn__release_is_done(const tn__release *release) {
+    return release->released_bytes >= release->least_bytes;
+}
+static inline size_t tn__release_room(const tn__release *release) {
+    return release->most_bytes - release->released_bytes;
+}
+
+typedef struct tn__backing {
+    tn_pool_backing kind;
+    const char *name;
+
+    /* TN_UNSUPPORTED or TN_INVALID_ARGUMENT in words, if the device can not back such a pool. */
+    tn_status (*check_config)(const tn_pool_config *config, const tn_device_info *info);
+
+    /* Sets page_bytes and what else the backing keeps in the pool. */
+    tn_status (*open)(struct tn_pool *pool, const tn_pool_config *config);
+
+    /* Makes room for the request and says where: the place is in a run then.
+     * TN_OUT_OF_DEVICE_MEMORY if the driver or the limit has no more; then nothing has changed. */
+    tn_status (*grow)(struct tn_pool *pool, const tn__request *request, tn__effort effort,
+                      tn__place *out);
+
+    /* Gives idle memory back, longest idle first. */
+    tn_status (*release)(struct tn_pool *pool, tn__release *release);
+
+    /* Gives back what a pool without blocks still has once all idle memory was released. What a
+     * failing call leaves can be closed again. */
+    tn_status (*close)(struct tn_pool *pool);
+
+    /* Said of a shortage while as much memory as was asked for is free. */
+    const char *scattered_hint;
+} tn__backing;
+
+/* The row for a kind; AUTO is what suits the device best. NULL: there is no such kind. */
+const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *info);
+
+/* ---- VMM: pool_pages.c, pool_idle.c ---------------------------------------------------------- */
+
+tn_status tn__pages_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,
+                         tn__place *out);
+tn_status tn__pages_release(struct tn_pool *pool, tn__release *release);
+tn_status tn__pages_close(struct tn_pool *pool);
+
+/* ---- segments: pool_segments.c --------------------------------------------------------------- */
+
+tn_status tn__segments_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,
+                            tn__place *out);
+tn_status tn__segments_release(struct tn_pool *pool, tn__release *release);
+
+#endif
