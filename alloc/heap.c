@@ -1,6 +1,8 @@
 /* Pieces, runs and regions, and every change of them: see heap.h. */
 #include "heap.h"
 
+#include <string.h>
+
 #include "host_alloc.h"
 #include "track.h"
 
@@ -49,6 +51,13 @@ void tn__pages_set_mapped(tn__region *region, tn__page_span span, int is_mapped)
 
 /* ---- spare pieces --------------------------------------------------------------------------- */
 
+#define SLAB_PIECES 16
+
+struct tn__piece_slab {
+    tn__piece_slab *next;
+    unsigned char room[(SLAB_PIECES + 1) * sizeof(tn__piece)]; /* one more, to align them */
+};
+
 static void spare_piece(tn__heap *heap, tn__piece *piece) {
     tn__uses_clear(&piece->uses);
     piece->next = heap->spare_pieces;
@@ -58,11 +67,17 @@ static void spare_piece(tn__heap *heap, tn__piece *piece) {
 
 tn_status tn__heap_reserve(tn__heap *heap, size_t count) {
     while (heap->spare_count < count) {
-        tn__piece *piece = tn__host_alloc(1, sizeof *piece);
-        if (!piece) return TN_OUT_OF_HOST_MEMORY;
-        spare_piece(heap, piece);
+        tn__piece_slab *slab = tn__host_alloc(1, sizeof *slab);
+        tn__piece *piece;
+        if (!slab) return TN_OUT_OF_HOST_MEMORY;
+        slab->next = heap->slabs;
+        heap->slabs = slab;
+        piece = (tn__piece *)(void *)(((uintptr_t)slab->room + _Alignof(tn__piece) - 1) &
+                                      ~(_Alignof(tn__piece) - 1));
+        for (size_t i = 0; i < SLAB_PIECES; i++)
+            spare_piece(heap, &piece[i]);
     }
-    return TN_OK;
+    return tn__block_table_reserve(&heap->blocks, count);
 }
 
 static tn__piece *new_piece(tn__heap *heap, tn__region *region, uintptr_t address, size_t bytes) {
@@ -70,7 +85,11 @@ static tn__piece *new_piece(tn__heap *heap, tn__region *region, uintptr_t addres
     TN_CHECK(piece != NULL);
     heap->spare_pieces = piece->next;
     heap->spare_count--;
-    *piece = (tn__piece){.region = region, .address = address, .bytes = bytes};
+    /* But for the tag: it is 0, and others may look at it. */
+    memset((unsigned char *)piece + sizeof piece->tag, 0, sizeof *piece - sizeof piece->tag);
+    piece->region = region;
+    piece->address = address;
+    piece->bytes = bytes;
     return piece;
 }
 
@@ -247,9 +266,27 @@ void tn__heap_change(tn__heap *heap, tn__piece *piece, tn__piece_kind kind) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
+static int is_callers(const tn__piece *piece) {
+    return piece->kind == TN__PIECE_LIVE && tn__block_state_of(piece) == TN__BLOCK_LIVE;
+}
+
 tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address) {
-    tn__tree_node *node = tn__tree_at_least(heap->blocks, address, 0);
-    return node && node->major == address ? TN__TREE_ITEM(node, tn__piece, node) : NULL;
+    tn__piece *piece = tn__block_table_find(&heap->blocks, address);
+    return piece && is_callers(piece) ? piece : NULL;
+}
+
+tn__piece *tn__heap_next_block(tn__heap *heap, tn__piece *block) {
+    tn__region *region = block ? block->region : heap->regions;
+    tn__piece *piece = block ? block->next : NULL;
+    if (!block && region) piece = region->first;
+    while (region) {
+        for (; piece; piece = piece->next) {
+            if (is_callers(piece)) return piece;
+        }
+        region = region->next;
+        if (region) piece = region->first;
+    }
+    return NULL;
 }
 
 /* Removes [address, end) from the FREE pieces from `piece` on. */
@@ -273,7 +310,9 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
     block->owner = request->owner;
     block->site = request->site;
     block->stream = request->stream;
-    tn__tree_insert(&heap->blocks, &block->node, block->address, 0);
+    atomic_store_explicit(&block->tag, tn__block_tag(block->address, TN__BLOCK_LIVE),
+                          memory_order_release);
+    tn__block_table_insert(&heap->blocks, block->address, block);
     heap->block_count++;
     heap->operation++;
     heap->live_bytes += request->asked_bytes;
@@ -304,7 +343,8 @@ tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
 
 void tn__heap_give(tn__heap *heap, tn__piece *piece) {
     TN_ASSERT(piece->kind == TN__PIECE_LIVE);
-    tn__tree_remove(&heap->blocks, &piece->node);
+    tn__block_table_remove(&heap->blocks, piece->address);
+    atomic_store_explicit(&piece->tag, 0, memory_order_release);
     heap->block_count--;
     heap->live_bytes -= piece->asked_bytes;
     if (piece->is_owned) heap->owned_bytes -= piece->asked_bytes;
@@ -387,7 +427,7 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     if (!region) return TN_OUT_OF_HOST_MEMORY;
     region->map.begin = (uintptr_t)address;
     region->map.end = (uintptr_t)address + bytes;
-    region->pool = pool;
+    region->map.pool = pool;
     region->zone = &heap->zones[zone];
     region->page_bytes = page_bytes;
     region->page_count = bytes / page_bytes;
@@ -445,10 +485,11 @@ void tn__heap_clear(tn__heap *heap) {
         tn__page_map_remove(&region->map);
         free_region(region);
     }
-    while (heap->spare_pieces) {
-        tn__piece *piece = heap->spare_pieces;
-        heap->spare_pieces = piece->next;
-        tn__host_free(piece);
+    while (heap->slabs) {
+        tn__piece_slab *slab = heap->slabs;
+        heap->slabs = slab->next;
+        tn__host_free(slab);
     }
+    tn__block_table_clear(&heap->blocks);
     *heap = (tn__heap){0};
 }

@@ -18,8 +18,10 @@
  * Invariants: the pieces of a region are in order of address and tile it; VOID and RETIRED are
  * whole pages; LIVE and FREE lie in mapped pages; neighbouring FREE pieces differ in their uses
  * (equal ones are one piece) and neighbouring VOIDs are one piece, except inside one call; every
- * LIVE piece is in the index of blocks, the first piece of every run in its zone's index of
- * runs, and every VOID and RETIRED in theirs. A page is idle if it lies in a run as a whole.
+ * LIVE piece is in the table of blocks and has a tag, the first piece of every run in its zone's
+ * index of runs, and every VOID and RETIRED in theirs. A page is idle if it lies in a run as a
+ * whole. The memory of a piece stays a piece's until the heap is cleared: a late look at a tag
+ * finds a tag.
  *
  * Zones keep small blocks apart from large ones, so that a small one that lives long does not
  * split a large hole. Pages move freely between the zones.
@@ -27,6 +29,7 @@
 #ifndef TENURE_HEAP_H
 #define TENURE_HEAP_H
 
+#include "block_table.h"
 #include "heap_tree.h"
 #include "page_map.h"
 #include "pool_order.h"
@@ -46,8 +49,21 @@ typedef enum tn__zone_kind { TN__ZONE_LARGE, TN__ZONE_SMALL, TN__ZONE_COUNT } tn
 typedef struct tn__region tn__region;
 typedef struct tn__piece tn__piece;
 
+/* The tag of a LIVE piece is its address with the state of the block in the low bits, which are
+ * free (TN__BLOCK_ALIGN). Who changes the state by compare and exchange has the block for itself;
+ * and a tag that is looked at without a lock tells at once whether the piece is still the one that
+ * was meant. */
+typedef enum tn__block_state {
+    TN__BLOCK_NONE, /* the tag is 0: not a LIVE piece */
+    TN__BLOCK_LIVE, /* in a caller's hands */
+    TN__BLOCK_HELD  /* a call is at work on it */
+} tn__block_state;
+#define TN__TAG_STATE_MASK ((uint64_t)TN__BLOCK_ALIGN - 1)
+
 struct tn__piece {
-    tn__tree_node node; /* LIVE, VOID, RETIRED: by address; first of a run: by (bytes, address) */
+    _Alignas(64) _Atomic uint64_t tag; /* LIVE: address | tn__block_state; 0: not LIVE */
+    tn__tree_node node;                /* VOID, RETIRED: by address; first of a run: by (bytes,
+                                        * address) */
     tn__piece *previous;
     tn__piece *next;
     tn__region *region;
@@ -75,8 +91,7 @@ typedef struct tn__zone {
 } tn__zone;
 
 struct tn__region {
-    tn__mapped_region map; /* first: the page map finds it */
-    struct tn_pool *pool;
+    tn__mapped_region map;
     tn__region *next;
     tn__zone *zone;
     size_t page_bytes;
@@ -86,11 +101,14 @@ struct tn__region {
     tn__piece *first;
 };
 
+typedef struct tn__piece_slab tn__piece_slab;
+
 typedef struct tn__heap {
     tn__zone zones[TN__ZONE_COUNT];
     tn__region *regions;
-    tn__tree_node *blocks;
+    tn__block_table blocks;
     size_t block_count;
+    tn__piece_slab *slabs;   /* what the pieces lie in */
     tn__piece *spare_pieces; /* linked by next */
     size_t spare_count;
     uint64_t operation; /* counts allocs and frees: the clock of ages */
@@ -103,6 +121,13 @@ typedef struct tn__heap {
 
 static inline uintptr_t tn__piece_end(const tn__piece *piece) {
     return piece->address + piece->bytes;
+}
+static inline uint64_t tn__block_tag(uintptr_t address, tn__block_state state) {
+    return (uint64_t)address | (uint64_t)state;
+}
+static inline tn__block_state tn__block_state_of(const tn__piece *piece) {
+    uint64_t tag = atomic_load_explicit(&piece->tag, memory_order_relaxed);
+    return (tn__block_state)(tag & TN__TAG_STATE_MASK);
 }
 static inline int tn__piece_is(const tn__piece *piece, tn__piece_kind kind) {
     return piece && piece->kind == kind;
@@ -136,8 +161,12 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region);
 /* Frees everything, whatever is in it: when the driver is gone. */
 void tn__heap_clear(tn__heap *heap);
 
-/* The live block that begins at the address; NULL if none does. */
+/* The block in a caller's hands that begins at the address; NULL if none does. */
 tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address);
+
+/* The blocks in callers' hands, one after the other: after NULL comes the first, after the last
+ * NULL. In order of address in each region. */
+tn__piece *tn__heap_next_block(tn__heap *heap, tn__piece *block);
 
 /* Cuts a FREE, VOID or RETIRED piece in two at an address inside; takes a spare piece. */
 tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at);

@@ -98,8 +98,9 @@ static tn_status check_place(tn__piece *piece, size_t zone, const tn__heap *heap
     HOLDS(piece->address % TN__BLOCK_ALIGN == 0, piece);
     HOLDS(piece->bytes % TN__BLOCK_ALIGN == 0, piece);
     HOLDS(region->zone == &heap->zones[zone], piece);
-    HOLDS(tn__page_map_find((void *)piece->address) == &region->map, piece);
-    HOLDS(tn__page_map_find((void *)(tn__piece_end(piece) - 1)) == &region->map, piece);
+    HOLDS(tn__page_map_find((void *)piece->address) == region->map.pool, piece);
+    HOLDS(tn__page_map_find((void *)(tn__piece_end(piece) - 1)) == region->map.pool, piece);
+    HOLDS((piece->kind == TN__PIECE_LIVE) == (tn__block_state_of(piece) != TN__BLOCK_NONE), piece);
     if (piece->kind == TN__PIECE_LIVE || piece->kind == TN__PIECE_FREE) {
         HOLDS(mapped == touched.end - touched.first, piece);
     } else {
@@ -141,7 +142,8 @@ static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap
     const tn__zone *zone = &heap->zones[zone_index];
     switch (piece->kind) {
     case TN__PIECE_LIVE:
-        HOLDS(is_in_tree(heap->blocks, &piece->node, piece->address, 0), piece);
+        HOLDS(tn__block_table_find(&heap->blocks, piece->address) == piece, piece);
+        HOLDS((piece->tag & ~TN__TAG_STATE_MASK) == piece->address, piece);
         HOLDS(piece->asked_bytes > 0, piece);
         HOLDS(piece->asked_bytes <= piece->bytes, piece);
         walk->blocks++;
@@ -215,6 +217,6 @@ tn_status tn__heap_check(tn__heap *heap) {
         HOLDS(tn__tree_is_valid(zone->retired, zone->retired_count), NULL);
     }
     HOLDS(walk.blocks == heap->block_count, NULL);
-    HOLDS(tn__tree_is_valid(heap->blocks, heap->block_count), NULL);
+    HOLDS(heap->blocks.count == heap->block_count, NULL);
     return check_sums(heap, &walk);
 }

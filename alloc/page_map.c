@@ -8,10 +8,10 @@
 
 #define LEVEL_BITS  12
 #define LEVEL_COUNT ((size_t)1 << LEVEL_BITS)
-#define SLOTS       2
 
 typedef struct map_leaf {
-    _Atomic(tn__mapped_region *) slots[LEVEL_COUNT][SLOTS];
+    _Atomic(struct tn_pool *) slots[LEVEL_COUNT][2];
+    _Atomic uint16_t borders[LEVEL_COUNT]; /* where slot 1 begins, in units of TN__MAP_ALIGN */
 } map_leaf;
 
 typedef struct map_middle {
@@ -76,16 +76,19 @@ static map_leaf *make_leaf(uintptr_t page) {
     return leaf;
 }
 
-/* Under the mutex: puts `to` where `from` is in the page's slots; 0 if `from` is in none. */
-static int replace_slot(map_leaf *leaf, uintptr_t page, tn__mapped_region *from,
-                        tn__mapped_region *to) {
-    for (size_t slot = 0; slot < SLOTS; slot++) {
-        _Atomic(tn__mapped_region *) *entry = &leaf->slots[leaf_index(page)][slot];
-        if (atomic_load(entry) != from) continue;
-        atomic_store_explicit(entry, to, memory_order_release);
-        return 1;
+/* Under the mutex: puts `to` where `from` is, in the region's slot of one of its pages. */
+static void replace_slot(const tn__mapped_region *region, uintptr_t page, struct tn_pool *from,
+                         struct tn_pool *to) {
+    map_leaf *leaf = find_leaf(page);
+    uintptr_t page_begin = page << TN__MAP_PAGE_SHIFT;
+    int is_second = region->begin > page_begin;
+    _Atomic(struct tn_pool *) *entry = &leaf->slots[leaf_index(page)][is_second];
+    TN_CHECK(atomic_load(entry) == from);
+    if (is_second) {
+        uint16_t border = (uint16_t)((region->begin - page_begin) / TN__MAP_ALIGN);
+        atomic_store_explicit(&leaf->borders[leaf_index(page)], border, memory_order_relaxed);
     }
-    return 0;
+    atomic_store_explicit(entry, to, memory_order_release);
 }
 
 tn_status tn__page_map_add(tn__mapped_region *region) {
@@ -93,6 +96,7 @@ tn_status tn__page_map_add(tn__mapped_region *region) {
     uintptr_t last = (region->end - 1) >> TN__MAP_PAGE_SHIFT;
     tn_status status = TN_OK;
     TN_ASSERT(region->end - region->begin >= TN__MAP_PAGE_BYTES);
+    TN_ASSERT(region->begin % TN__MAP_ALIGN == 0);
     if (last >> (TN__MAP_BITS - TN__MAP_PAGE_SHIFT)) {
         return TN_FAIL(TN_UNSUPPORTED, "the driver gave memory at %#zx, beyond %d bits of address",
                        (size_t)region->end, TN__MAP_BITS);
@@ -103,10 +107,8 @@ tn_status tn__page_map_add(tn__mapped_region *region) {
          page = (page | (LEVEL_COUNT - 1)) + 1) {
         if (!make_leaf(page)) status = TN_OUT_OF_HOST_MEMORY;
     }
-    for (uintptr_t page = first; page <= last && status == TN_OK; page++) {
-        int placed = replace_slot(find_leaf(page), page, NULL, region);
-        TN_CHECK(placed);
-    }
+    for (uintptr_t page = first; page <= last && status == TN_OK; page++)
+        replace_slot(region, page, NULL, region->pool);
     pthread_mutex_unlock(&map_mutex);
     return status;
 }
@@ -115,22 +117,23 @@ void tn__page_map_remove(tn__mapped_region *region) {
     uintptr_t first = region->begin >> TN__MAP_PAGE_SHIFT;
     uintptr_t last = (region->end - 1) >> TN__MAP_PAGE_SHIFT;
     pthread_mutex_lock(&map_mutex);
-    for (uintptr_t page = first; page <= last; page++) {
-        int removed = replace_slot(find_leaf(page), page, region, NULL);
-        TN_CHECK(removed);
-    }
+    for (uintptr_t page = first; page <= last; page++)
+        replace_slot(region, page, region->pool, NULL);
     pthread_mutex_unlock(&map_mutex);
 }
 
-tn__mapped_region *tn__page_map_find(const void *address) {
+struct tn_pool *tn__page_map_find(const void *address) {
     uintptr_t at = (uintptr_t)address;
     uintptr_t page = at >> TN__MAP_PAGE_SHIFT;
     const map_leaf *leaf = find_leaf(page);
+    struct tn_pool *second;
     if (!leaf) return NULL;
-    for (size_t slot = 0; slot < SLOTS; slot++) {
-        tn__mapped_region *region =
-            atomic_load_explicit(&leaf->slots[leaf_index(page)][slot], memory_order_acquire);
-        if (region && region->begin <= at && at < region->end) return region;
+    second = atomic_load_explicit(&leaf->slots[leaf_index(page)][1], memory_order_acquire);
+    if (second) {
+        size_t offset = (at & (TN__MAP_PAGE_BYTES - 1)) / TN__MAP_ALIGN;
+        uint16_t border =
+            atomic_load_explicit(&leaf->borders[leaf_index(page)], memory_order_relaxed);
+        if (offset >= border) return second;
     }
-    return NULL;
+    return atomic_load_explicit(&leaf->slots[leaf_index(page)][0], memory_order_acquire);
 }

@@ -1,11 +1,18 @@
-/* From an address to the region of a pool that it lies in, for the whole process.
+/* From an address to the pool whose region it lies in, for the whole process.
  *
  *     57 bits of address = root 12 | middle 12 | leaf 12 | 21 bits inside a page of 2 MiB
  *
- * A leaf entry has two slots: regions are at least one page long, so a page that two of them
- * share is the last page of one and the first of the other, and never of three. Reads take no
- * lock (acquire loads); writes are under one mutex. Nodes are made on demand and live until the
- * last user (pool) is gone: an address is looked up only while some pool exists.
+ * Regions are at least one page long, so a page that two of them share is the last of one and the
+ * first of the other, and never of three. A leaf entry has a slot for each, and the offset in the
+ * page at which the second begins:
+ *
+ *     |   page   |   page   |   page   |          slots of the page in the middle:
+ *     |-- region A ---|-- region B ----|          [0] A's pool, [1] B's pool, border: B's begin
+ *
+ * Reads take no lock (acquire loads) and look into no region: one may be removed meanwhile, and
+ * the answer for addresses of others stays right. Writes are under one mutex. Nodes are made on
+ * demand and live until the last user (pool) is gone: an address is looked up only while some
+ * pool exists.
  */
 #ifndef TENURE_PAGE_MAP_H
 #define TENURE_PAGE_MAP_H
@@ -16,11 +23,13 @@
 #define TN__MAP_PAGE_BYTES ((size_t)1 << TN__MAP_PAGE_SHIFT)
 #define TN__MAP_BITS       57
 
-/* What the map finds: the head of a region. Fixed while it is in the map. */
+/* Fixed while it is in the map. Begins at a multiple of TN__MAP_ALIGN. */
 typedef struct tn__mapped_region {
     uintptr_t begin;
     uintptr_t end;
+    struct tn_pool *pool;
 } tn__mapped_region;
+#define TN__MAP_ALIGN ((size_t)512)
 
 /* Counts the pools; the nodes are freed when the last one is gone. */
 void tn__page_map_retain(void);
@@ -31,7 +40,8 @@ void tn__page_map_release(void);
 tn_status tn__page_map_add(tn__mapped_region *region);
 void tn__page_map_remove(tn__mapped_region *region);
 
-/* The region with begin <= address < end; NULL if there is none. */
-tn__mapped_region *tn__page_map_find(const void *address);
+/* The pool of the region that holds the address. NULL if none does; an address that is in no
+ * region but in the last page of one, behind its end, finds that one's pool. */
+struct tn_pool *tn__page_map_find(const void *address);
 
 #endif

@@ -311,10 +311,9 @@ const char *tn_pool_name(const tn_pool *pool) { return pool ? pool->name : ""; }
 
 /* Blocks that are live already are not in the trace, and neither are their frees. */
 static void forget_trace_marks(tn_pool *pool) {
-    tn__tree_node *node = tn__tree_at_least(pool->heap.blocks, 0, 0);
-    for (; node; node = tn__tree_next(pool->heap.blocks, node)) {
-        TN__TREE_ITEM(node, tn__piece, node)->trace_id = 0;
-    }
+    tn__piece *block = tn__heap_next_block(&pool->heap, NULL);
+    for (; block; block = tn__heap_next_block(&pool->heap, block))
+        block->trace_id = 0;
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         tn__pool_stream *stream = pool->order.buckets[bucket];
         for (; stream; stream = stream->next)

@@ -108,9 +108,8 @@ tn_status tn__alloc_owned(tn_pool *pool, size_t bytes, tn_stream stream,
  */
 static tn_status find_block(const void *address, const char *call, tn_pool **pool,
                             tn__piece **out) {
-    tn__region *region = (tn__region *)(void *)tn__page_map_find(address);
-    TN_REQUIRE(region, "%s: no pool gave out %p", call, address);
-    *pool = region->pool;
+    *pool = tn__page_map_find(address);
+    TN_REQUIRE(*pool, "%s: no pool gave out %p", call, address);
     pthread_mutex_lock(&(*pool)->mutex);
     *out = tn__heap_find_block(&(*pool)->heap, (uintptr_t)address);
     if (*out) return TN_OK;

@@ -100,10 +100,8 @@ static int is_same_text(const char *a, const char *b) {
 
 static size_t sum_owners(tn_pool *pool, owner_sum *sums) {
     size_t count = 0;
-    tn__tree_node *root = pool->heap.blocks;
-    tn__tree_node *node = tn__tree_at_least(root, 0, 0);
-    for (; node; node = tn__tree_next(root, node)) {
-        const tn__piece *block = TN__TREE_ITEM(node, tn__piece, node);
+    tn__piece *block = tn__heap_next_block(&pool->heap, NULL);
+    for (; block; block = tn__heap_next_block(&pool->heap, block)) {
         size_t i = 0;
         while (i < count && !(is_same_text(sums[i].owner, block->owner) &&
                               is_same_text(sums[i].site, block->site))) {

@@ -91,44 +91,52 @@ static void the_index_stays_shallow_for_keys_in_order(void **state) {
 
 /* ---- the page map ---------------------------------------------------------------------------- */
 
-static tn__mapped_region region_of(uintptr_t begin, uintptr_t end) {
-    return (tn__mapped_region){begin, end};
+static tn__mapped_region region_of(uintptr_t begin, uintptr_t end, struct tn_pool *pool) {
+    return (tn__mapped_region){begin, end, pool};
 }
 
-static void the_page_map_finds_regions_that_share_a_page(void **state) {
+static void the_page_map_finds_the_pools_of_regions_that_share_a_page(void **state) {
     const uintptr_t page = TN__MAP_PAGE_BYTES;
     const uintptr_t at = 7 * page + ((uintptr_t)3 << 40);
-    tn__mapped_region first = region_of(at + 512, at + 2 * page + 1024);
-    tn__mapped_region second = region_of(at + 2 * page + 1024, at + 5 * page);
-    tn__mapped_region far = region_of((uintptr_t)1 << 56, ((uintptr_t)1 << 56) + 9000 * page);
+    struct tn_pool *pool_a = (struct tn_pool *)16;
+    struct tn_pool *pool_b = (struct tn_pool *)32;
+    tn__mapped_region first = region_of(at + 512, at + 2 * page + 1024, pool_a);
+    tn__mapped_region second = region_of(at + 2 * page + 1024, at + 5 * page, pool_b);
+    tn__mapped_region far =
+        region_of((uintptr_t)1 << 56, ((uintptr_t)1 << 56) + 9000 * page, pool_b);
     (void)state;
     tn__page_map_retain();
     EXPECT_OK(tn__page_map_add(&first));
     EXPECT_OK(tn__page_map_add(&second));
     EXPECT_OK(tn__page_map_add(&far));
     assert_null(tn__page_map_find((void *)(at + 511)));
-    assert_ptr_equal(tn__page_map_find((void *)(at + 512)), &first);
-    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page + 1023)), &first);
-    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page + 1024)), &second);
-    assert_ptr_equal(tn__page_map_find((void *)(at + 5 * page - 1)), &second);
+    assert_ptr_equal(tn__page_map_find((void *)(at + 512)), pool_a);
+    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page + 1023)), pool_a);
+    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page + 1024)), pool_b);
+    assert_ptr_equal(tn__page_map_find((void *)(at + 5 * page - 1)), pool_b);
     assert_null(tn__page_map_find((void *)(at + 5 * page)));
-    assert_ptr_equal(tn__page_map_find((void *)(far.end - 1)), &far);
+    assert_ptr_equal(tn__page_map_find((void *)(far.end - 1)), pool_b);
     assert_null(tn__page_map_find((void *)far.end));
     assert_null(tn__page_map_find(NULL));
     assert_null(tn__page_map_find((void *)UINTPTR_MAX));
     tn__page_map_remove(&first);
     assert_null(tn__page_map_find((void *)(at + 2 * page + 1023)));
-    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page + 1024)), &second);
+    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page + 1024)), pool_b);
+    first.begin += page; /* again, with the border of the page that they share as it was */
+    EXPECT_OK(tn__page_map_add(&first));
+    assert_ptr_equal(tn__page_map_find((void *)(at + 2 * page)), pool_a);
     tn__page_map_remove(&second);
+    assert_null(tn__page_map_find((void *)(at + 3 * page)));
+    tn__page_map_remove(&first);
     tn__page_map_remove(&far);
     tn__page_map_release();
-    assert_int_equal(tn__host_live_blocks(), 0);
 }
 
 static void the_page_map_refuses_what_it_can_not_hold(void **state) {
     tn__mapped_region beyond =
-        region_of((uintptr_t)1 << 57, ((uintptr_t)1 << 57) + TN__MAP_PAGE_BYTES);
-    tn__mapped_region region = region_of((uintptr_t)5 << 40, ((uintptr_t)5 << 40) + (1u << 30));
+        region_of((uintptr_t)1 << 57, ((uintptr_t)1 << 57) + TN__MAP_PAGE_BYTES, NULL);
+    tn__mapped_region region =
+        region_of((uintptr_t)5 << 40, ((uintptr_t)5 << 40) + (1u << 30), (struct tn_pool *)16);
     (void)state;
     tn__page_map_retain();
     EXPECT_STATUS(tn__page_map_add(&beyond), TN_UNSUPPORTED);
@@ -183,7 +191,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_index_finds_what_a_sorted_list_finds),
         cmocka_unit_test(the_index_stays_shallow_for_keys_in_order),
-        cmocka_unit_test(the_page_map_finds_regions_that_share_a_page),
+        cmocka_unit_test(the_page_map_finds_the_pools_of_regions_that_share_a_page),
         cmocka_unit_test(the_page_map_refuses_what_it_can_not_hold),
         cmocka_unit_test(a_set_keeps_the_last_use_of_each_stream),
     };
