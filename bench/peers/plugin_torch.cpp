@@ -11,6 +11,11 @@
 
 #include "peer_allocator.h"
 
+// Exported by libc10_cuda, declared in no header that it comes with.
+namespace c10::cuda::_internal {
+void setHasPrimaryContext(bool (*function)(c10::DeviceIndex));
+}
+
 namespace {
 
 namespace caching = c10::cuda::CUDACachingAllocator;

@@ -58,14 +58,14 @@ void soak_require(tn_status status, const char *call);
 
 double soak_now(void);
 
-/* ---- soak_work.c: what the device does, on each kind of driver ---------------------------------- */
+/* ---- soak_work.c: what the device does, on each kind of driver ---------------------------- */
 
 void soak_work_open(soak *shared);
 void soak_work_close(soak *shared);
 void soak_fill(soak *shared, const soak_block *block, uint64_t tag, tn_stream stream);
 void soak_verify(soak *shared, const soak_block *block, tn_stream stream);
 
-/* ---- soak_thread.c: the load of one thread ------------------------------------------------------ */
+/* ---- soak_thread.c: the load of one thread ------------------------------------------------- */
 
 void *soak_thread_run(void *thread);
 

@@ -70,7 +70,7 @@ static void a_table_that_can_not_grow_stays_as_it_was(void **state) {
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
-/* ---- readers beside a writer ------------------------------------------------------------------ */
+/* ---- readers beside a writer ---------------------------------------------------------------- */
 
 enum { STABLE = 100, READERS = 2, ROUNDS = 300 };
 
