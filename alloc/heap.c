@@ -314,7 +314,7 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
                           memory_order_release);
     tn__block_table_insert(&heap->blocks, block->address, block);
     heap->block_count++;
-    heap->operation++;
+    block->age = ++heap->operation;
     heap->live_bytes += request->asked_bytes;
     if (request->is_owned) heap->owned_bytes += request->asked_bytes;
     if (heap->is_tracked) TN_TRACK_ALLOC((void *)block->address, block->asked_bytes);

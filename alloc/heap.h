@@ -77,8 +77,8 @@ struct tn__piece {
     const char *site;        /* LIVE */
     tn__pool_stream *stream; /* LIVE: allocated for; FREE: freed on (NULL: no use is left) */
     tn__uses uses;           /* LIVE: recorded; FREE, RETIRED: may still run */
-    uint64_t age;            /* FREE: when it was last freed, in operations of the pool */
-    uint64_t trace_id;       /* LIVE: in the trace that is being written; 0: not in it */
+    uint64_t age;      /* LIVE: when it was made, FREE: last freed; in the pool's operations */
+    uint64_t trace_id; /* LIVE: in the trace that is being written; 0: not in it */
 };
 
 typedef struct tn__zone {

@@ -9,6 +9,7 @@
 #include "host_alloc.h"
 #include "options.h"
 #include "pool_internal.h"
+#include "track.h"
 
 #define STREAMS_BEFORE_SWEEP 64
 
@@ -208,7 +209,8 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     TN_TRY(check_config(config, &info));
     TN_TRY(make_pool(device, config, &pool));
     pool->info = info;
-    pool->heap.is_tracked = info.driver == TN_DRIVER_HOST;
+    pool->heap.is_tracked = info.driver == TN_DRIVER_HOST && TN_TRACK_IS_ON();
+    if (pool->heap.is_tracked) pool->observers |= TN__OBSERVE_TRACK;
     pool->backing = tn__backing_find(config->backing, &info);
     status = configure(pool, config);
     if (status == TN_OK) {
@@ -229,25 +231,18 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
 
 /* ---- destroy --------------------------------------------------------------------------------- */
 
-static tn_status check_no_leak(tn_pool *pool) {
-    char owners[1024];
-    if (pool->heap.block_count == 0) return TN_OK;
-    tn__pool_describe_owners(pool, owners, sizeof owners);
-    return TN_FAIL(TN_LEAK, "pool %s still has %zu live blocks of %zu bytes: %s", pool->name,
-                   pool->heap.block_count, pool->heap.live_bytes, owners);
-}
-
 /* The trace ends also on failure: a pool that it kept from being destroyed can be the next time. */
 static tn_status end_trace_locked(tn_pool *pool) {
     tn__trace_writer *trace = pool->trace;
     pool->trace = NULL;
+    pool->observers &= ~(unsigned)TN__OBSERVE_TRACE;
     return trace ? tn__trace_close(trace) : TN_OK;
 }
 
 /* Gives everything back. What a failing call leaves can be closed again. */
 static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
-    TN_TRY(check_no_leak(pool));
+    if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
     if (tn__order_is_busy(&pool->order)) {
         TN_TRY(tn__order_host_wait(&pool->order, pool->info.simulated));
     }
@@ -331,7 +326,10 @@ tn_status tn_pool_trace_begin(tn_pool *pool, const char *path) {
             TN_FAIL(TN_INVALID_STATE, "pool %s writes a trace already: end it first", pool->name);
     } else {
         status = tn__trace_open(path, pool->driver->now_us(pool->state), &pool->trace);
-        if (status == TN_OK) forget_trace_marks(pool);
+        if (status == TN_OK) {
+            forget_trace_marks(pool);
+            pool->observers |= TN__OBSERVE_TRACE;
+        }
     }
     pthread_mutex_unlock(&pool->mutex);
     return status;

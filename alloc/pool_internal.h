@@ -7,7 +7,7 @@
  *   pool_pages.c     VMM: pages made, moved, filled into gaps
  *   pool_idle.c      VMM: idle pages found and given back
  *   pool_segments.c  segments taken and given back
- *   pool_report.c    statistics, the check of everything, reports in words
+ *   pool_report.h    statistics, the check of everything, reports in words and as JSON
  *   heap*.c          pieces of address space and where blocks go
  *   pool_order.c     streams, events, waits
  *
@@ -23,7 +23,18 @@
 #include "heap.h"
 #include "pool_backing.h"
 #include "pool_owned.h"
+#include "pool_report.h"
 #include "trace_writer.h"
+
+/* Who watches every call on the blocks of a pool. While anybody does, all of them take the slow
+ * path: what comes from a thread's cache would be seen by nobody. Set and cleared under the pool's
+ * mutex; a call that has begun may still be missed. */
+enum {
+    TN__OBSERVE_TRACE = 1,  /* a trace file is written */
+    TN__OBSERVE_EVENTS = 2, /* events are kept: event_ring.h */
+    TN__OBSERVE_NVTX = 4,   /* a tool is told of every block: nvtx_memory.h */
+    TN__OBSERVE_TRACK = 8   /* a memory checker is: track.h */
+};
 
 struct tn_pool {
     struct tn_pool *next; /* in the list of pools */
@@ -37,6 +48,8 @@ struct tn_pool {
     size_t address_bytes; /* VMM: to reserve at a time */
     size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 
+    _Atomic unsigned observers; /* TN__OBSERVE_...; 0: nobody */
+
     pthread_mutex_t mutex;
     tn__heap heap;
     tn__order order;
@@ -49,6 +62,7 @@ struct tn_pool {
     uint64_t allocs;
     uint64_t frees;
     uint64_t out_of_memory;
+    tn__shortage shortage; /* the last one */
 };
 
 static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
@@ -89,18 +103,5 @@ tn_status tn__pools_release_others(tn_pool *pool, tn__release *release);
 
 /* The state of a stream that a caller names. Forgets others that are idle when there are many. */
 tn_status tn__pool_find_stream(tn_pool *pool, tn_stream handle, tn__pool_stream **out);
-
-/* ---- pool_report.c ------------------------------------------------------------------------- */
-
-/* Records the report of a request that could not be served; gives TN_OUT_OF_DEVICE_MEMORY. */
-tn_status tn__pool_report_shortage(tn_pool *pool, size_t asked_bytes);
-
-/* "owner (site): N bytes in M blocks" of the owners with most bytes, comma separated. */
-void tn__pool_describe_owners(tn_pool *pool, char *text, size_t text_bytes);
-
-void tn__pool_note_peaks(tn_pool *pool);
-
-/* tn_pool_stats_get for those who hold the mutex. */
-void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out);
 
 #endif

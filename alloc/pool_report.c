@@ -1,158 +1,185 @@
-/* What a pool says of itself: statistics, the check, and the reports of failures in words. */
-#include <stdio.h>
-#include <string.h>
+/* tn_pool_report, and the report of a request that could not be served: see pool_report.h.
+ *
+ * One set of facts is gathered under the pool's mutex and then written either way, so text and JSON
+ * can not tell different stories. Ratios are written by integer arithmetic: a program's locale must
+ * not decide whether JSON is valid.
+ */
+#include <inttypes.h>
 
 #include "pool_internal.h"
 
-/* ---- statistics ------------------------------------------------------------------------------ */
+/* ---- fragmentation --------------------------------------------------------------------------- */
 
-void tn__pool_note_peaks(tn_pool *pool) {
-    size_t reserved = tn__pool_reserved_bytes(pool);
-    if (pool->heap.live_bytes > pool->peak_live_bytes) {
-        pool->peak_live_bytes = pool->heap.live_bytes;
-    }
-    if (reserved > pool->peak_reserved_bytes) pool->peak_reserved_bytes = reserved;
-}
+enum { HOLE_CLASSES = 64, FILL_CLASSES = 6 };
 
-void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
-    tn__heap_sums sums;
-    tn__heap_sum(&pool->heap, &sums);
-    out->live_bytes = pool->heap.live_bytes;
-    out->cached_bytes = sums.cached_bytes;
-    out->pending_bytes = sums.pending_bytes;
-    out->partial_bytes = sums.partial_bytes;
-    out->driver_held_bytes = tn__pool_held_bytes(pool);
-    out->reserved_bytes = tn__pool_reserved_bytes(pool);
-    out->address_bytes = pool->heap.address_bytes;
-    out->owned_bytes = pool->heap.owned_bytes;
-    out->peak_live_bytes = pool->peak_live_bytes;
-    out->peak_reserved_bytes = pool->peak_reserved_bytes;
-    out->live_blocks = pool->heap.block_count;
-    out->allocs = pool->allocs;
-    out->frees = pool->frees;
-    out->stream_waits = pool->order.wait_count;
-    out->out_of_memory = pool->out_of_memory;
-}
+/* How free memory is cut up. A hole is a run: what one block could be cut from. */
+typedef struct fragmentation {
+    size_t free_bytes;
+    size_t largest_bytes;
+    size_t hole_count;
+    size_t hole_counts[HOLE_CLASSES]; /* [i]: of 2^i to 2^(i+1) - 1 bytes */
+    size_t hole_bytes[HOLE_CLASSES];
+    size_t page_counts[FILL_CLASSES]; /* mapped pages by how much of them live blocks cover */
+} fragmentation;
 
-tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out) {
-    TN_REQUIRE(pool, "tn_pool_stats_get: pool is NULL");
-    TN_REQUIRE(out && out->size == sizeof *out, "tn_pool_stats_get: begin with TN_POOL_STATS_INIT");
-    pthread_mutex_lock(&pool->mutex);
-    tn__pool_fill_stats(pool, out);
-    pthread_mutex_unlock(&pool->mutex);
-    return TN_OK;
-}
+static const char *const fill_names[FILL_CLASSES] = {
+    "empty", "to_25_percent", "to_50_percent", "to_75_percent", "below_full", "full"};
 
-tn_status tn_pool_stats_reset_peaks(tn_pool *pool) {
-    TN_REQUIRE(pool, "tn_pool_stats_reset_peaks: pool is NULL");
-    pthread_mutex_lock(&pool->mutex);
-    pool->peak_live_bytes = pool->heap.live_bytes;
-    pool->peak_reserved_bytes = tn__pool_reserved_bytes(pool);
-    pthread_mutex_unlock(&pool->mutex);
-    return TN_OK;
-}
-
-static tn_status check_books(tn_pool *pool) {
-    tn_pool_stats stats = TN_POOL_STATS_INIT;
-    tn__pool_fill_stats(pool, &stats);
-    if (stats.live_bytes + stats.cached_bytes + stats.pending_bytes + stats.partial_bytes +
-            stats.driver_held_bytes !=
-        stats.reserved_bytes) {
-        return TN_FAIL(TN_INVALID_STATE, "pool check: the books of %s do not balance", pool->name);
-    }
-    if (stats.reserved_bytes > pool->limit_bytes) {
-        return TN_FAIL(TN_INVALID_STATE, "pool check: %s holds %zu bytes, above its limit",
-                       pool->name, stats.reserved_bytes);
-    }
-    if (stats.allocs - stats.frees != stats.live_blocks ||
-        stats.live_bytes > stats.peak_live_bytes) {
-        return TN_FAIL(TN_INVALID_STATE, "pool check: the counts of %s do not add up", pool->name);
-    }
-    return TN_OK;
-}
-
-tn_status tn_pool_check(tn_pool *pool) {
-    tn_status status;
-    TN_REQUIRE(pool, "tn_pool_check: pool is NULL");
-    pthread_mutex_lock(&pool->mutex);
-    status = tn__heap_check(&pool->heap);
-    if (status == TN_OK) status = check_books(pool);
-    pthread_mutex_unlock(&pool->mutex);
-    return status;
-}
-
-/* ---- owners ---------------------------------------------------------------------------------- */
-
-#define OWNERS_MAX   128 /* told apart; blocks of further ones are added up as "others" */
-#define OWNERS_SHOWN 5
-
-typedef struct owner_sum {
-    const char *owner;
-    const char *site;
-    size_t bytes;
-    size_t blocks;
-} owner_sum;
-
-static int is_same_text(const char *a, const char *b) {
-    if (a == b) return 1;
-    return a && b && strcmp(a, b) == 0;
-}
-
-static size_t sum_owners(tn_pool *pool, owner_sum *sums) {
-    size_t count = 0;
-    tn__piece *block = tn__heap_next_block(&pool->heap, NULL);
-    for (; block; block = tn__heap_next_block(&pool->heap, block)) {
-        size_t i = 0;
-        while (i < count && !(is_same_text(sums[i].owner, block->owner) &&
-                              is_same_text(sums[i].site, block->site))) {
-            i++;
+static void add_holes(tn__heap *heap, fragmentation *out) {
+    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+        tn__tree_node *root = heap->zones[zone].runs;
+        tn__tree_node *node = tn__tree_at_least(root, 0, 0);
+        for (; node; node = tn__tree_next(root, node)) {
+            const tn__piece *run = tn__run_of(node);
+            size_t bytes = tn__piece_end(run->run_other) - run->address;
+            int class_index = 63 - __builtin_clzll(bytes);
+            out->hole_count++;
+            out->hole_counts[class_index]++;
+            out->hole_bytes[class_index] += bytes;
+            out->free_bytes += bytes;
+            if (bytes > out->largest_bytes) out->largest_bytes = bytes;
         }
-        if (i == OWNERS_MAX) i = OWNERS_MAX - 1;
-        if (i == count) {
-            sums[count++] = (owner_sum){block->owner, block->site, 0, 0};
-            if (count == OWNERS_MAX) sums[i] = (owner_sum){"others", NULL, 0, 0};
-        }
-        sums[i].bytes += block->asked_bytes;
-        sums[i].blocks++;
-    }
-    return count;
-}
-
-void tn__pool_describe_owners(tn_pool *pool, char *text, size_t text_bytes) {
-    owner_sum sums[OWNERS_MAX];
-    size_t count = sum_owners(pool, sums);
-    size_t used = 0;
-    text[0] = 0;
-    for (size_t shown = 0; shown < OWNERS_SHOWN && shown < count && used < text_bytes; shown++) {
-        size_t largest = shown;
-        owner_sum sum;
-        for (size_t i = shown + 1; i < count; i++) {
-            if (sums[i].bytes > sums[largest].bytes) largest = i;
-        }
-        sum = sums[largest];
-        sums[largest] = sums[shown];
-        used += (size_t)snprintf(
-            text + used, text_bytes - used, "%s%s%s%s%s: %zu bytes in %zu %s", shown ? ", " : "",
-            sum.owner ? sum.owner : "unnamed", sum.site ? " (" : "", sum.site ? sum.site : "",
-            sum.site ? ")" : "", sum.bytes, sum.blocks, sum.blocks == 1 ? "block" : "blocks");
     }
 }
 
-/* ---- out of memory --------------------------------------------------------------------------- */
+static size_t fill_class(size_t covered, size_t page_bytes) {
+    if (covered == 0) return 0;
+    if (covered == page_bytes) return FILL_CLASSES - 1;
+    return 1 + (covered - 1) / (page_bytes / 4);
+}
 
-typedef struct shortage {
-    size_t asked_bytes;
-    size_t device_free;
-    size_t device_total;
-    size_t largest_run;
-    tn_pool_stats stats;
-} shortage;
+/* The live bytes of [begin, end); *at moves on to the first piece that reaches beyond. */
+static size_t covered_bytes(const tn__piece **at, uintptr_t begin, uintptr_t end) {
+    size_t covered = 0;
+    const tn__piece *piece = *at;
+    while (piece && piece->address < end) {
+        uintptr_t first = piece->address > begin ? piece->address : begin;
+        uintptr_t last = tn__piece_end(piece) < end ? tn__piece_end(piece) : end;
+        if (piece->kind == TN__PIECE_LIVE && last > first) covered += last - first;
+        if (tn__piece_end(piece) > end) break;
+        piece = piece->next;
+    }
+    *at = piece;
+    return covered;
+}
 
-/* One hint that is true of this failure. */
-static const char *hint_for(const tn_pool *pool, const shortage *facts) {
+static void add_pages(const tn__region *region, fragmentation *out) {
+    const tn__piece *at = region->first;
+    for (size_t page = 0; page < region->page_count; page++) {
+        uintptr_t begin = tn__page_address(region, page);
+        size_t covered;
+        if (tn__pages_mapped(region, (tn__page_span){page, page + 1}) == 0) continue;
+        covered = covered_bytes(&at, begin, begin + region->page_bytes);
+        out->page_counts[fill_class(covered, region->page_bytes)]++;
+    }
+}
+
+static fragmentation measure_fragmentation(tn_pool *pool) {
+    fragmentation out = {0};
+    add_holes(&pool->heap, &out);
+    for (const tn__region *region = pool->heap.regions; region; region = region->next)
+        add_pages(region, &out);
+    return out;
+}
+
+/* part / whole with six digits; 0 if there is no whole. */
+static void add_ratio(tn__text *out, size_t part, size_t whole) {
+    uint64_t millionths = whole ? (uint64_t)((double)part / (double)whole * 1e6 + 0.5) : 0;
+    tn__text_add(out, "%" PRIu64 ".%06" PRIu64, millionths / 1000000, millionths % 1000000);
+}
+
+static void write_fragmentation_text(tn__text *out, const fragmentation *facts,
+                                     const tn_pool_stats *stats) {
+    tn__text_add(out, "fragmentation\n  utilization (live of reserved)          ");
+    add_ratio(out, stats->live_bytes, stats->reserved_bytes);
+    tn__text_add(out, "\n  external (1 - largest hole / free)      ");
+    add_ratio(out, facts->free_bytes - facts->largest_bytes, facts->free_bytes);
+    tn__text_add(out, "\n  %zu bytes free in %zu hole%s, the largest of %zu bytes\n",
+                 facts->free_bytes, facts->hole_count, facts->hole_count == 1 ? "" : "s",
+                 facts->largest_bytes);
+    for (size_t i = 0; i < HOLE_CLASSES; i++) {
+        if (facts->hole_counts[i] == 0) continue;
+        tn__text_add(out, "  holes of at least ");
+        tn__text_add_size(out, (uint64_t)1 << i);
+        tn__text_add(out, ": %zu with %zu bytes\n", facts->hole_counts[i], facts->hole_bytes[i]);
+    }
+    tn__text_add(out, "  pages by fill:");
+    for (size_t i = 0; i < FILL_CLASSES; i++)
+        tn__text_add(out, "%s %s %zu", i ? "," : "", fill_names[i], facts->page_counts[i]);
+    tn__text_add(out, "\n");
+}
+
+static void write_fragmentation_json(tn__text *out, const fragmentation *facts,
+                                     const tn_pool_stats *stats) {
+    int is_first = 1;
+    tn__text_add(out, "\"fragmentation\": {\n    \"utilization\": ");
+    add_ratio(out, stats->live_bytes, stats->reserved_bytes);
+    tn__text_add(out, ",\n    \"external_fragmentation\": ");
+    add_ratio(out, facts->free_bytes - facts->largest_bytes, facts->free_bytes);
+    tn__text_add(out,
+                 ",\n    \"free_bytes\": %zu,\n    \"holes\": %zu,\n"
+                 "    \"largest_hole_bytes\": %zu,\n    \"holes_by_size\": [",
+                 facts->free_bytes, facts->hole_count, facts->largest_bytes);
+    for (size_t i = 0; i < HOLE_CLASSES; i++) {
+        if (facts->hole_counts[i] == 0) continue;
+        tn__text_next_item(out, &is_first, "      ");
+        tn__text_add(out, "{\"least_bytes\": %" PRIu64 ", \"holes\": %zu, \"bytes\": %zu}",
+                     (uint64_t)1 << i, facts->hole_counts[i], facts->hole_bytes[i]);
+    }
+    tn__text_add(out, "],\n    \"pages_by_fill\": {");
+    for (size_t i = 0; i < FILL_CLASSES; i++)
+        tn__text_add(out, "%s\"%s\": %zu", i ? ", " : "", fill_names[i], facts->page_counts[i]);
+    tn__text_add(out, "}\n  }");
+}
+
+/* ---- streams --------------------------------------------------------------------------------- */
+
+static const char *stream_kind(const tn__pool_stream *stream) {
+    if (!stream->handle) return "default";
+    if (stream->handle == TN__STREAM_PER_THREAD) return "per thread";
+    return stream->is_foreign ? "foreign" : "own";
+}
+
+static void write_stream_text(tn__text *out, const tn__pool_stream *stream) {
+    tn__text_add(out,
+                 "  stream %" PRIu64 " (%s, handle %#zx, id %" PRIu64 "): %" PRIu64
+                 " epochs, %" PRIu64 " complete, %u event%s%s\n",
+                 stream->number, stream_kind(stream), (size_t)stream->handle, stream->id,
+                 stream->epoch, stream->complete, stream->closed_count,
+                 stream->closed_count == 1 ? "" : "s", stream->is_used ? ", in use" : "");
+}
+
+static void write_stream_json(tn__text *out, const tn__pool_stream *stream) {
+    tn__text_add(out,
+                 "{\"number\": %" PRIu64 ", \"kind\": \"%s\", \"handle\": %zu, \"id\": %" PRIu64
+                 ", \"epoch\": %" PRIu64 ", \"complete_epoch\": %" PRIu64
+                 ", \"events\": %u, \"is_used\": %s}",
+                 stream->number, stream_kind(stream), (size_t)stream->handle, stream->id,
+                 stream->epoch, stream->complete, stream->closed_count,
+                 stream->is_used ? "true" : "false");
+}
+
+static void write_streams(tn__text *out, const tn_pool *pool, tn_report_format format) {
+    int is_first = 1;
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        const tn__pool_stream *stream = pool->order.buckets[bucket];
+        for (; stream; stream = stream->next) {
+            if (format == TN_REPORT_TEXT) {
+                write_stream_text(out, stream);
+                continue;
+            }
+            tn__text_next_item(out, &is_first, "    ");
+            write_stream_json(out, stream);
+        }
+    }
+}
+
+/* ---- shortage -------------------------------------------------------------------------------- */
+
+static const char *hint_for(const tn_pool *pool, const tn__shortage *facts) {
     const tn_pool_stats *stats = &facts->stats;
     size_t idle = stats->cached_bytes + stats->pending_bytes + stats->driver_held_bytes;
-    if (facts->asked_bytes > facts->device_total) {
+    if (facts->asked_bytes > facts->device_total_bytes) {
         return "the request is larger than the device's memory";
     }
     if (facts->asked_bytes > pool->limit_bytes)
@@ -163,33 +190,142 @@ static const char *hint_for(const tn_pool *pool, const shortage *facts) {
     if (stats->pending_bytes > 0 && idle >= facts->asked_bytes) {
         return "work that does not end still uses freed memory: look at its streams";
     }
-    if (idle + facts->device_free >= facts->asked_bytes) {
+    if (idle + facts->device_free_bytes >= facts->asked_bytes) {
         return pool->backing->scattered_hint;
     }
-    if (facts->device_total - facts->device_free > stats->reserved_bytes) {
+    if (facts->device_total_bytes - facts->device_free_bytes > stats->reserved_bytes) {
         return "other pools or programs hold the rest of the device: free memory there, or some "
                "of the largest owners";
     }
     return "free some of the largest owners, or use a smaller batch";
 }
 
+static void write_limit(tn__text *out, size_t limit_bytes, const char *none) {
+    if (limit_bytes == SIZE_MAX) {
+        tn__text_add(out, "%s", none);
+    } else {
+        tn__text_add(out, "%zu", limit_bytes);
+    }
+}
+
+/* Up to the owners: they are known only while it happens. */
+static void write_shortage_text(tn__text *out, const tn_pool *pool, const tn__shortage *facts) {
+    const tn_pool_stats *stats = &facts->stats;
+    tn__text_add(out,
+                 "pool %.200s has no %zu bytes: live %zu, cached %zu, pending %zu, partly used "
+                 "%zu, held %zu, reserved %zu, largest hole %zu; device: free %zu of %zu; limit ",
+                 pool->name, facts->asked_bytes, stats->live_bytes, stats->cached_bytes,
+                 stats->pending_bytes, stats->partial_bytes, stats->driver_held_bytes,
+                 stats->reserved_bytes, facts->largest_hole_bytes, facts->device_free_bytes,
+                 facts->device_total_bytes);
+    write_limit(out, pool->limit_bytes, "none");
+}
+
+static void write_shortage_json(tn__text *out, const tn__shortage *facts) {
+    if (facts->asked_bytes == 0) {
+        tn__text_add(out, "null");
+        return;
+    }
+    tn__text_add(out,
+                 "{\n    \"asked_bytes\": %zu,\n    \"largest_hole_bytes\": %zu,\n"
+                 "    \"device_free_bytes\": %zu,\n    \"device_total_bytes\": %zu,\n"
+                 "    \"hint\": ",
+                 facts->asked_bytes, facts->largest_hole_bytes, facts->device_free_bytes,
+                 facts->device_total_bytes);
+    tn__text_add_json(out, facts->hint);
+    tn__text_add(out, ",\n    \"statistics\": {");
+    tn__stats_write_json(out, &facts->stats, "      ");
+    tn__text_add(out, "\n    }\n  }");
+}
+
 tn_status tn__pool_report_shortage(tn_pool *pool, size_t asked_bytes) {
-    shortage facts = {.asked_bytes = asked_bytes, .stats = TN_POOL_STATS_INIT};
-    char owners[768];
-    char limit[32] = "none";
+    const size_t most_bytes = 1500; /* of the text up to the hint */
+    tn__shortage facts = {.asked_bytes = asked_bytes, .stats = TN_POOL_STATS_INIT};
+    char text[TN__ERROR_TEXT_BYTES];
+    tn__text out = tn__text_begin(text, sizeof text);
+    tn__owners owners;
     tn__pool_fill_stats(pool, &facts.stats);
-    facts.largest_run = tn__heap_largest_run(&pool->heap);
-    facts.device_total = pool->info.memory_bytes;
-    (void)pool->driver->memory_info(pool->state, &facts.device_free, &facts.device_total);
-    if (pool->limit_bytes != SIZE_MAX) snprintf(limit, sizeof limit, "%zu", pool->limit_bytes);
-    tn__pool_describe_owners(pool, owners, sizeof owners);
-    return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
-                   "pool %s has no %zu bytes: live %zu, cached %zu, pending %zu, partly used %zu, "
-                   "held %zu, reserved %zu, largest hole %zu; device: free %zu of %zu; limit %s; "
-                   "largest owners: %s; hint: %s",
-                   pool->name, asked_bytes, facts.stats.live_bytes, facts.stats.cached_bytes,
-                   facts.stats.pending_bytes, facts.stats.partial_bytes,
-                   facts.stats.driver_held_bytes, facts.stats.reserved_bytes, facts.largest_run,
-                   facts.device_free, facts.device_total, limit, owners[0] ? owners : "none",
-                   hint_for(pool, &facts));
+    facts.largest_hole_bytes = tn__heap_largest_run(&pool->heap);
+    facts.device_total_bytes = pool->info.memory_bytes;
+    (void)pool->driver->memory_info(pool->state, &facts.device_free_bytes,
+                                    &facts.device_total_bytes);
+    facts.hint = hint_for(pool, &facts);
+    pool->shortage = facts;
+    tn__owners_gather(pool, &owners);
+    write_shortage_text(&out, pool, &facts);
+    tn__text_add(&out, "; largest owners: ");
+    tn__owners_write_line(&out, &owners, TN__OWNERS_SHOWN, most_bytes);
+    tn__text_add(&out, "; hint: %s", facts.hint);
+    return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY, "%s", text);
+}
+
+/* ---- the report ------------------------------------------------------------------------------ */
+
+static void write_text(tn__text *out, tn_pool *pool, const tn_pool_stats *stats,
+                       const fragmentation *fragments, const tn__owners *owners) {
+    tn__text_add(out, "pool %s: %s backing on %s (%s, ordinal %d), pages of %zu bytes, limit ",
+                 pool->name, pool->backing->name, pool->info.name, pool->driver->name,
+                 pool->info.ordinal, pool->page_bytes);
+    write_limit(out, pool->limit_bytes, "none");
+    tn__text_add(out, "\nstatistics\n");
+    tn__stats_write_text(out, stats);
+    write_fragmentation_text(out, fragments, stats);
+    tn__text_add(out, "owners of live blocks\n");
+    tn__owners_write_text(out, owners);
+    tn__text_add(out, "streams\n");
+    write_streams(out, pool, TN_REPORT_TEXT);
+    if (pool->shortage.asked_bytes == 0) return;
+    tn__text_add(out, "last shortage\n  ");
+    write_shortage_text(out, pool, &pool->shortage);
+    tn__text_add(out, "; hint: %s\n", pool->shortage.hint);
+}
+
+static void write_json_head(tn__text *out, const tn_pool *pool) {
+    tn__text_add(out, "{\n  \"format\": \"tenure pool report 1\",\n  \"pool\": ");
+    tn__text_add_json(out, pool->name);
+    tn__text_add(out, ",\n  \"driver\": ");
+    tn__text_add_json(out, pool->driver->name);
+    tn__text_add(out, ",\n  \"device\": ");
+    tn__text_add_json(out, pool->info.name);
+    tn__text_add(out,
+                 ",\n  \"simulated\": %s,\n  \"ordinal\": %d,\n  \"backing\": \"%s\",\n"
+                 "  \"page_bytes\": %zu,\n  \"limit_bytes\": ",
+                 pool->info.simulated ? "true" : "false", pool->info.ordinal, pool->backing->name,
+                 pool->page_bytes);
+    write_limit(out, pool->limit_bytes, "null");
+}
+
+static void write_json(tn__text *out, tn_pool *pool, const tn_pool_stats *stats,
+                       const fragmentation *fragments, const tn__owners *owners) {
+    write_json_head(out, pool);
+    tn__text_add(out, ",\n  \"statistics\": {");
+    tn__stats_write_json(out, stats, "    ");
+    tn__text_add(out, "\n  },\n  ");
+    write_fragmentation_json(out, fragments, stats);
+    tn__text_add(out, ",\n  \"owners\": [");
+    tn__owners_write_json(out, owners, "    ");
+    tn__text_add(out, "],\n  \"streams\": [");
+    write_streams(out, pool, TN_REPORT_JSON);
+    tn__text_add(out, "],\n  \"last_shortage\": ");
+    write_shortage_json(out, &pool->shortage);
+    tn__text_add(out, "\n}\n");
+}
+
+size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t text_bytes) {
+    tn__text out = tn__text_begin(text, text_bytes);
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    fragmentation fragments;
+    tn__owners owners;
+    if (!pool || (format != TN_REPORT_TEXT && format != TN_REPORT_JSON)) return 0;
+    pthread_mutex_lock(&pool->mutex);
+    tn__pool_fill_stats(pool, &stats);
+    fragments = measure_fragmentation(pool);
+    tn__owners_gather(pool, &owners);
+    if (format == TN_REPORT_TEXT) {
+        write_text(&out, pool, &stats, &fragments, &owners);
+    } else {
+        write_json(&out, pool, &stats, &fragments, &owners);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+    return out.used;
 }

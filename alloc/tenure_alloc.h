@@ -268,27 +268,36 @@ TN_API TN_MUST_USE tn_status tn_block_info(const void *block, size_t *bytes, tn_
  * may wait by itself. After a failure a part may be back. released_bytes may be NULL. */
 TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes);
 
-/* live + cached + pending + partial + driver_held == reserved, to the byte, at all times. */
+/* Every statistic: X(unit, role, name, meaning). One table makes the struct, the text and the JSON
+ * of tn_pool_report. The PARTs add up to the WHOLE, to the byte, at all times; PEAKs start again
+ * with tn_pool_stats_reset_peaks. */
+#define TN_POOL_STATS_TABLE(X)                                                                     \
+    X(BYTES, PART, live_bytes, "of blocks in callers' hands, as asked for")                        \
+    X(BYTES, PART, cached_bytes, "free in pages without a live block: reusable or returnable")     \
+    X(BYTES, PART, pending_bytes, "freed, with uses on other streams not yet known complete")      \
+    X(BYTES, PART, partial_bytes, "free in pages with live blocks, and rounding up of sizes")      \
+    X(BYTES, PART, driver_held_bytes, "physical memory held but mapped nowhere")                   \
+    X(BYTES, WHOLE, reserved_bytes, "physical memory taken from the driver")                       \
+    X(BYTES, OTHER, address_bytes, "addresses reserved")                                           \
+    X(BYTES, OTHER, owned_bytes, "part of live_bytes that tensors own: equals the ledger")         \
+    X(BYTES, PEAK, peak_live_bytes, "most live at once")                                           \
+    X(BYTES, PEAK, peak_reserved_bytes, "most reserved at once")                                   \
+    X(COUNT, OTHER, live_blocks, "blocks in callers' hands")                                       \
+    X(COUNT, OTHER, allocs, "calls that gave a block")                                             \
+    X(COUNT, OTHER, frees, "blocks freed")                                                         \
+    X(COUNT, OTHER, stream_waits, "device-side waits to reuse a block across streams")             \
+    X(COUNT, OTHER, out_of_memory, "calls that failed for want of memory")
+
+typedef size_t tn_stat_BYTES;
+typedef uint64_t tn_stat_COUNT;
+#define TN_POOL_STATS_FIELD(unit, role, name, meaning) tn_stat_##unit name;
+#define TN_POOL_STATS_ZERO(unit, role, name, meaning)  , 0
 typedef struct tn_pool_stats {
     size_t size;
-    size_t live_bytes;        /* of blocks in callers' hands, as asked for */
-    size_t cached_bytes;      /* free in pages that hold no live block: reusable or returnable */
-    size_t pending_bytes;     /* freed, with uses on other streams not yet known complete */
-    size_t partial_bytes;     /* free in pages that hold live blocks, and rounding up of sizes */
-    size_t driver_held_bytes; /* physical memory held but mapped nowhere */
-    size_t reserved_bytes;    /* physical memory taken from the driver */
-    size_t address_bytes;     /* addresses reserved */
-    size_t owned_bytes;       /* part of live_bytes that tensors own: equals the ledger */
-    size_t peak_live_bytes;
-    size_t peak_reserved_bytes;
-    uint64_t live_blocks;
-    uint64_t allocs; /* calls that gave a block */
-    uint64_t frees;
-    uint64_t stream_waits;  /* device-side waits put in to reuse a block across streams */
-    uint64_t out_of_memory; /* calls that failed so */
+    TN_POOL_STATS_TABLE(TN_POOL_STATS_FIELD)
 } tn_pool_stats;
 #define TN_POOL_STATS_INIT                                                                         \
-    { sizeof(tn_pool_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(tn_pool_stats) TN_POOL_STATS_TABLE(TN_POOL_STATS_ZERO) }
 
 TN_API TN_MUST_USE tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out);
 

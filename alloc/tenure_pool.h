@@ -28,6 +28,19 @@ extern "C" {
 
 /* ---- insight ------------------------------------------------------------------------------ */
 
+typedef enum tn_report_format {
+    TN_REPORT_TEXT = 0, /* words and tables */
+    TN_REPORT_JSON      /* one object: docs/formats.md */
+} tn_report_format;
+
+/* What the pool is and holds, at one moment: every statistic, how its free memory is cut up, the
+ * owners with most bytes, its streams, and the last request that it could not serve. Writes at
+ * most text_bytes bytes with the closing 0 to text; returns the bytes that the whole needs,
+ * without the 0 (as snprintf does); text may be NULL if text_bytes is 0. A report that is asked
+ * for again may need more: allow some room, or ask until it fits. 0 if pool is NULL or the format
+ * is unknown. */
+TN_API size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t text_bytes);
+
 #ifdef __cplusplus
 }
 #endif

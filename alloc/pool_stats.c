@@ -1,0 +1,142 @@
+/* The statistics of a pool: see pool_report.h. Their names, units and meaning are one table, in
+ * tenure_alloc.h; a new statistic is a row there and a line in tn__pool_fill_stats.
+ *
+ * Invariant: the PARTs add up to the WHOLE. It is asserted whenever statistics are filled and is
+ * part of tn_pool_check. Filling them walks the free pieces: which of them are pending depends on
+ * what streams have done meanwhile.
+ */
+#include <inttypes.h>
+
+#include "pool_internal.h"
+
+typedef enum stat_unit { UNIT_BYTES, UNIT_COUNT } stat_unit;
+typedef enum stat_role { ROLE_PART, ROLE_WHOLE, ROLE_PEAK, ROLE_OTHER } stat_role;
+
+typedef struct stat_row {
+    const char *name;
+    const char *meaning;
+    size_t offset;
+    stat_unit unit;
+    stat_role role;
+} stat_row;
+
+#define AS_ROW(unit, role, name, meaning)                                                          \
+    {#name, meaning, offsetof(tn_pool_stats, name), UNIT_##unit, ROLE_##role},
+static const stat_row rows[] = {TN_POOL_STATS_TABLE(AS_ROW)};
+enum { ROW_COUNT = sizeof rows / sizeof rows[0] };
+
+static uint64_t value_of(const tn_pool_stats *stats, const stat_row *row) {
+    const char *field = (const char *)stats + row->offset;
+    return row->unit == UNIT_BYTES ? *(const tn_stat_BYTES *)(const void *)field
+                                   : *(const tn_stat_COUNT *)(const void *)field;
+}
+
+/* ---- filling --------------------------------------------------------------------------------- */
+
+void tn__pool_note_peaks(tn_pool *pool) {
+    size_t reserved = tn__pool_reserved_bytes(pool);
+    if (pool->heap.live_bytes > pool->peak_live_bytes) {
+        pool->peak_live_bytes = pool->heap.live_bytes;
+    }
+    if (reserved > pool->peak_reserved_bytes) pool->peak_reserved_bytes = reserved;
+}
+
+size_t tn__stats_parts(const tn_pool_stats *stats) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        if (rows[i].role == ROLE_PART) sum += value_of(stats, &rows[i]);
+    }
+    return (size_t)sum;
+}
+
+void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
+    tn__heap_sums sums;
+    tn__heap_sum(&pool->heap, &sums);
+    out->live_bytes = pool->heap.live_bytes;
+    out->cached_bytes = sums.cached_bytes;
+    out->pending_bytes = sums.pending_bytes;
+    out->partial_bytes = sums.partial_bytes;
+    out->driver_held_bytes = tn__pool_held_bytes(pool);
+    out->reserved_bytes = tn__pool_reserved_bytes(pool);
+    out->address_bytes = pool->heap.address_bytes;
+    out->owned_bytes = pool->heap.owned_bytes;
+    out->peak_live_bytes = pool->peak_live_bytes;
+    out->peak_reserved_bytes = pool->peak_reserved_bytes;
+    out->live_blocks = pool->heap.block_count;
+    out->allocs = pool->allocs;
+    out->frees = pool->frees;
+    out->stream_waits = pool->order.wait_count;
+    out->out_of_memory = pool->out_of_memory;
+    TN_ASSERT(tn__stats_parts(out) == out->reserved_bytes);
+}
+
+tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out) {
+    TN_REQUIRE(pool, "tn_pool_stats_get: pool is NULL");
+    TN_REQUIRE(out && out->size == sizeof *out, "tn_pool_stats_get: begin with TN_POOL_STATS_INIT");
+    pthread_mutex_lock(&pool->mutex);
+    tn__pool_fill_stats(pool, out);
+    pthread_mutex_unlock(&pool->mutex);
+    return TN_OK;
+}
+
+tn_status tn_pool_stats_reset_peaks(tn_pool *pool) {
+    TN_REQUIRE(pool, "tn_pool_stats_reset_peaks: pool is NULL");
+    pthread_mutex_lock(&pool->mutex);
+    pool->peak_live_bytes = pool->heap.live_bytes;
+    pool->peak_reserved_bytes = tn__pool_reserved_bytes(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    return TN_OK;
+}
+
+/* ---- check ----------------------------------------------------------------------------------- */
+
+static tn_status check_books(tn_pool *pool) {
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    tn__pool_fill_stats(pool, &stats);
+    if (tn__stats_parts(&stats) != stats.reserved_bytes) {
+        return TN_FAIL(TN_INVALID_STATE, "pool check: the books of %s do not balance", pool->name);
+    }
+    if (stats.reserved_bytes > pool->limit_bytes) {
+        return TN_FAIL(TN_INVALID_STATE, "pool check: %s holds %zu bytes, above its limit",
+                       pool->name, stats.reserved_bytes);
+    }
+    if (stats.allocs - stats.frees != stats.live_blocks ||
+        stats.live_bytes > stats.peak_live_bytes) {
+        return TN_FAIL(TN_INVALID_STATE, "pool check: the counts of %s do not add up", pool->name);
+    }
+    return TN_OK;
+}
+
+tn_status tn_pool_check(tn_pool *pool) {
+    tn_status status;
+    TN_REQUIRE(pool, "tn_pool_check: pool is NULL");
+    pthread_mutex_lock(&pool->mutex);
+    status = tn__heap_check(&pool->heap);
+    if (status == TN_OK) status = check_books(pool);
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+void tn__stats_write_text(tn__text *out, const tn_pool_stats *stats) {
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        const stat_row *row = &rows[i];
+        uint64_t value = value_of(stats, row);
+        char size[24] = "";
+        if (row->unit == UNIT_BYTES) {
+            tn__text words = tn__text_begin(size, sizeof size);
+            tn__text_add_size(&words, value);
+        }
+        tn__text_add(out, "  %-20s%16" PRIu64 "  %10s  %s%s\n", row->name, value, size,
+                     row->role == ROLE_PART ? "part: " : "", row->meaning);
+    }
+}
+
+void tn__stats_write_json(tn__text *out, const tn_pool_stats *stats, const char *indent) {
+    int is_first = 1;
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        tn__text_next_item(out, &is_first, indent);
+        tn__text_add(out, "\"%s\": %" PRIu64, rows[i].name, value_of(stats, &rows[i]));
+    }
+}
