@@ -18,11 +18,14 @@ typedef unsigned long long tn__cu_handle;
 
 enum {
     TN__CU_SUCCESS = 0,
+    TN__CU_ERROR_INVALID_VALUE = 1,
     TN__CU_ERROR_OUT_OF_MEMORY = 2,
     TN__CU_ERROR_NOT_INITIALIZED = 3,
     TN__CU_ERROR_DEINITIALIZED = 4,
     TN__CU_ERROR_STUB_LIBRARY = 34,
     TN__CU_ERROR_NO_DEVICE = 100,
+    TN__CU_ERROR_INVALID_DEVICE = 101,
+    TN__CU_ERROR_OPERATING_SYSTEM = 304,
     TN__CU_ERROR_INVALID_HANDLE = 400,
     TN__CU_ERROR_NOT_READY = 600,
     TN__CU_ERROR_NOT_SUPPORTED = 801,
@@ -39,7 +42,9 @@ enum {
     TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     TN__CU_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
     TN__CU_MEM_ALLOCATION_TYPE_PINNED = 1,
+    TN__CU_MEM_HANDLE_TYPE_FILE_DESCRIPTOR = 1,
     TN__CU_MEM_LOCATION_TYPE_DEVICE = 1,
+    TN__CU_MEM_ACCESS_NONE = 0,
     TN__CU_MEM_ACCESS_READ_WRITE = 3,
     TN__CU_MEM_GRANULARITY_MINIMUM = 0
 };
@@ -122,6 +127,17 @@ typedef struct tn__cu_access {
     X(VMM, mem_set_access, "cuMemSetAccess",                                                       \
       (tn__cu_address address, size_t bytes, const tn__cu_access *access, size_t count))           \
     X(VMM, mem_unmap, "cuMemUnmap", (tn__cu_address address, size_t bytes))                        \
+    X(OPTIONAL, device_uuid, "cuDeviceGetUuid_v2", (char *uuid, tn__cu_device device))             \
+    X(OPTIONAL, device_can_access, "cuDeviceCanAccessPeer",                                        \
+      (int *can_access, tn__cu_device device, tn__cu_device peer))                                 \
+    X(OPTIONAL, mem_export, "cuMemExportToShareableHandle",                                        \
+      (void *shareable, tn__cu_handle handle, int type, unsigned long long flags))                 \
+    X(OPTIONAL, mem_import, "cuMemImportFromShareableHandle",                                      \
+      (tn__cu_handle * out, void *shareable, int type))                                            \
+    X(OPTIONAL, mem_properties, "cuMemGetAllocationPropertiesFromHandle",                          \
+      (tn__cu_allocation * out, tn__cu_handle handle))                                             \
+    X(OPTIONAL, context_device, "cuCtxGetDevice", (tn__cu_device * device))                        \
+    X(OPTIONAL, stream_context, "cuStreamGetCtx", (void *stream, void **context))                  \
     X(OPTIONAL, stream_id, "cuStreamGetId", (void *stream, unsigned long long *id))                \
     X(OPTIONAL, stream_is_capturing, "cuStreamIsCapturing", (void *stream, int *status))           \
     X(OPTIONAL, capture_info, "cuStreamGetCaptureInfo_v2",                                         \

@@ -59,6 +59,7 @@ const char *tn_driver_call_name(tn_driver_call call) {
         [TN_CALL_MEM_MAP] = "mem_map",
         [TN_CALL_MEM_SET_ACCESS] = "mem_set_access",
         [TN_CALL_MEM_UNMAP] = "mem_unmap",
+        [TN_CALL_MEM_SHARE] = "mem_share",
         [TN_CALL_MEM_ALLOC] = "mem_alloc",
         [TN_CALL_MEM_FREE] = "mem_free",
         [TN_CALL_STREAM] = "stream",

@@ -63,6 +63,23 @@ typedef struct tn__driver {
     tn_status (*mem_set_access)(tn__driver_device *device, void *address, size_t bytes);
     tn_status (*mem_unmap)(tn__driver_device *device, void *address, size_t bytes);
 
+    /* Other devices of the same driver, by ordinal. peer_can_access: may `peer` be given access to
+     * this device's memory? peer_set_access: gives (or takes) it, for mapped memory.
+     * stream_ordinal: the device that the stream belongs to. NULL where info.supports_vmm is 0. */
+    tn_status (*peer_can_access)(tn__driver_device *device, int peer, int *out);
+    tn_status (*peer_set_access)(tn__driver_device *device, void *address, size_t bytes, int peer,
+                                 int is_allowed);
+    tn_status (*stream_ordinal)(tn__driver_device *device, tn_stream stream, int *out);
+
+    /* Physical memory for other processes: made so that it can be exported as a file descriptor,
+     * which the caller closes; taken in from one, which stays the caller's. Otherwise as
+     * mem_create. TN_UNSUPPORTED where the driver can not; NULL where info.supports_vmm is 0. uuid: which GPU
+     * this is, for every process; all 0 if the driver can not tell. */
+    tn_status (*share_create)(tn__driver_device *device, size_t bytes, tn__handle *out);
+    tn_status (*share_export)(tn__driver_device *device, tn__handle handle, int *file);
+    tn_status (*share_import)(tn__driver_device *device, int file, tn__handle *out, int *ordinal);
+    tn_status (*uuid)(tn__driver_device *device, unsigned char out[16]);
+
     /* Streams and events. stream_id tells apart streams that share a handle value (per-thread
      * default streams) or re-use one (destroyed and made again); it never repeats. */
     tn_status (*stream_create)(tn__driver_device *device, tn_stream *out);

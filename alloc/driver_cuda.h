@@ -93,6 +93,17 @@ tn_status tn__cuda_mem_map(tn__driver_device *device, void *address, size_t byte
                            tn__handle handle);
 tn_status tn__cuda_mem_set_access(tn__driver_device *device, void *address, size_t bytes);
 tn_status tn__cuda_mem_unmap(tn__driver_device *device, void *address, size_t bytes);
+tn_status tn__cuda_peer_can_access(tn__driver_device *device, int peer, int *out);
+tn_status tn__cuda_peer_set_access(tn__driver_device *device, void *address, size_t bytes, int peer,
+                                   int is_allowed);
+tn_status tn__cuda_stream_ordinal(tn__driver_device *device, tn_stream stream, int *out);
+tn_status tn__cuda_share_create(tn__driver_device *device, size_t bytes, tn__handle *out);
+tn_status tn__cuda_share_export(tn__driver_device *device, tn__handle handle, int *file);
+tn_status tn__cuda_share_import(tn__driver_device *device, int file, tn__handle *out, int *ordinal);
+tn_status tn__cuda_uuid(tn__driver_device *device, unsigned char out[16]);
+
+/* TN_UNSUPPORTED where the device has no virtual memory management. */
+tn_status tn__cuda_require_vmm(const tn__driver_device *device);
 
 /* Smallest size of physical memory; 2 MiB where the device has no VMM. */
 tn_status tn__cuda_granularity(tn__driver_device *device, size_t *out);

@@ -24,7 +24,7 @@ tn_status tn__cuda_mem_free(tn__driver_device *device, void *address) {
     return tn__cuda_end(&call, code, "cuMemFree(%p)", address);
 }
 
-static tn_status require_vmm(const tn__driver_device *device) {
+tn_status tn__cuda_require_vmm(const tn__driver_device *device) {
     if (device->has_vmm) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED,
                    "no virtual memory management: the device has none, or %s lacks cuMemCreate or "
@@ -57,7 +57,7 @@ tn_status tn__cuda_granularity(tn__driver_device *device, size_t *out) {
 tn_status tn__cuda_address_reserve(tn__driver_device *device, size_t bytes, void **out) {
     tn__cuda_call call;
     tn__cu_address address = 0;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_ADDRESS_RESERVE, &call));
     int code = device->cu->address_reserve(&address, bytes, 0, 0, 0);
     TN_TRY(tn__cuda_end(&call, code, "cuMemAddressReserve(%zu bytes)", bytes));
@@ -67,7 +67,7 @@ tn_status tn__cuda_address_reserve(tn__driver_device *device, size_t bytes, void
 
 tn_status tn__cuda_address_free(tn__driver_device *device, void *address, size_t bytes) {
     tn__cuda_call call;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_ADDRESS_FREE, &call));
     int code = device->cu->address_free(address_of(address), bytes);
     return tn__cuda_end(&call, code, "cuMemAddressFree(%p, %zu bytes)", address, bytes);
@@ -76,7 +76,7 @@ tn_status tn__cuda_address_free(tn__driver_device *device, void *address, size_t
 tn_status tn__cuda_mem_create(tn__driver_device *device, size_t bytes, tn__handle *out) {
     tn__cuda_call call;
     tn__cu_handle handle = 0;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_CREATE, &call));
     tn__cu_allocation allocation = allocation_of(device);
     int code = device->cu->mem_create(&handle, bytes, &allocation, 0);
@@ -87,7 +87,7 @@ tn_status tn__cuda_mem_create(tn__driver_device *device, size_t bytes, tn__handl
 
 tn_status tn__cuda_mem_release(tn__driver_device *device, tn__handle handle, size_t bytes) {
     tn__cuda_call call;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_RELEASE, &call));
     int code = device->cu->mem_release(handle);
     return tn__cuda_end(&call, code, "cuMemRelease(%zu bytes)", bytes);
@@ -96,7 +96,7 @@ tn_status tn__cuda_mem_release(tn__driver_device *device, tn__handle handle, siz
 tn_status tn__cuda_mem_map(tn__driver_device *device, void *address, size_t bytes,
                            tn__handle handle) {
     tn__cuda_call call;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_MAP, &call));
     int code = device->cu->mem_map(address_of(address), bytes, 0, handle, 0);
     return tn__cuda_end(&call, code, "cuMemMap(%p, %zu bytes)", address, bytes);
@@ -104,7 +104,7 @@ tn_status tn__cuda_mem_map(tn__driver_device *device, void *address, size_t byte
 
 tn_status tn__cuda_mem_set_access(tn__driver_device *device, void *address, size_t bytes) {
     tn__cuda_call call;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_SET_ACCESS, &call));
     tn__cu_access access = {location_of(device), TN__CU_MEM_ACCESS_READ_WRITE};
     int code = device->cu->mem_set_access(address_of(address), bytes, &access, 1);
@@ -113,7 +113,7 @@ tn_status tn__cuda_mem_set_access(tn__driver_device *device, void *address, size
 
 tn_status tn__cuda_mem_unmap(tn__driver_device *device, void *address, size_t bytes) {
     tn__cuda_call call;
-    TN_TRY(require_vmm(device));
+    TN_TRY(tn__cuda_require_vmm(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_UNMAP, &call));
     int code = device->cu->mem_unmap(address_of(address), bytes);
     return tn__cuda_end(&call, code, "cuMemUnmap(%p, %zu bytes)", address, bytes);

@@ -103,7 +103,7 @@ tn_status tn__pool_find_stream(tn_pool *pool, tn_stream handle, tn__pool_stream 
     return tn__order_find(&pool->order, handle, out);
 }
 
-static void on_stream_end(void *argument, tn_stream handle, uint64_t id) {
+void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id) {
     tn_pool *pool = argument;
     tn__pool_stream *stream;
     (void)handle;
@@ -116,6 +116,18 @@ static void on_stream_end(void *argument, tn_stream handle, uint64_t id) {
         tn__order_remove(&pool->order, stream);
     }
     pthread_mutex_unlock(&pool->mutex);
+}
+
+void tn__pool_forget_device(tn_pool *pool, const tn__order_device *device) {
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        tn__pool_stream *stream = pool->order.buckets[bucket];
+        for (; stream; stream = stream->next) {
+            if (stream->device != device) continue;
+            forget_stream(pool, stream);
+            rename_stream(pool, stream);
+        }
+    }
+    tn__heap_settle(&pool->heap);
 }
 
 /* ---- create ---------------------------------------------------------------------------------- */
@@ -154,9 +166,9 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
     pool->device = device;
     pool->driver = tn__device_driver(device);
     pool->state = tn__device_state(device);
-    pool->order.owner = device;
     pool->order.driver = pool->driver;
-    pool->order.device = pool->state;
+    pool->order.home.owner = device;
+    pool->order.home.state = pool->state;
     pool->order.sweep_count = STREAMS_BEFORE_SWEEP;
     pthread_mutex_init(&pool->mutex, NULL);
     *out = pool;
@@ -209,13 +221,16 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     TN_TRY(check_config(config, &info));
     TN_TRY(make_pool(device, config, &pool));
     pool->info = info;
+    pool->order.home.ordinal = info.ordinal;
     pool->heap.is_tracked = info.driver == TN_DRIVER_HOST && TN_TRACK_IS_ON();
     if (pool->heap.is_tracked) pool->observers |= TN__OBSERVE_TRACK;
     pool->backing = tn__backing_find(config->backing, &info);
     status = configure(pool, config);
     if (status == TN_OK) {
         status = begin_option_trace(pool);
-        if (status == TN_OK) status = tn__device_watch_streams(device, on_stream_end, pool);
+        if (status == TN_OK) {
+            status = tn__device_watch_streams(device, tn__pool_on_stream_end, pool);
+        }
         if (status != TN_OK) abandon_pool(pool);
     }
     if (status != TN_OK) {
@@ -264,6 +279,7 @@ tn_status tn_pool_destroy(tn_pool *pool) {
         enter_list(pool);
         return status;
     }
+    tn__pool_end_peers(pool);
     tn__device_unwatch_streams(pool->device, pool);
     tn__device_release(pool->device);
     free_pool(pool);

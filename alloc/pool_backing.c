@@ -47,6 +47,7 @@ static tn_status close_nothing(tn_pool *pool) {
 static const tn__backing rows[] = {
     {.kind = TN_BACKING_VMM,
      .name = "vmm",
+     .maps_handles = 1,
      .check_config = check_vmm,
      .open = open_vmm,
      .grow = tn__pages_grow,

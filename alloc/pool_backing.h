@@ -36,6 +36,7 @@ static inline size_t tn__release_room(const tn__release *release) {
 typedef struct tn__backing {
     tn_pool_backing kind;
     const char *name;
+    int maps_handles; /* so that peers, and blocks with a handle of their own, are possible */
 
     /* TN_UNSUPPORTED or TN_INVALID_ARGUMENT in words, if the device can not back such a pool. */
     tn_status (*check_config)(const tn_pool_config *config, const tn_device_info *info);

@@ -7,6 +7,7 @@
  *   pool_pages.c     VMM: pages made, moved, filled into gaps
  *   pool_idle.c      VMM: idle pages found and given back
  *   pool_segments.c  segments taken and given back
+ *   pool_peer.c      access by other devices
  *   pool_report.h    statistics, the check of everything, reports in words and as JSON
  *   heap*.c          pieces of address space and where blocks go
  *   pool_order.c     streams, events, waits
@@ -95,11 +96,25 @@ tn_status tn__pool_collect(tn_pool *pool);
  * May let the pool's mutex go meanwhile. TN_OUT_OF_DEVICE_MEMORY without the report. */
 tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out);
 
+/* ---- pool_peer.c ----------------------------------------------------------------------------- */
+
+/* Lets the pool's device and its peers touch memory that has just been mapped. */
+tn_status tn__pool_set_access(tn_pool *pool, void *address, size_t bytes);
+
+/* The pool ends: its peers may, too. Nothing of it is locked. */
+void tn__pool_end_peers(tn_pool *pool);
+
 /* ---- pool.c ---------------------------------------------------------------------------------- */
 
 /* Gives idle memory of the device's other pools back. Takes the list's lock: the caller holds no
  * pool. */
 tn_status tn__pools_release_others(tn_pool *pool, tn__release *release);
+
+/* A device's watcher of streams that end; the argument is a pool. */
+void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id);
+
+/* Forgets the streams of a device that the pool knows to have no work left. */
+void tn__pool_forget_device(tn_pool *pool, const tn__order_device *device);
 
 /* The state of a stream that a caller names. Forgets others that are idle when there are many. */
 tn_status tn__pool_find_stream(tn_pool *pool, tn_stream handle, tn__pool_stream **out);

@@ -30,21 +30,48 @@ static uint64_t this_thread(void) {
     return number;
 }
 
-/* 1 for streams that another library made, and may destroy without a word to us. */
-static int is_foreign(const tn__order *order, tn_stream handle) {
-    return handle && handle != TN__STREAM_PER_THREAD &&
-           !tn__device_owns_stream(order->owner, handle);
+/* The default streams are those of the pool's device. */
+static int is_default(tn_stream handle) { return !handle || handle == TN__STREAM_PER_THREAD; }
+
+/* The device that made the stream with tn_stream_create; NULL: a stream of another library. */
+static tn__order_device *maker_of(tn__order *order, tn_stream handle) {
+    if (tn__device_owns_stream(order->home.owner, handle)) return &order->home;
+    for (tn__order_device *peer = order->peers; peer; peer = peer->next) {
+        if (tn__device_owns_stream(peer->owner, handle)) return peer;
+    }
+    return NULL;
+}
+
+/* The device of a stream that another library made, and may destroy without a word to us. */
+static tn_status find_foreign_device(tn__order *order, tn_stream handle, tn__order_device **out) {
+    int ordinal = order->home.ordinal;
+    *out = &order->home;
+    if (!order->driver->stream_ordinal) return TN_OK;
+    TN_TRY(order->driver->stream_ordinal(order->home.state, handle, &ordinal));
+    if (ordinal == order->home.ordinal) return TN_OK;
+    for (tn__order_device *peer = order->peers; peer; peer = peer->next) {
+        if (peer->ordinal == ordinal) return *out = peer, TN_OK;
+    }
+    return TN_FAIL(TN_INVALID_ARGUMENT,
+                   "stream %p belongs to device %d and the memory to device %d: make that device a "
+                   "peer of the pool first (tn_pool_peer_enable)",
+                   handle, ordinal, order->home.ordinal);
 }
 
 static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
                             tn__pool_stream **out) {
-    tn__pool_stream *stream = tn__host_alloc(1, sizeof *stream);
+    tn__order_device *maker = is_default(handle) ? &order->home : maker_of(order, handle);
+    tn__order_device *device = maker;
+    tn__pool_stream *stream;
+    if (!maker) TN_TRY(find_foreign_device(order, handle, &device));
+    stream = tn__host_alloc(1, sizeof *stream);
     if (!stream) return TN_OUT_OF_HOST_MEMORY;
+    stream->device = device;
     stream->handle = handle;
     stream->thread = this_thread();
     stream->id = id;
     stream->number = ++order->last_number;
-    stream->is_foreign = is_foreign(order, handle);
+    stream->is_foreign = !maker;
     stream->epoch = 1;
     stream->trace_number = -1;
     stream->next = *bucket_of(order, id);
@@ -65,10 +92,10 @@ tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **o
         *out = recent->stream;
         return TN_OK;
     }
-    TN_TRY(order->driver->stream_id(order->device, handle, &id));
+    TN_TRY(order->driver->stream_id(order->home.state, handle, &id));
     stream = tn__order_known(order, id);
     if (!stream) TN_TRY(add_stream(order, handle, id, &stream));
-    if (!handle || tn__device_owns_stream(order->owner, handle)) {
+    if (!handle || maker_of(order, handle)) {
         *recent = (tn__recent_stream){handle, stream};
     }
     *out = stream;
@@ -82,7 +109,7 @@ tn__use tn__order_use_now(tn__pool_stream *stream) {
 
 tn_status tn__order_check_capture(const tn__order *order, tn_stream handle, const char *what) {
     int is_capturing = 0;
-    TN_TRY(order->driver->stream_is_capturing(order->device, handle, &is_capturing));
+    TN_TRY(order->driver->stream_is_capturing(order->home.state, handle, &is_capturing));
     if (!is_capturing) return TN_OK;
     return TN_FAIL(TN_INVALID_STATE,
                    "the stream captures a graph and the pool would have to %s: allocate what the "
@@ -93,36 +120,36 @@ tn_status tn__order_check_capture(const tn__order *order, tn_stream handle, cons
 /* ---- events ------------------------------------------------------------------------------- */
 
 /* The list of spare events always has room for every event that exists. */
-static tn_status make_event(tn__order *order, tn__event *out) {
-    if (order->spare_count > 0) {
-        *out = order->spare_events[--order->spare_count];
+static tn_status make_event(const tn__driver *driver, tn__order_device *device, tn__event *out) {
+    if (device->spare_count > 0) {
+        *out = device->spare_events[--device->spare_count];
         return TN_OK;
     }
-    if (order->event_count == order->spare_capacity) {
-        size_t capacity = order->spare_capacity ? 2 * order->spare_capacity : 16;
-        tn__event *events =
-            tn__host_realloc(order->spare_events, order->spare_capacity, capacity, sizeof *events);
+    if (device->event_count == device->spare_capacity) {
+        size_t capacity = device->spare_capacity ? 2 * device->spare_capacity : 16;
+        tn__event *events = tn__host_realloc(device->spare_events, device->spare_capacity, capacity,
+                                             sizeof *events);
         if (!events) return TN_OUT_OF_HOST_MEMORY;
-        order->spare_events = events;
-        order->spare_capacity = capacity;
+        device->spare_events = events;
+        device->spare_capacity = capacity;
     }
-    TN_TRY(order->driver->event_create(order->device, out));
-    order->event_count++;
+    TN_TRY(driver->event_create(device->state, out));
+    device->event_count++;
     return TN_OK;
 }
 
-static void spare_event(tn__order *order, tn__event event) {
-    TN_ASSERT(order->spare_count < order->spare_capacity);
-    order->spare_events[order->spare_count++] = event;
+static void spare_event(tn__order_device *device, tn__event event) {
+    TN_ASSERT(device->spare_count < device->spare_capacity);
+    device->spare_events[device->spare_count++] = event;
 }
 
 /* Drops every second event. A dropped one's epoch is covered by the next one kept: waits for it
  * get longer, never too short. The last stays. */
-static void thin_events(tn__order *order, tn__pool_stream *stream) {
+static void thin_events(tn__pool_stream *stream) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < stream->closed_count; i++) {
         if (i % 2 == 0 && i + 1 < stream->closed_count) {
-            spare_event(order, stream->closed[i].event);
+            spare_event(stream->device, stream->closed[i].event);
         } else {
             stream->closed[kept++] = stream->closed[i];
         }
@@ -130,16 +157,16 @@ static void thin_events(tn__order *order, tn__pool_stream *stream) {
     stream->closed_count = kept;
 }
 
-static void forget_events(tn__order *order, tn__pool_stream *stream) {
+static void forget_events(tn__pool_stream *stream) {
     for (uint32_t i = 0; i < stream->closed_count; i++) {
-        spare_event(order, stream->closed[i].event);
+        spare_event(stream->device, stream->closed[i].event);
     }
     stream->closed_count = 0;
 }
 
 static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
-    TN_TRY(order->driver->synchronize(order->device));
-    forget_events(order, stream);
+    TN_TRY(order->driver->synchronize(stream->device->state));
+    forget_events(stream);
     stream->complete = stream->epoch++;
     stream->is_used = 0;
     return TN_OK;
@@ -157,13 +184,13 @@ static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
     tn__event event = NULL;
     tn_status status;
     TN_TRY(tn__order_check_capture(order, handle, "record an event on it"));
-    TN_TRY(make_event(order, &event));
-    status = order->driver->event_record(order->device, event, handle);
+    TN_TRY(make_event(order->driver, stream->device, &event));
+    status = order->driver->event_record(stream->device->state, event, handle);
     if (status != TN_OK) {
-        spare_event(order, event);
+        spare_event(stream->device, event);
         return status;
     }
-    if (stream->closed_count == TN__CLOSED_MAX) thin_events(order, stream);
+    if (stream->closed_count == TN__CLOSED_MAX) thin_events(stream);
     stream->closed[stream->closed_count++] = (tn__closed_epoch){stream->epoch, event};
     stream->epoch++;
     stream->is_used = 0;
@@ -175,7 +202,9 @@ static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
 static tn_status ask_handle(tn__order *order, const tn__pool_stream *stream, int *is_lost) {
     uint64_t id = stream->id;
     tn_status status = TN_OK;
-    if (stream->is_foreign) status = order->driver->stream_id(order->device, stream->handle, &id);
+    if (stream->is_foreign) {
+        status = order->driver->stream_id(stream->device->state, stream->handle, &id);
+    }
     *is_lost = status == TN_INVALID_ARGUMENT || id != stream->id;
     return *is_lost ? TN_OK : status;
 }
@@ -189,9 +218,9 @@ tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
     return status == TN_INVALID_ARGUMENT ? end_lost_stream(order, stream) : status;
 }
 
-static void complete_first(tn__order *order, tn__pool_stream *stream) {
+static void complete_first(tn__pool_stream *stream) {
     stream->complete = stream->closed[0].epoch;
-    spare_event(order, stream->closed[0].event);
+    spare_event(stream->device, stream->closed[0].event);
     stream->closed_count--;
     for (uint32_t i = 0; i < stream->closed_count; i++)
         stream->closed[i] = stream->closed[i + 1];
@@ -204,9 +233,10 @@ static tn_status poll_stream(tn__order *order, tn__pool_stream *stream, int *any
     if (status != TN_OK) return status == TN_INVALID_STATE ? TN_OK : status;
     while (stream->closed_count > 0) {
         int is_done = 0;
-        TN_TRY(order->driver->event_is_done(order->device, stream->closed[0].event, &is_done));
+        TN_TRY(
+            order->driver->event_is_done(stream->device->state, stream->closed[0].event, &is_done));
         if (!is_done) break;
-        complete_first(order, stream);
+        complete_first(stream);
         *any = 1;
     }
     return TN_OK;
@@ -266,7 +296,7 @@ static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use
     }
     for (uint32_t i = 0; i < source->closed_count; i++) {
         if (source->closed[i].epoch < use.epoch) continue;
-        TN_TRY(order->driver->stream_wait_event(order->device, stream->handle,
+        TN_TRY(order->driver->stream_wait_event(stream->device->state, stream->handle,
                                                 source->closed[i].event));
         remember_wait(stream, source, source->closed[i].epoch);
         order->wait_count++;
@@ -286,22 +316,22 @@ tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *us
 
 /* The host polls, so that the wait has a bound. On the simulated device time passes for those who
  * wait in a call and not for those who poll; the call itself ends when nothing can happen. */
-static tn_status simulated_wait(tn__order *order, tn__event event) {
+static tn_status simulated_wait(tn__order *order, tn__driver_device *device, tn__event event) {
     const int never_ends = 702; /* the simulated device's answer when no work can go on */
-    tn_status status = order->driver->event_synchronize(order->device, event);
+    tn_status status = order->driver->event_synchronize(device, event);
     if (status == TN_OK || tn_error_last_native() != never_ends) return status;
     return TN_FAIL(TN_INVALID_STATE, "work that uses freed memory waits for what does not come");
 }
 
-static tn_status host_wait_event(tn__order *order, tn__event event, int is_simulated,
-                                 double deadline_us) {
+static tn_status host_wait_event(tn__order *order, tn__driver_device *device, tn__event event,
+                                 int is_simulated, double deadline_us) {
     const struct timespec nap = {0, 50000};
     int is_done = 0;
-    if (is_simulated) return simulated_wait(order, event);
+    if (is_simulated) return simulated_wait(order, device, event);
     for (;;) {
-        TN_TRY(order->driver->event_is_done(order->device, event, &is_done));
+        TN_TRY(order->driver->event_is_done(device, event, &is_done));
         if (is_done) return TN_OK;
-        if (order->driver->now_us(order->device) >= deadline_us) {
+        if (order->driver->now_us(device) >= deadline_us) {
             return TN_FAIL(TN_INVALID_STATE,
                            "work that uses freed memory did not end within %.0f s",
                            TN__WAIT_US_MAX / 1e6);
@@ -315,15 +345,16 @@ static tn_status host_wait_stream(tn__order *order, tn__pool_stream *stream, int
     tn_status closing = tn__order_close_epoch(order, stream);
     if (closing != TN_OK && closing != TN_INVALID_STATE) return closing;
     while (stream->closed_count > 0) {
-        TN_TRY(host_wait_event(order, stream->closed[0].event, is_simulated, deadline_us));
-        complete_first(order, stream);
+        TN_TRY(host_wait_event(order, stream->device->state, stream->closed[0].event, is_simulated,
+                               deadline_us));
+        complete_first(stream);
     }
     return closing;
 }
 
 /* A stream that captures, or whose work does not end, keeps no other from being waited for. */
 tn_status tn__order_host_wait(tn__order *order, int is_simulated) {
-    double deadline_us = order->driver->now_us(order->device) + TN__WAIT_US_MAX;
+    double deadline_us = order->driver->now_us(order->home.state) + TN__WAIT_US_MAX;
     tn_status first = TN_OK;
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         for (tn__pool_stream *stream = order->buckets[bucket]; stream; stream = stream->next) {
@@ -335,14 +366,22 @@ tn_status tn__order_host_wait(tn__order *order, int is_simulated) {
     return first;
 }
 
-int tn__order_is_busy(const tn__order *order) {
+/* On the device, or (NULL) on any. */
+static int is_busy(const tn__order *order, const tn__order_device *device) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         const tn__pool_stream *stream = order->buckets[bucket];
         for (; stream; stream = stream->next) {
+            if (device && stream->device != device) continue;
             if (stream->is_used || stream->closed_count > 0) return 1;
         }
     }
     return 0;
+}
+
+int tn__order_is_busy(const tn__order *order) { return is_busy(order, NULL); }
+
+int tn__order_device_is_busy(const tn__order *order, const tn__order_device *device) {
+    return is_busy(order, device);
 }
 
 /* ---- end ---------------------------------------------------------------------------------- */
@@ -357,7 +396,7 @@ void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
     for (size_t i = 0; i < TN__STREAM_RECENT; i++) {
         if (order->recent[i].stream == stream) order->recent[i].stream = NULL;
     }
-    forget_events(order, stream);
+    forget_events(stream);
     tn__host_free(stream);
     order->stream_count--;
 }
@@ -383,21 +422,36 @@ void tn__order_sweep(tn__order *order) {
     }
 }
 
-tn_status tn__order_close(tn__order *order) {
+static void remove_streams(tn__order *order, const tn__order_device *device) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
-        while (order->buckets[bucket])
-            tn__order_remove(order, order->buckets[bucket]);
-    }
-    while (order->spare_count > 0) {
-        if (!tn__driver_is_gone()) {
-            TN_TRY(order->driver->event_destroy(order->device,
-                                                order->spare_events[order->spare_count - 1]));
+        tn__pool_stream *stream = order->buckets[bucket];
+        while (stream) {
+            tn__pool_stream *next = stream->next;
+            if (stream->device == device) tn__order_remove(order, stream);
+            stream = next;
         }
-        order->spare_count--;
-        order->event_count--;
     }
-    tn__host_free(order->spare_events);
-    order->spare_events = NULL;
-    order->spare_capacity = 0;
+}
+
+tn_status tn__order_close_device(tn__order *order, tn__order_device *device) {
+    remove_streams(order, device);
+    while (device->spare_count > 0) {
+        if (!tn__driver_is_gone()) {
+            TN_TRY(order->driver->event_destroy(device->state,
+                                                device->spare_events[device->spare_count - 1]));
+        }
+        device->spare_count--;
+        device->event_count--;
+    }
+    tn__host_free(device->spare_events);
+    device->spare_events = NULL;
+    device->spare_capacity = 0;
     return TN_OK;
+}
+
+tn_status tn__order_close(tn__order *order) {
+    for (tn__order_device *peer = order->peers; peer; peer = peer->next) {
+        TN_TRY(tn__order_close_device(order, peer));
+    }
+    return tn__order_close_device(order, &order->home);
 }

@@ -9,6 +9,10 @@
  *   --use--use--[event]--use--[event]--use--use--> time on the stream
  *                  ^ completes 1   ^ completes 1, 2
  *
+ * A pool may be used by streams of other devices, its peers. An event can be recorded only on
+ * streams of the device that made it, so each device has events of its own; any stream may wait
+ * for any event.
+ *
  * Invariants: complete < epoch; events are in order of epoch, each above complete and below
  * epoch; a use with epoch <= complete is over and may be forgotten; what a stream has waited for
  * (waits) only grows. Everything here is under the pool's mutex.
@@ -77,8 +81,21 @@ typedef struct tn__stream_waited {
     uint64_t epoch;
 } tn__stream_waited;
 
+/* A device whose streams use the pool, and its events. */
+typedef struct tn__order_device {
+    struct tn__order_device *next; /* in the list of peers */
+    tn_device *owner;
+    tn__driver_device *state;
+    int ordinal;
+    tn__event *spare_events;
+    size_t spare_count;
+    size_t event_count; /* made so far: the spare ones and those in use */
+    size_t spare_capacity;
+} tn__order_device;
+
 struct tn__pool_stream {
     tn__pool_stream *next; /* in its bucket */
+    tn__order_device *device;
     tn_stream handle;
     uint64_t thread; /* that named it first: there a per-thread stream's handle means it */
     uint64_t id;     /* the driver's */
@@ -104,22 +121,19 @@ typedef struct tn__recent_stream {
 } tn__recent_stream;
 
 typedef struct tn__order {
-    tn_device *owner;
     const tn__driver *driver;
-    tn__driver_device *device;
+    tn__order_device home; /* the pool's device */
+    tn__order_device *peers;
     tn__pool_stream *buckets[TN__STREAM_BUCKETS];
     size_t stream_count;
     uint64_t last_number;
     size_t sweep_count;                          /* sweep before there are more streams than this */
     tn__recent_stream recent[TN__STREAM_RECENT]; /* by handle; only streams whose end we hear of */
-    tn__event *spare_events;
-    size_t spare_count;
-    size_t event_count; /* made so far: the spare ones and those in use */
-    size_t spare_capacity;
     uint64_t wait_count;
 } tn__order;
 
-/* The state of a stream, made when it is new. */
+/* The state of a stream, made when it is new. TN_INVALID_ARGUMENT if it belongs to a device that
+ * is no peer. */
 tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out);
 
 /* The state of a stream that is known already, by id; NULL if it is not. */
@@ -148,8 +162,13 @@ tn_status tn__order_poll(tn__order *order, int *any);
 #define TN__WAIT_US_MAX 10e6
 tn_status tn__order_host_wait(tn__order *order, int is_simulated);
 
-/* 1 while some stream has uses that are not known complete. */
+/* 1 while some stream has uses that are not known complete; the second asks of one device. */
 int tn__order_is_busy(const tn__order *order);
+int tn__order_device_is_busy(const tn__order *order, const tn__order_device *device);
+
+/* Ends the state of all streams of the device, of which no use may be left, and its events. On
+ * failure what is left can be closed again. */
+tn_status tn__order_close_device(tn__order *order, tn__order_device *device);
 
 /* TN_INVALID_STATE naming `what` if the stream captures: for calls that a capture forbids. */
 tn_status tn__order_check_capture(const tn__order *order, tn_stream handle, const char *what);

@@ -129,7 +129,7 @@ static tn_status map_targets(filling *fill) {
                                          pool->page_bytes, fill->handles[fill->mapped_count]));
             fill->mapped_count++;
         }
-        TN_TRY(pool->driver->mem_set_access(pool->state, (void *)target->address, target->bytes));
+        TN_TRY(tn__pool_set_access(pool, (void *)target->address, target->bytes));
     }
     return TN_OK;
 }

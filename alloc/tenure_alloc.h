@@ -146,6 +146,7 @@ typedef enum tn_driver_call {
     TN_CALL_MEM_MAP,
     TN_CALL_MEM_SET_ACCESS,
     TN_CALL_MEM_UNMAP,
+    TN_CALL_MEM_SHARE, /* export, import */
     TN_CALL_MEM_ALLOC,
     TN_CALL_MEM_FREE,
     TN_CALL_STREAM,      /* create, destroy, query, synchronize */

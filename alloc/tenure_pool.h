@@ -26,6 +26,19 @@ extern "C" {
 
 /* ---- sharing ------------------------------------------------------------------------------ */
 
+/* Lets another device of the same driver read and write the pool's memory, all that it has and all
+ * that it will have, and lets streams of that device be named for its blocks: in tn_record_use, so
+ * that memory is not given to others, moved or unmapped before their work has ended, and in
+ * tn_alloc and tn_free. Default streams are always those of the pool's own device. The peer can
+ * not be destroyed before the pool. Enabling twice is once. Errors: TN_UNSUPPORTED (no path between
+ * the two, or a pool without VMM pages), TN_INVALID_ARGUMENT (the pool's own GPU, or another
+ * driver's), TN_DRIVER_ERROR. */
+TN_API TN_MUST_USE tn_status tn_pool_peer_enable(tn_pool *pool, tn_device *peer);
+
+/* Ends that. TN_IN_USE while work on the peer's streams may still use the pool's memory: wait for
+ * it first. TN_INVALID_ARGUMENT if the device is no peer of the pool. */
+TN_API TN_MUST_USE tn_status tn_pool_peer_disable(tn_pool *pool, tn_device *peer);
+
 /* ---- insight ------------------------------------------------------------------------------ */
 
 typedef enum tn_report_format {

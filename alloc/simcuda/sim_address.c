@@ -162,7 +162,7 @@ static void hide(const sim_mapping *mapping) {
 int tn__sim_mapping_expose(sim_mapping *mapping) {
     sim_handle *handle = mapping->handle;
     size_t bytes = pages_of(handle->bytes);
-    int file = tn__sim_device_file(handle->device);
+    int file = tn__sim_handle_file(handle);
     void *memory;
     if (file < 0) return 0;
     memory = mmap(first_page(mapping), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,

@@ -177,6 +177,30 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
+    SIM_ENTER(cuDeviceGetUuid_v2);
+    if (!uuid) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!device_exists(device)) return tn__sim_leave(CUDA_ERROR_INVALID_DEVICE);
+    memcpy(uuid->bytes, "tenure simulated", sizeof uuid->bytes);
+    uuid->bytes[sizeof uuid->bytes - 1] = (char)device;
+    return tn__sim_leave(CUDA_SUCCESS);
+}
+
+int tn__sim_can_access(int device, int peer) {
+    return device != peer && !((tn__sim.config.isolated_devices >> device & 1) |
+                               (tn__sim.config.isolated_devices >> peer & 1));
+}
+
+CUresult cuDeviceCanAccessPeer(int *can_access, CUdevice device, CUdevice peer) {
+    SIM_ENTER(cuDeviceCanAccessPeer);
+    if (!can_access) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!device_exists(device) || !device_exists(peer)) {
+        return tn__sim_leave(CUDA_ERROR_INVALID_DEVICE);
+    }
+    *can_access = tn__sim_can_access(device, peer);
+    return tn__sim_leave(CUDA_SUCCESS);
+}
+
 /* Those of an H200; what the simulation lacks is answered with 0. */
 static const struct {
     int attribute;
@@ -194,7 +218,7 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 0},
     {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 232448},
     {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
-    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0},
+    {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0},
     {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 0},
     {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 0},
@@ -219,12 +243,12 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
-static CUcontext context_of(int device) { return (CUcontext)&tn__sim.devices[device]; }
+CUcontext tn__sim_context_of(int device) { return (CUcontext)&tn__sim.devices[device]; }
 
 /* Its device, or -1. */
 static int device_of(CUcontext context) {
     for (int i = 0; i < tn__sim.config.device_count; i++) {
-        if (context_of(i) == context) return i;
+        if (tn__sim_context_of(i) == context) return i;
     }
     return -1;
 }
@@ -234,7 +258,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     if (!context) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
     if (!device_exists(device)) return tn__sim_leave(CUDA_ERROR_INVALID_DEVICE);
     tn__sim.devices[device].primary_retained++;
-    *context = context_of(device);
+    *context = tn__sim_context_of(device);
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
@@ -251,7 +275,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
 CUresult cuCtxGetCurrent(CUcontext *context) {
     SIM_ENTER(cuCtxGetCurrent);
     if (!context) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
-    *context = tn__sim_thread()->depth ? context_of(tn__sim_current()) : NULL;
+    *context = tn__sim_thread()->depth ? tn__sim_context_of(tn__sim_current()) : NULL;
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
@@ -276,7 +300,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     SIM_ENTER(cuCtxPopCurrent_v2);
     sim_thread *thread = tn__sim_thread();
     if (!thread->depth) return tn__sim_leave(CUDA_ERROR_INVALID_CONTEXT);
-    if (context) *context = context_of(tn__sim_current());
+    if (context) *context = tn__sim_context_of(tn__sim_current());
     thread->depth--;
     return tn__sim_leave(CUDA_SUCCESS);
 }

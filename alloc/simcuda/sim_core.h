@@ -40,6 +40,8 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuDeviceGetName, INIT, 0)                                                                    \
     X(cuDeviceGetAttribute, INIT, 0)                                                               \
     X(cuDeviceTotalMem_v2, INIT, 0)                                                                \
+    X(cuDeviceGetUuid_v2, INIT, 0)                                                                 \
+    X(cuDeviceCanAccessPeer, INIT, 0)                                                              \
     X(cuDevicePrimaryCtxRetain, INIT, 0)                                                           \
     X(cuDevicePrimaryCtxRelease_v2, INIT, 0)                                                       \
     X(cuCtxGetCurrent, INIT, 0)                                                                    \
@@ -59,6 +61,9 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuMemSetAccess, CONTEXT, 1)                                                                  \
     X(cuMemUnmap, CONTEXT, 1)                                                                      \
     X(cuMemGetAllocationGranularity, INIT, 0)                                                      \
+    X(cuMemExportToShareableHandle, CONTEXT, 1)                                                    \
+    X(cuMemImportFromShareableHandle, CONTEXT, 1)                                                  \
+    X(cuMemGetAllocationPropertiesFromHandle, CONTEXT, 1)                                          \
     X(cuStreamCreate, CONTEXT, 0)                                                                  \
     X(cuStreamDestroy_v2, CONTEXT, 0)                                                              \
     X(cuStreamSynchronize, CONTEXT, 0)                                                             \
@@ -67,6 +72,7 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuStreamGetId, CONTEXT, 0)                                                                   \
     X(cuStreamBeginCapture_v2, CONTEXT, 0)                                                         \
     X(cuStreamEndCapture, CONTEXT, 0)                                                              \
+    X(cuStreamGetCtx, CONTEXT, 0)                                                                  \
     X(cuStreamIsCapturing, CONTEXT, 0)                                                             \
     X(cuStreamGetCaptureInfo_v2, CONTEXT, 0)                                                       \
     X(cuStreamGetCaptureInfo_v3, CONTEXT, 0)                                                       \
@@ -164,6 +170,10 @@ int tn__sim_is_forked(void);
 CUresult tn__sim_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 const char *tn__sim_call_name(sim_call call);
+
+/* 1 if `peer` may be given access to memory of `device`. */
+int tn__sim_can_access(int device, int peer);
+CUcontext tn__sim_context_of(int device);
 
 /* Device of the current context; only after tn__sim_enter of a CONTEXT call. */
 int tn__sim_current(void);

@@ -5,8 +5,9 @@
  *     mapping  one handle at one address            access per device, last uses per stream
  *     handle   physical memory of one device        shadow of its last reads and writes
  *
- * A handle lives until it is released and no mapping of it is left. Plain memory (cuMemAlloc) is
- * a region of its own with one handle mapped in it, so that the rest needs no second case.
+ * A handle lives until all its tokens are released and no mapping of it is left. Plain memory
+ * (cuMemAlloc) is a region of its own with one handle mapped in it, so that the rest needs no
+ * second case.
  */
 #ifndef TENURE_SIM_MEMORY_H
 #define TENURE_SIM_MEMORY_H
@@ -16,12 +17,15 @@
 #include "sim_race.h"
 
 typedef struct sim_handle {
-    CUmemGenericAllocationHandle token; /* 0: plain memory, that the program has no handle of */
+    struct sim_handle *next; /* in the list of all */
+    struct sim_handle *previous;
     int device;
     size_t bytes;
-    unsigned mapped; /* mappings of it */
-    int is_released;
-    size_t file_offset; /* in the device's file, backed mode */
+    unsigned tokens;    /* that the program has of it; plain memory: one, that it does not see */
+    unsigned mapped;    /* mappings of it */
+    int is_foreign;     /* another process made it, and its device is charged there */
+    int file;           /* made for sharing: a file of its own; else -1 */
+    size_t file_offset; /* in its own file, or (backed mode) in the device's */
     int is_poisoned;    /* its contents have been filled with the poison */
     sim_shadow shadow;
 } sim_handle;
@@ -66,14 +70,22 @@ int tn__sim_mapping_expose(sim_mapping *mapping);
 
 /* ---- sim_handle.c: physical memory ----------------------------------------------------------- */
 
-/* Charges the device; NULL if it is out of memory. */
-sim_handle *tn__sim_handle_create(int device, size_t bytes, int has_token);
+/* Charges the device; NULL if it is out of memory. The caller has one token of it. */
+sim_handle *tn__sim_handle_create(int device, size_t bytes, int is_shareable);
+/* What the program calls the handle: a new name for one of its tokens. */
+CUmemGenericAllocationHandle tn__sim_token_create(sim_handle *handle);
 sim_handle *tn__sim_handle_find(CUmemGenericAllocationHandle token);
-/* The program gives it up; the memory goes when no mapping is left. */
+/* The program gives a token up; the memory goes when neither token nor mapping is left. */
+void tn__sim_token_release(CUmemGenericAllocationHandle token);
 void tn__sim_handle_release(sim_handle *handle);
 void tn__sim_handle_unmapped(sim_handle *handle);
-/* The device's memory file, backed mode. */
-int tn__sim_device_file(int device);
+/* The file that the memory is in, or -1. */
+int tn__sim_handle_file(const sim_handle *handle);
+
+/* ---- sim_share.c: physical memory that travels between processes ----------------------------- */
+
+/* The file of a handle that is to be shared, with its description at the end; -1 on failure. */
+int tn__sim_share_file(int device, size_t bytes);
 
 /* ---- walking over memory --------------------------------------------------------------------- */
 
@@ -94,6 +106,10 @@ int tn__sim_range_is_accessible(CUdeviceptr address, size_t bytes, int device, i
 void tn__sim_memory_reset(void);
 int tn__sim_memory_leftovers(sim_report *report);
 void tn__sim_handles_reset(void);
+/* The handle that has this file, NULL: none in this process. */
+sim_handle *tn__sim_handle_of_file(unsigned long long file_system, unsigned long long inode);
+/* A handle for a file that another process made; takes the file. The caller has one token. */
+sim_handle *tn__sim_handle_adopt(int device, size_t bytes, int file);
 void tn__sim_handles_count(size_t *count, size_t *bytes);
 
 #endif

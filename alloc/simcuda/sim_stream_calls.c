@@ -104,6 +104,15 @@ CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
+    SIM_ENTER(cuStreamGetCtx);
+    const sim_stream *stream = tn__sim_stream_find(handle);
+    if (!stream) return tn__sim_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!context) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
+    *context = tn__sim_context_of(stream->device);
+    return tn__sim_leave(CUDA_SUCCESS);
+}
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static sim_event *find_event(CUevent handle) {

@@ -129,8 +129,8 @@ static CUresult check_properties(const CUmemAllocationProp *properties) {
     if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED) {
         return tn__sim_refuse("only pinned memory is simulated, not type %d", properties->type);
     }
-    if (properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-        return tn__sim_refuse("handles are not exported: type %d",
+    if (properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+        return tn__sim_refuse("handles are exported as file descriptors only, not as type %d",
                               properties->requestedHandleTypes);
     }
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -150,10 +150,11 @@ static CUresult create(CUmemGenericAllocationHandle *out, size_t bytes,
     if (result != CUDA_SUCCESS) return result;
     if (!out || !is_whole_granules(bytes)) return CUDA_ERROR_INVALID_VALUE;
     if (flags) return tn__sim_refuse("cuMemCreate: flags 0x%llx", flags);
-    handle = tn__sim_handle_create(properties->location.id, bytes, 1);
+    handle = tn__sim_handle_create(properties->location.id, bytes,
+                                   properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE);
     if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
     tn__sim_spend(tn__sim_cost(SIM_COST_CREATE, bytes));
-    *out = handle->token;
+    *out = tn__sim_token_create(handle);
     return CUDA_SUCCESS;
 }
 
@@ -168,7 +169,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle token) {
     sim_handle *handle = tn__sim_handle_find(token);
     if (!handle) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
     tn__sim_spend(tn__sim_cost(SIM_COST_RELEASE, handle->bytes));
-    tn__sim_handle_release(handle);
+    tn__sim_token_release(token);
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
@@ -222,6 +223,17 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
     return tn__sim_leave(map(address, bytes, offset, handle, flags));
 }
 
+/* What the descriptors ask for, for memory of that device. */
+static CUresult check_reach(const CUmemAccessDesc *descriptors, size_t count, int device) {
+    for (size_t i = 0; i < count; i++) {
+        int id = descriptors[i].location.id;
+        if (id != device && !tn__sim_can_access(device, id)) {
+            return tn__sim_refuse("cuMemSetAccess: device %d can not reach device %d", id, device);
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
 static CUresult check_descriptors(const CUmemAccessDesc *descriptors, size_t count) {
     if (!descriptors || count == 0) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < count; i++) {
@@ -255,6 +267,10 @@ static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessD
     if (result != CUDA_SUCCESS) return result;
     if (!region || !tn__sim_range_is_mapped_whole(region, address, bytes)) {
         return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (CUdeviceptr at = address; at < end && tn__sim_span_next(region, &at, end, &span);) {
+        result = check_reach(descriptors, count, span.mapping->handle->device);
+        if (result != CUDA_SUCCESS) return result;
     }
     while (address < end && tn__sim_span_next(region, &address, end, &span)) {
         for (size_t i = 0; i < count; i++)

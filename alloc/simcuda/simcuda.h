@@ -5,6 +5,10 @@
  * tnsim_launch to tell a simulated device from a real one. State is per process and per loaded
  * library. The environment sets the defaults that tnsim_configure overrides:
  * TENURE_SIM_MEMORY, TENURE_SIM_DEVICES, TENURE_SIM_BACKED.
+ *
+ * Memory that is made for sharing travels to other processes as a file descriptor and is the same
+ * memory there (backed mode). Each process has devices and a clock of its own: imported memory is
+ * on the account of the process that made it, and races between processes are not seen.
  */
 #ifndef TENURE_SIMCUDA_H
 #define TENURE_SIMCUDA_H
@@ -23,6 +27,7 @@ typedef struct tnsim_config {
     int backed;                 /* 1: memory can be touched by the host, poisoned, red zones */
     size_t granularity_bytes;   /* 0: 2 MiB */
     size_t address_space_bytes; /* 0: 128 TiB; reserving beyond it fails */
+    uint32_t isolated_devices;  /* bit d: device d is no one's peer */
     uint64_t seed; /* not 0: each piece of work takes up to twice its time, at random from this */
 } tnsim_config;
 

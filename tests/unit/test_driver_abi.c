@@ -18,6 +18,9 @@
                    #their_field)
 
 SAME(TN__CU_SUCCESS, CUDA_SUCCESS);
+SAME(TN__CU_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE);
+SAME(TN__CU_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_DEVICE);
+SAME(TN__CU_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OPERATING_SYSTEM);
 SAME(TN__CU_ERROR_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);
 SAME(TN__CU_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
 SAME(TN__CU_ERROR_DEINITIALIZED, CUDA_ERROR_DEINITIALIZED);
@@ -38,6 +41,8 @@ SAME(TN__CU_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
      CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 SAME(TN__CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
 SAME(TN__CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(TN__CU_MEM_HANDLE_TYPE_FILE_DESCRIPTOR, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+SAME(TN__CU_MEM_ACCESS_NONE, CU_MEM_ACCESS_FLAGS_PROT_NONE);
 SAME(TN__CU_MEM_ACCESS_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 SAME(TN__CU_MEM_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 
@@ -52,6 +57,8 @@ SAME_SIZE(void *, CUmodule);
 SAME_SIZE(void *, CUfunction);
 SAME_SIZE(int, CUdevice_attribute);
 SAME_SIZE(int, CUmemAllocationGranularity_flags);
+SAME_SIZE(int, CUmemAllocationHandleType);
+SAME_SIZE(char[16], CUuuid);
 SAME_SIZE(int, CUstreamCaptureStatus);
 SAME_SIZE(int, CUstreamCaptureMode);
 
@@ -117,6 +124,15 @@ TAKES(cuMemRelease((tn__cu_handle)0));
 TAKES(cuMemMap(ADDRESS, BYTES, BYTES, (tn__cu_handle)0, 0ull));
 TAKES(cuMemSetAccess(ADDRESS, BYTES, ANY, BYTES));
 TAKES(cuMemUnmap(ADDRESS, BYTES));
+TAKES(cuDeviceGetUuid(ANY, (tn__cu_device)0));
+TAKES(cuDeviceCanAccessPeer(OUT_INT, (tn__cu_device)0, (tn__cu_device)0));
+TAKES(cuMemExportToShareableHandle(ANY, (tn__cu_handle)0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                   0ull));
+TAKES(cuMemImportFromShareableHandle((tn__cu_handle *)0, ANY,
+                                     CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+TAKES(cuMemGetAllocationPropertiesFromHandle(ANY, (tn__cu_handle)0));
+TAKES(cuCtxGetDevice((tn__cu_device *)0));
+TAKES(cuStreamGetCtx(ANY, ANY));
 TAKES(cuStreamGetId(ANY, (unsigned long long *)0));
 TAKES(cuStreamIsCapturing(ANY, ANY));
 #if CUDA_VERSION < 13000
@@ -140,7 +156,8 @@ static const char *const versioned[] = {
     AS_TEXT(cuCtxPushCurrent), AS_TEXT(cuCtxPopCurrent),
     AS_TEXT(cuMemGetInfo),     AS_TEXT(cuMemAlloc),
     AS_TEXT(cuMemFree),        AS_TEXT(cuStreamDestroy),
-    AS_TEXT(cuEventDestroy),   "cuStreamGetCaptureInfo_v2"};
+    AS_TEXT(cuEventDestroy),   AS_TEXT(cuDeviceGetUuid),
+    "cuStreamGetCaptureInfo_v2"};
 
 int main(void) {
     size_t found = 0, expected = sizeof versioned / sizeof *versioned, with_version = 0;

@@ -175,9 +175,10 @@ static void unsupported_memory_is_refused_in_words(void **state) {
     EXPECT_CUDA_OK(cu->cuMemGetAllocationGranularity(&granularity, &properties,
                                                      CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
     assert_int_equal(granularity, 2 * MIB);
-    properties.requestedHandleTypes = 1;
+    properties.requestedHandleTypes = 2;
     EXPECT_CUDA(cu->cuMemCreate(&handle, 2 * MIB, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
-    assert_string_equal(cu->tnsim_refusal(), "handles are not exported: type 1");
+    assert_string_equal(cu->tnsim_refusal(),
+                        "handles are exported as file descriptors only, not as type 2");
     properties = on_device;
     properties.location.type = 2;
     EXPECT_CUDA(cu->cuMemCreate(&handle, 2 * MIB, &properties, 0), CUDA_ERROR_NOT_SUPPORTED);
