@@ -1,8 +1,8 @@
 /* Peers of a pool: other devices that may touch its memory, and whose streams may use it.
  *
  * Access belongs to a mapping. So all that is mapped gets it when a peer comes, what is mapped
- * later gets it then (tn__pool_set_access), and all of it loses it when the peer goes. Memory that is
- * mapped is a stretch of pieces that are not VOID, whole pages on both ends.
+ * later gets it then (tn__pool_set_access), and all of it loses it when the peer goes. Memory that
+ * is mapped is a stretch of pieces that are not VOID, whole pages on both ends.
  *
  * Invariant: the peers are order.peers; each is retained, and its streams are watched.
  */
