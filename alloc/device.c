@@ -141,7 +141,8 @@ tn_status tn_device_create(const tn_device_config *config, tn_device **out) {
     TN_TRY(check_config(config));
     tn_device *device = tn__host_alloc(1, sizeof *device);
     if (!device) return TN_OUT_OF_HOST_MEMORY;
-    tn_status status = open_driver(device, config);
+    tn__error_scope_begin();
+    tn_status status = tn__error_scope_end(open_driver(device, config));
     if (status != TN_OK) {
         tn__host_free(device);
         return status;
@@ -325,7 +326,8 @@ tn_status tn_stream_destroy(tn_device *device, tn_stream stream) {
     if (!stream || tn__driver_is_gone()) return TN_OK;
     TN_REQUIRE(device, "tn_stream_destroy: device is NULL");
     TN_TRY(claim_ending(device, stream));
-    tn_status status = end_stream(device, stream);
+    tn__error_scope_begin();
+    tn_status status = tn__error_scope_end(end_stream(device, stream));
     settle_ending(device, stream, status == TN_OK);
     return status;
 }

@@ -1,6 +1,8 @@
 /* Statuses in words, and this thread's last failure.
  *
- * Invariant: a thread's text is always a closed string; it changes only in tn__fail.
+ * Invariants: a thread's text is always a closed string; it changes only in tn__fail and where a
+ * scope or a cleanup puts it back. While a scope is open and nothing has failed in it, nothing is
+ * kept: the first failure keeps what was there before.
  */
 #include "error.h"
 
@@ -10,6 +12,12 @@
 #include <string.h>
 
 static _Thread_local tn__saved_error this_thread;
+
+static _Thread_local struct scopes {
+    unsigned depth;
+    int is_kept; /* kept holds what the outermost scope began with */
+    tn__saved_error kept;
+} scopes;
 
 typedef struct status_words {
     const char *name;
@@ -52,6 +60,23 @@ void tn__error_save(tn__saved_error *out) { *out = this_thread; }
 
 void tn__error_restore(const tn__saved_error *saved) { this_thread = *saved; }
 
+void tn__error_scope_begin(void) {
+    if (scopes.depth++ == 0) scopes.is_kept = 0;
+}
+
+static void keep_last(void) {
+    if (scopes.depth == 0 || scopes.is_kept) return;
+    scopes.kept = this_thread;
+    scopes.is_kept = 1;
+}
+
+/* An inner scope leaves what was recovered from to the outermost one. */
+tn_status tn__error_scope_end(tn_status status) {
+    TN_ASSERT(scopes.depth > 0);
+    if (--scopes.depth == 0 && scopes.is_kept && status == TN_OK) this_thread = scopes.kept;
+    return status;
+}
+
 static const char *file_of(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
@@ -69,6 +94,7 @@ tn_status tn__fail(tn_status status, int native, const char *file, int line, con
     text[at] = 0;
     snprintf(text + at, sizeof text - at, " [%s, %s:%d]", tn_status_name(status), file_of(file),
              line);
+    keep_last();
     memcpy(this_thread.text, text, sizeof text);
     this_thread.native = native;
     return status;

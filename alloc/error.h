@@ -30,6 +30,11 @@ typedef struct tn__saved_error {
 TN_SISTER_API void tn__error_save(tn__saved_error *out);
 TN_SISTER_API void tn__error_restore(const tn__saved_error *saved);
 
+/* Around a call that may fail inside, recover, and succeed: if `status` is TN_OK, the end puts this
+ * thread's last error back as it was at the begin. Scopes nest. Cheap unless something fails. */
+TN_SISTER_API void tn__error_scope_begin(void);
+TN_SISTER_API tn_status tn__error_scope_end(tn_status status);
+
 /* The analyzer can not see that tn__fail returns its status, which is never TN_OK. */
 #ifdef __clang_analyzer__
 #define TN__FAILED(status, ...) (tn__fail((status), __VA_ARGS__), (status))

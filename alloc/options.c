@@ -15,7 +15,13 @@
 #define AS_INDEX(kind, field, variable, alias, fallback, meaning) OPTION_##field,
 enum option_index { TN_OPTION_TABLE(AS_INDEX) OPTION_COUNT };
 
-typedef enum option_kind { OPTION_BOOL, OPTION_SIZE, OPTION_TEXT, OPTION_CHOICE } option_kind;
+typedef enum option_kind {
+    OPTION_BOOL,
+    OPTION_SIZE,
+    OPTION_LIMIT,
+    OPTION_TEXT,
+    OPTION_CHOICE
+} option_kind;
 
 typedef struct option_row {
     option_kind kind;
@@ -41,6 +47,7 @@ static const char *accepted_form(option_kind kind) {
     switch (kind) {
     case OPTION_BOOL: return "0 or 1";
     case OPTION_SIZE: return "a number of bytes, or one with KiB, MiB, GiB or TiB (64MiB)";
+    case OPTION_LIMIT: return "none, or a size (64MiB)";
     case OPTION_CHOICE: return "auto, cuda or host";
     default: return "a text";
     }
@@ -95,11 +102,17 @@ static int parse_choice(const char *text, int *out) {
     return 0;
 }
 
+static int parse_limit(const char *text, size_t *out) {
+    if (strcasecmp(text, "none") == 0) return *out = 0, 1;
+    return tn__parse_size(text, out) && *out > 0;
+}
+
 static int parse_into(const option_row *row, const char *text, tn__options *out) {
     void *field = (char *)out + row->offset;
     switch (row->kind) {
     case OPTION_BOOL: return parse_bool(text, field);
     case OPTION_CHOICE: return parse_choice(text, field);
+    case OPTION_LIMIT: return parse_limit(text, field);
     case OPTION_SIZE: return tn__parse_size(text, field) && *(size_t *)field > 0;
     default: *(const char **)field = text; return 1;
     }
@@ -127,6 +140,7 @@ static void read_option(size_t index) {
         source_of[index] = variable;
         text_of[index] = text;
     } else {
+        TN_CHECK(parse_into(row, row->fallback, &values));
         reject(row, variable, text);
     }
 }

@@ -20,6 +20,9 @@
     X(TEXT, nccl_library, "TENURE_NCCL_LIBRARY", NULL, "libnccl.so.2", "the NCCL to load")         \
     X(TEXT, mpi_library, "TENURE_MPI_LIBRARY", NULL, "libtenure-mpi.so", "the MPI engine to load") \
     X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")          \
+    X(LIMIT, limit_bytes, "TENURE_LIMIT", NULL, "none", "most that all pools together may hold")   \
+    X(LIMIT, soft_limit_bytes, "TENURE_SOFT_LIMIT", NULL, "none",                                  \
+      "above it all pools use up idle memory before they grow")                                    \
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
       "drop the columnwise plane of frozen 2D weights after dgrad")
@@ -40,6 +43,8 @@ typedef struct tn__options {
     const char *nccl_library;
     const char *mpi_library;
     const char *trace;
+    size_t limit_bytes;      /* 0: none */
+    size_t soft_limit_bytes; /* 0: none */
     int release_frozen_columnwise;
 } tn__options;
 

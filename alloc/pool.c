@@ -1,8 +1,4 @@
-/* Pools: create, destroy, trim, traces, and the list of all pools of the process.
- *
- * The list is for those who need another pool than their own: a pool that is short takes idle
- * memory from the others of its device, and traces are closed when the process exits.
- */
+/* Pools: create, destroy, trim, and traces. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,47 +8,7 @@
 #include "track.h"
 
 #define STREAMS_BEFORE_SWEEP 64
-
-static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
-static tn_pool *list;
-static int is_first_made; /* the first pool of the process has taken TENURE_TRACE */
-
-static void enter_list(tn_pool *pool) {
-    pthread_mutex_lock(&list_mutex);
-    pool->next = list;
-    list = pool;
-    pthread_mutex_unlock(&list_mutex);
-}
-
-static void leave_list(tn_pool *pool) {
-    tn_pool **at = &list;
-    pthread_mutex_lock(&list_mutex);
-    while (*at != pool)
-        at = &(*at)->next;
-    *at = pool->next;
-    pthread_mutex_unlock(&list_mutex);
-}
-
-/* Two handles of one GPU share its memory; host devices have each their own. */
-static int is_same_memory(const tn_pool *a, const tn_pool *b) {
-    if (a->device == b->device) return 1;
-    return a->driver == b->driver && a->info.driver == TN_DRIVER_CUDA &&
-           a->info.simulated == b->info.simulated && a->info.ordinal == b->info.ordinal;
-}
-
-tn_status tn__pools_release_others(tn_pool *pool, tn__release *release) {
-    tn_status status = TN_OK;
-    pthread_mutex_lock(&list_mutex);
-    for (tn_pool *other = list; other && status == TN_OK; other = other->next) {
-        if (tn__release_is_done(release)) break;
-        if (other == pool || !is_same_memory(pool, other)) continue;
-        pthread_mutex_lock(&other->mutex);
-        status = other->backing->release(other, release);
-        pthread_mutex_unlock(&other->mutex);
-    }
-    pthread_mutex_unlock(&list_mutex);
-    return status;
-}
+#define WAIT_US_MAX_DEFAULT  10e6
 
 /* ---- streams that end ------------------------------------------------------------------------ */
 
@@ -99,7 +55,10 @@ static tn_status sweep_streams(tn_pool *pool) {
 }
 
 tn_status tn__pool_find_stream(tn_pool *pool, tn_stream handle, tn__pool_stream **out) {
-    if (pool->order.stream_count > pool->order.sweep_count) TN_TRY(sweep_streams(pool));
+    if (pool->order.stream_count > pool->order.sweep_count) {
+        tn__error_scope_begin();
+        TN_TRY(tn__error_scope_end(sweep_streams(pool)));
+    }
     return tn__order_find(&pool->order, handle, out);
 }
 
@@ -141,6 +100,9 @@ static tn_status check_config(const tn_pool_config *config, const tn_device_info
     backing = tn__backing_find(config->backing, info);
     page_bytes = config->page_bytes ? config->page_bytes : tn__options_get()->page_bytes;
     TN_REQUIRE(backing, "%d is no tn_pool_backing", (int)config->backing);
+    TN_REQUIRE(!config->limit_bytes || config->soft_limit_bytes <= config->limit_bytes,
+               "tn_pool_config: the soft limit %zu is above the hard limit %zu",
+               config->soft_limit_bytes, config->limit_bytes);
     TN_REQUIRE(config->page_bytes % info->granularity_bytes == 0 &&
                    page_bytes <= info->memory_bytes,
                "page_bytes (or TENURE_PAGE_BYTES) %zu is not a multiple of %zu, or more than the "
@@ -151,6 +113,11 @@ static tn_status check_config(const tn_pool_config *config, const tn_device_info
 
 static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
     pool->limit_bytes = config->limit_bytes ? config->limit_bytes : SIZE_MAX;
+    pool->soft_limit_bytes =
+        config->soft_limit_bytes ? config->soft_limit_bytes : pool->limit_bytes;
+    pool->address_limit_bytes =
+        config->address_limit_bytes ? config->address_limit_bytes : SIZE_MAX;
+    pool->wait_us_max = config->wait_us_max ? (double)config->wait_us_max : WAIT_US_MAX_DEFAULT;
     pool->address_bytes = config->address_bytes ? config->address_bytes : pool->info.memory_bytes;
     return pool->backing->open(pool, config);
 }
@@ -187,17 +154,16 @@ static void free_pool(tn_pool *pool) {
  * refuse the pool, unless options must be right. */
 static tn_status begin_option_trace(tn_pool *pool) {
     const char *path = tn__options_get()->trace;
+    int is_first = tn__pools_is_first();
     tn_status status;
-    int is_first;
-    pthread_mutex_lock(&list_mutex);
-    is_first = !is_first_made;
-    is_first_made = 1;
-    pthread_mutex_unlock(&list_mutex);
     if (!is_first || !path || !path[0]) return TN_OK;
+    tn__error_scope_begin();
     status = tn_pool_trace_begin(pool, path);
-    if (status == TN_OK || tn__options_get()->strict) return status;
-    fprintf(stderr, "tenure: TENURE_TRACE: %s\n", tn_error_last());
-    return TN_OK;
+    if (status != TN_OK && !tn__options_get()->strict) {
+        fprintf(stderr, "tenure: TENURE_TRACE: %s\n", tn_error_last());
+        status = TN_OK;
+    }
+    return tn__error_scope_end(status);
 }
 
 /* A pool whose backing is open and that has given nothing out. */
@@ -239,7 +205,7 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     }
     tn__page_map_retain();
     tn__device_retain(device);
-    enter_list(pool);
+    tn__pools_enter(pool);
     *out = pool;
     return TN_OK;
 }
@@ -258,9 +224,7 @@ static tn_status end_trace_locked(tn_pool *pool) {
 static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
     if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
-    if (tn__order_is_busy(&pool->order)) {
-        TN_TRY(tn__order_host_wait(&pool->order, pool->info.simulated));
-    }
+    TN_TRY(tn__pool_wait_freed(pool));
     tn__heap_settle(&pool->heap);
     TN_TRY(pool->backing->release(pool, &everything));
     TN_TRY(pool->backing->close(pool));
@@ -270,13 +234,14 @@ static tn_status close_locked(tn_pool *pool) {
 tn_status tn_pool_destroy(tn_pool *pool) {
     tn_status status;
     if (!pool || tn__driver_is_gone()) return TN_OK;
-    leave_list(pool);
+    tn__pools_leave(pool);
     pthread_mutex_lock(&pool->mutex);
-    status = close_locked(pool);
+    tn__error_scope_begin();
+    status = tn__error_scope_end(close_locked(pool));
     if (status == TN_OK) status = end_trace_locked(pool);
     pthread_mutex_unlock(&pool->mutex);
     if (status != TN_OK) {
-        enter_list(pool);
+        tn__pools_enter(pool);
         return status;
     }
     tn__pool_end_peers(pool);
@@ -309,7 +274,8 @@ tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes)
     TN_REQUIRE(pool, "tn_pool_trim: pool is NULL");
     if (!tn__driver_is_gone()) {
         pthread_mutex_lock(&pool->mutex);
-        status = trim_locked(pool, keep_bytes, &released);
+        tn__error_scope_begin();
+        status = tn__error_scope_end(trim_locked(pool, keep_bytes, &released));
         pthread_mutex_unlock(&pool->mutex);
     }
     if (status == TN_OK && released_bytes) *released_bytes = released;
@@ -359,17 +325,4 @@ tn_status tn_pool_trace_end(tn_pool *pool) {
                          : TN_FAIL(TN_INVALID_STATE, "pool %s writes no trace", pool->name);
     pthread_mutex_unlock(&pool->mutex);
     return status;
-}
-
-/* A program that exits without an end to its pools keeps its trace. A pool that another thread is
- * in is left alone: exit must not wait for it. */
-__attribute__((destructor)) static void close_traces_at_exit(void) {
-    if (pthread_mutex_trylock(&list_mutex) != 0) return;
-    for (tn_pool *pool = list; pool; pool = pool->next) {
-        if (pthread_mutex_trylock(&pool->mutex) != 0) continue;
-        if (pool->trace) (void)tn__trace_close(pool->trace);
-        pool->trace = NULL;
-        pthread_mutex_unlock(&pool->mutex);
-    }
-    pthread_mutex_unlock(&list_mutex);
 }

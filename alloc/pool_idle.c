@@ -104,7 +104,11 @@ tn_status tn__spare_handles_reserve(tn_pool *pool, size_t more) {
 
 tn_status tn__handle_release(tn_pool *pool, tn__handle handle) {
     tn_status status = pool->driver->mem_release(pool->state, handle, pool->page_bytes);
-    if (status != TN_OK) pool->spare_handles[pool->spare_handle_count++] = handle;
+    if (status == TN_OK) {
+        tn__process_unclaim(pool->page_bytes);
+    } else {
+        pool->spare_handles[pool->spare_handle_count++] = handle;
+    }
     return status;
 }
 

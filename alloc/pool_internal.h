@@ -1,8 +1,10 @@
 /* A pool, as its own files see it.
  *
- *   pool.c           create, destroy, the list of pools, trim
+ *   pool.c           create, destroy, trim, traces
  *   pool_alloc.c     the public calls on blocks
  *   pool_pressure.c  where memory for a block comes from; the procedure when it is short
+ *   pool_wait.c      the bounded host wait for freed memory
+ *   pool_list.c      all pools of the process
  *   pool_backing.c   the table of what a pool's memory can come from
  *   pool_pages.c     VMM: pages made, moved, filled into gaps
  *   pool_idle.c      VMM: idle pages found and given back
@@ -13,8 +15,9 @@
  *   pool_order.c     streams, events, waits
  *
  * Locks, in this order: the list of pools (pool.c), then one pool's mutex, then the page map's.
- * A device's lock is never held when one of these is taken. Everything of a pool but its
- * configuration is under its mutex.
+ * The list's is not held while a pool's is taken: a pool that another one needs is pinned, and its
+ * destroy waits. A device's lock is never held when one of these is taken. Everything of a pool but
+ * its configuration is under its mutex, and the users' callbacks run under no lock.
  */
 #ifndef TENURE_POOL_INTERNAL_H
 #define TENURE_POOL_INTERNAL_H
@@ -25,6 +28,7 @@
 #include "pool_backing.h"
 #include "pool_owned.h"
 #include "pool_report.h"
+#include "process_limits.h"
 #include "trace_writer.h"
 
 /* Who watches every call on the blocks of a pool. While anybody does, all of them take the slow
@@ -38,14 +42,19 @@ enum {
 };
 
 struct tn_pool {
-    struct tn_pool *next; /* in the list of pools */
+    struct tn_pool *next; /* in the list of pools; this, serial and pins: under the list's lock */
+    uint64_t serial;      /* later pools have larger ones */
+    unsigned pins;        /* threads that are in this pool for another one */
     tn_device *device;
     const tn__driver *driver;
     tn__driver_device *state;
     char *name;
     tn_device_info info;
     const tn__backing *backing;
-    size_t limit_bytes;   /* SIZE_MAX: none */
+    size_t limit_bytes; /* SIZE_MAX: none; the soft one is not above it */
+    size_t soft_limit_bytes;
+    size_t address_limit_bytes; /* SIZE_MAX: none */
+    double wait_us_max;
     size_t address_bytes; /* VMM: to reserve at a time */
     size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 
@@ -54,6 +63,9 @@ struct tn_pool {
     pthread_mutex_t mutex;
     tn__heap heap;
     tn__order order;
+    tn__growth growth;             /* which limits hold for growth just now */
+    tn_pressure_callback callback; /* NULL: none */
+    void *callback_context;
     tn__trace_writer *trace;   /* NULL: none is written */
     tn__handle *spare_handles; /* physical pages that are mapped nowhere */
     size_t spare_handle_count;
@@ -72,10 +84,11 @@ static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
 static inline size_t tn__pool_reserved_bytes(const tn_pool *pool) {
     return pool->heap.mapped_bytes + tn__pool_held_bytes(pool);
 }
-/* What the limit leaves to take from the driver. */
+/* What the pool's own limit leaves to take from the driver. */
 static inline size_t tn__pool_headroom(const tn_pool *pool) {
     size_t reserved = tn__pool_reserved_bytes(pool);
-    return pool->limit_bytes > reserved ? pool->limit_bytes - reserved : 0;
+    size_t limit = pool->growth == TN__GROWTH_SOFT ? pool->soft_limit_bytes : pool->limit_bytes;
+    return limit > reserved ? limit - reserved : 0;
 }
 
 /* `bytes` up to the next multiple of `unit`; SIZE_MAX if that overflows. */
@@ -96,6 +109,11 @@ tn_status tn__pool_collect(tn_pool *pool);
  * May let the pool's mutex go meanwhile. TN_OUT_OF_DEVICE_MEMORY without the report. */
 tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out);
 
+/* Before memory is taken from the driver: TN_OUT_OF_DEVICE_MEMORY with words if a limit of the pool
+ * or the process, soft or hard as pool->growth says, leaves no `bytes` beyond what the pool counts
+ * as reserved and `uncounted_bytes`. What is given back, or could not be had, is unclaimed:
+ * tn__process_unclaim. */
+tn_status tn__pool_claim(tn_pool *pool, size_t bytes, size_t uncounted_bytes);
 /* ---- pool_peer.c ----------------------------------------------------------------------------- */
 
 /* Lets the pool's device and its peers touch memory that has just been mapped. */
@@ -104,11 +122,51 @@ tn_status tn__pool_set_access(tn_pool *pool, void *address, size_t bytes);
 /* The pool ends: its peers may, too. Nothing of it is locked. */
 void tn__pool_end_peers(tn_pool *pool);
 
-/* ---- pool.c ---------------------------------------------------------------------------------- */
+/* ---- pool_wait.c ----------------------------------------------------------------------------- */
 
-/* Gives idle memory of the device's other pools back. Takes the list's lock: the caller holds no
- * pool. */
-tn_status tn__pools_release_others(tn_pool *pool, tn__release *release);
+/* The host waits for uses of memory that has been freed in the pool. Made once for a request, with
+ * the uses there are then; to be ended. */
+typedef struct tn__wait_target {
+    uint64_t stream_id;
+    uint64_t stream_number; /* of the same stream, unless it was forgotten in between */
+    uint64_t epoch;
+    int is_over; /* has completed, or never will */
+} tn__wait_target;
+#define TN__WAIT_LOCAL 16
+typedef struct tn__wait {
+    tn__wait_target local[TN__WAIT_LOCAL]; /* more are on the heap */
+    tn__wait_target *targets;
+    size_t count;
+    double budget_us;  /* what may still be waited */
+    int is_unfinished; /* some use had not completed within that, or its stream captures */
+} tn__wait;
+
+tn_status tn__wait_begin(tn__wait *wait, tn_pool *pool);
+
+/* Lets the pool's mutex go and waits until at least one more target has completed, or memory was
+ * freed. *any: whether that is so; 0 when there is nothing left to wait for. */
+tn_status tn__wait_some(tn__wait *wait, tn_pool *pool, int *any);
+void tn__wait_end(tn__wait *wait);
+
+/* Waits for all of it. TN_INVALID_STATE if some use does not end within the pool's bound, or is on
+ * a stream that captures. */
+tn_status tn__pool_wait_freed(tn_pool *pool);
+
+/* ---- pool_list.c ----------------------------------------------------------------------------- */
+
+void tn__pools_enter(tn_pool *pool);
+
+/* Takes the pool off the list, and waits until no thread is in it for another pool. */
+void tn__pools_leave(tn_pool *pool);
+
+/* 1 for the first caller of the process. */
+int tn__pools_is_first(void);
+
+/* Gives idle memory of other pools back: of the device's, or (is_process_wide) of all. The caller
+ * holds no pool. */
+tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__release *release);
+
+/* ---- pool.c ---------------------------------------------------------------------------------- */
 
 /* A device's watcher of streams that end; the argument is a pool. */
 void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id);

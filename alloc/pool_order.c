@@ -1,8 +1,6 @@
 /* Streams, epochs and events: see pool_order.h. */
 #include "pool_order.h"
 
-#include <time.h>
-
 #include "host_alloc.h"
 
 /* ---- streams ------------------------------------------------------------------------------ */
@@ -226,20 +224,26 @@ static void complete_first(tn__pool_stream *stream) {
         stream->closed[i] = stream->closed[i + 1];
 }
 
-static tn_status poll_stream(tn__order *order, tn__pool_stream *stream, int *any) {
-    uint64_t complete = stream->complete;
-    tn_status status = tn__order_close_epoch(order, stream);
-    if (stream->complete != complete) *any = 1;
-    if (status != TN_OK) return status == TN_INVALID_STATE ? TN_OK : status;
+tn_status tn__order_poll_stream(tn__order *order, tn__pool_stream *stream) {
     while (stream->closed_count > 0) {
         int is_done = 0;
         TN_TRY(
             order->driver->event_is_done(stream->device->state, stream->closed[0].event, &is_done));
         if (!is_done) break;
         complete_first(stream);
-        *any = 1;
     }
     return TN_OK;
+}
+
+/* A stream that captures takes no event now; those from before can be asked. */
+static tn_status poll_stream(tn__order *order, tn__pool_stream *stream, int *any) {
+    uint64_t complete = stream->complete;
+    tn_status status = tn__order_close_epoch(order, stream);
+    if (status == TN_OK || status == TN_INVALID_STATE) {
+        status = tn__order_poll_stream(order, stream);
+    }
+    if (stream->complete != complete) *any = 1;
+    return status;
 }
 
 tn_status tn__order_poll(tn__order *order, int *any) {
@@ -314,74 +318,15 @@ tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *us
     return TN_OK;
 }
 
-/* The host polls, so that the wait has a bound. On the simulated device time passes for those who
- * wait in a call and not for those who poll; the call itself ends when nothing can happen. */
-static tn_status simulated_wait(tn__order *order, tn__driver_device *device, tn__event event) {
-    const int never_ends = 702; /* the simulated device's answer when no work can go on */
-    tn_status status = order->driver->event_synchronize(device, event);
-    if (status == TN_OK || tn_error_last_native() != never_ends) return status;
-    return TN_FAIL(TN_INVALID_STATE, "work that uses freed memory waits for what does not come");
-}
-
-static tn_status host_wait_event(tn__order *order, tn__driver_device *device, tn__event event,
-                                 int is_simulated, double deadline_us) {
-    const struct timespec nap = {0, 50000};
-    int is_done = 0;
-    if (is_simulated) return simulated_wait(order, device, event);
-    for (;;) {
-        TN_TRY(order->driver->event_is_done(device, event, &is_done));
-        if (is_done) return TN_OK;
-        if (order->driver->now_us(device) >= deadline_us) {
-            return TN_FAIL(TN_INVALID_STATE,
-                           "work that uses freed memory did not end within %.0f s",
-                           TN__WAIT_US_MAX / 1e6);
-        }
-        nanosleep(&nap, NULL);
-    }
-}
-
-static tn_status host_wait_stream(tn__order *order, tn__pool_stream *stream, int is_simulated,
-                                  double deadline_us) {
-    tn_status closing = tn__order_close_epoch(order, stream);
-    if (closing != TN_OK && closing != TN_INVALID_STATE) return closing;
-    while (stream->closed_count > 0) {
-        TN_TRY(host_wait_event(order, stream->device->state, stream->closed[0].event, is_simulated,
-                               deadline_us));
-        complete_first(stream);
-    }
-    return closing;
-}
-
-/* A stream that captures, or whose work does not end, keeps no other from being waited for. */
-tn_status tn__order_host_wait(tn__order *order, int is_simulated) {
-    double deadline_us = order->driver->now_us(order->home.state) + TN__WAIT_US_MAX;
-    tn_status first = TN_OK;
-    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
-        for (tn__pool_stream *stream = order->buckets[bucket]; stream; stream = stream->next) {
-            tn_status status = host_wait_stream(order, stream, is_simulated, deadline_us);
-            if (status != TN_OK && status != TN_INVALID_STATE) return status;
-            if (first == TN_OK) first = status;
-        }
-    }
-    return first;
-}
-
-/* On the device, or (NULL) on any. */
-static int is_busy(const tn__order *order, const tn__order_device *device) {
+int tn__order_device_is_busy(const tn__order *order, const tn__order_device *device) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         const tn__pool_stream *stream = order->buckets[bucket];
         for (; stream; stream = stream->next) {
-            if (device && stream->device != device) continue;
+            if (stream->device != device) continue;
             if (stream->is_used || stream->closed_count > 0) return 1;
         }
     }
     return 0;
-}
-
-int tn__order_is_busy(const tn__order *order) { return is_busy(order, NULL); }
-
-int tn__order_device_is_busy(const tn__order *order, const tn__order_device *device) {
-    return is_busy(order, device);
 }
 
 /* ---- end ---------------------------------------------------------------------------------- */

@@ -102,9 +102,10 @@ struct tn__pool_stream {
     uint64_t number; /* ours: a stream that was forgotten and comes back has a new one */
     uint64_t epoch;
     uint64_t complete;
-    int is_foreign; /* may be destroyed without a word, and its handle given to another */
-    int is_used;    /* the open epoch has uses */
-    int is_marked;  /* by a sweep */
+    int is_foreign;      /* may be destroyed without a word, and its handle given to another */
+    int is_used;         /* the open epoch has uses */
+    int is_marked;       /* by a sweep */
+    uint64_t wait_epoch; /* while a host wait gathers what it waits for */
     uint32_t closed_count;
     uint32_t waited_next; /* the one to forget next */
     tn__closed_epoch closed[TN__CLOSED_MAX];
@@ -157,13 +158,10 @@ tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
  * not be asked. *any becomes 1 if something has completed since the last time, also on failure. */
 tn_status tn__order_poll(tn__order *order, int *any);
 
-/* Waits on the host until all uses so far on every stream have completed. TN_INVALID_STATE if some
- * had not after TN__WAIT_US_MAX, or are on a stream that captures; those of the others have. */
-#define TN__WAIT_US_MAX 10e6
-tn_status tn__order_host_wait(tn__order *order, int is_simulated);
+/* The same for one stream, of the events that it has. */
+tn_status tn__order_poll_stream(tn__order *order, tn__pool_stream *stream);
 
-/* 1 while some stream has uses that are not known complete; the second asks of one device. */
-int tn__order_is_busy(const tn__order *order);
+/* 1 while some stream of the device has uses that are not known complete. */
 int tn__order_device_is_busy(const tn__order *order, const tn__order_device *device);
 
 /* Ends the state of all streams of the device, of which no use may be left, and its events. On

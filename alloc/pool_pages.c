@@ -107,14 +107,15 @@ static tn_status make_handles(filling *fill) {
     }
     made = fill->place.missing_pages - fill->handle_count;
     /* The spares that were taken are reserved, too, though not counted while we hold them. */
-    if (made + fill->spares_taken > tn__pool_headroom(pool) / pool->page_bytes) {
-        return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
-                       "%zu new pages of %zu bytes exceed the limit of pool %s", made,
-                       pool->page_bytes, pool->name);
-    }
+    TN_TRY(tn__pool_claim(pool, made * pool->page_bytes, fill->spares_taken * pool->page_bytes));
     while (fill->handle_count < fill->place.missing_pages) {
-        TN_TRY(pool->driver->mem_create(pool->state, pool->page_bytes,
-                                        &fill->handles[fill->handle_count]));
+        tn_status status = pool->driver->mem_create(pool->state, pool->page_bytes,
+                                                    &fill->handles[fill->handle_count]);
+        if (status != TN_OK) {
+            made = fill->place.missing_pages - fill->handle_count;
+            tn__process_unclaim(made * pool->page_bytes);
+            return status;
+        }
         fill->handle_count++;
     }
     return TN_OK;
@@ -267,25 +268,43 @@ static int is_shortage(tn_status status) {
     return status == TN_OUT_OF_ADDRESS_SPACE || status == TN_OUT_OF_DEVICE_MEMORY;
 }
 
-/* Reserves addresses for the request: as many as the pool likes, and half as often as the driver
- * has not so many, down to what the request needs. */
+/* What the pool's limit leaves to reserve, in whole units. */
+static size_t address_room(const tn_pool *pool, size_t unit) {
+    size_t reserved = pool->heap.address_bytes;
+    size_t room = pool->address_limit_bytes > reserved ? pool->address_limit_bytes - reserved : 0;
+    return room / unit * unit;
+}
+
+/* As many addresses as the pool likes, within its limit; small blocks need fewer, and those for
+ * large ones leave some to them. 0: the limit leaves too few. */
+static size_t choose_reservation(const tn_pool *pool, tn__zone_kind zone, size_t least,
+                                 size_t unit) {
+    size_t room = address_room(pool, unit);
+    size_t share = zone == TN__ZONE_SMALL ? room : tn__round_up(room - room / 16, unit);
+    size_t bytes = pool->address_bytes / (zone == TN__ZONE_SMALL ? 16 : 1);
+    if (least > room) return 0;
+    bytes = tn__round_up(bytes, unit);
+    if (bytes > share) bytes = share;
+    return bytes > least ? bytes : least;
+}
+
+/* Reserves addresses for the request: half as many when the driver has not so many, down to what
+ * the request needs. */
 static tn_status reserve_region(tn_pool *pool, const tn__request *request, tn__region **out) {
     size_t unit = tn__round_up(TN__MAP_PAGE_BYTES, pool->page_bytes);
     size_t slack = request->alignment > pool->info.granularity_bytes ? request->alignment : 0;
     size_t least = tn__round_up(request->bytes + slack, unit);
-    size_t bytes = pool->address_bytes / (request->zone == TN__ZONE_SMALL ? 16 : 1);
+    size_t bytes = choose_reservation(pool, request->zone, least, unit);
     void *address = NULL;
     tn_status status;
-    bytes = tn__round_up(bytes > least ? bytes : least, unit);
+    if (bytes == 0) {
+        return TN_FAIL(TN_OUT_OF_ADDRESS_SPACE,
+                       "%zu more bytes of addresses exceed the pool's limit", least);
+    }
     for (;;) {
         status = pool->driver->address_reserve(pool->state, bytes, &address);
         if (!is_shortage(status)) break;
-        if (bytes == least) {
-            return TN_FAIL(TN_OUT_OF_ADDRESS_SPACE,
-                           "no %zu bytes of addresses are left for pool %s (it has %zu): destroy "
-                           "pools that are idle",
-                           least, pool->name, pool->heap.address_bytes);
-        }
+        if (bytes == least) return TN_OUT_OF_ADDRESS_SPACE;
         bytes = tn__round_up(bytes / 2 > least ? bytes / 2 : least, unit);
     }
     if (status != TN_OK) return status;

@@ -176,6 +176,12 @@ static void write_streams(tn__text *out, const tn_pool *pool, tn_report_format f
 
 /* ---- shortage -------------------------------------------------------------------------------- */
 
+static size_t process_headroom(const tn__shortage *facts) {
+    size_t limit = facts->process_limit_bytes;
+    if (limit == SIZE_MAX) return SIZE_MAX;
+    return limit > facts->process_reserved_bytes ? limit - facts->process_reserved_bytes : 0;
+}
+
 static const char *hint_for(const tn_pool *pool, const tn__shortage *facts) {
     const tn_pool_stats *stats = &facts->stats;
     size_t idle = stats->cached_bytes + stats->pending_bytes + stats->driver_held_bytes;
@@ -186,6 +192,9 @@ static const char *hint_for(const tn_pool *pool, const tn__shortage *facts) {
         return "the request is larger than the pool's limit";
     if (tn__pool_headroom(pool) + idle < facts->asked_bytes) {
         return "free some of the largest owners, or raise the pool's limit";
+    }
+    if (process_headroom(facts) < SIZE_MAX && process_headroom(facts) + idle < facts->asked_bytes) {
+        return "all pools together are at the process's limit: free memory of any, or raise it";
     }
     if (stats->pending_bytes > 0 && idle >= facts->asked_bytes) {
         return "work that does not end still uses freed memory: look at its streams";
@@ -219,6 +228,9 @@ static void write_shortage_text(tn__text *out, const tn_pool *pool, const tn__sh
                  stats->reserved_bytes, facts->largest_hole_bytes, facts->device_free_bytes,
                  facts->device_total_bytes);
     write_limit(out, pool->limit_bytes, "none");
+    if (facts->process_limit_bytes == SIZE_MAX) return;
+    tn__text_add(out, "; all pools: %zu of their limit %zu", facts->process_reserved_bytes,
+                 facts->process_limit_bytes);
 }
 
 static void write_shortage_json(tn__text *out, const tn__shortage *facts) {
@@ -229,9 +241,11 @@ static void write_shortage_json(tn__text *out, const tn__shortage *facts) {
     tn__text_add(out,
                  "{\n    \"asked_bytes\": %zu,\n    \"largest_hole_bytes\": %zu,\n"
                  "    \"device_free_bytes\": %zu,\n    \"device_total_bytes\": %zu,\n"
-                 "    \"hint\": ",
+                 "    \"process_reserved_bytes\": %zu,\n    \"process_limit_bytes\": ",
                  facts->asked_bytes, facts->largest_hole_bytes, facts->device_free_bytes,
-                 facts->device_total_bytes);
+                 facts->device_total_bytes, facts->process_reserved_bytes);
+    write_limit(out, facts->process_limit_bytes, "null");
+    tn__text_add(out, ",\n    \"hint\": ");
     tn__text_add_json(out, facts->hint);
     tn__text_add(out, ",\n    \"statistics\": {");
     tn__stats_write_json(out, &facts->stats, "      ");
@@ -249,6 +263,8 @@ tn_status tn__pool_report_shortage(tn_pool *pool, size_t asked_bytes) {
     facts.device_total_bytes = pool->info.memory_bytes;
     (void)pool->driver->memory_info(pool->state, &facts.device_free_bytes,
                                     &facts.device_total_bytes);
+    facts.process_limit_bytes = tn__process_limit(TN__GROWTH_HARD);
+    facts.process_reserved_bytes = tn__process_claimed();
     facts.hint = hint_for(pool, &facts);
     pool->shortage = facts;
     tn__owners_gather(pool, &owners);

@@ -64,6 +64,8 @@ typedef struct tn__shortage {
     size_t device_free_bytes;
     size_t device_total_bytes;
     size_t largest_hole_bytes;
+    size_t process_limit_bytes; /* SIZE_MAX: none */
+    size_t process_reserved_bytes;
     tn_pool_stats stats;
     const char *hint; /* one that is true of this failure */
 } tn__shortage;

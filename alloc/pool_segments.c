@@ -14,12 +14,9 @@ static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t b
     tn__region *region = NULL;
     void *address = NULL;
     tn_status status = TN_OK;
-    if (bytes > tn__pool_headroom(pool)) {
-        return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
-                       "a segment of %zu bytes exceeds the limit of pool %s", bytes, pool->name);
-    }
-    TN_TRY(pool->driver->mem_alloc(pool->state, bytes, &address));
-    if ((uintptr_t)address & align_mask) {
+    TN_TRY(tn__pool_claim(pool, bytes, 0));
+    status = pool->driver->mem_alloc(pool->state, bytes, &address);
+    if (status == TN_OK && (uintptr_t)address & align_mask) {
         status = TN_FAIL(TN_DRIVER_ERROR, "the driver gave memory at %p, not aligned to %zu bytes",
                          address, TN__BLOCK_ALIGN);
     }
@@ -30,7 +27,9 @@ static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t b
     if (status != TN_OK) {
         tn__saved_error saved;
         tn__error_save(&saved);
-        (void)pool->driver->mem_free(pool->state, address);
+        if (!address || pool->driver->mem_free(pool->state, address) == TN_OK) {
+            tn__process_unclaim(bytes);
+        }
         tn__error_restore(&saved);
         return status;
     }
@@ -88,6 +87,7 @@ tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
         if (!region) break;
         bytes = segment_bytes(region);
         TN_TRY(pool->driver->mem_free(pool->state, (void *)region->map.begin));
+        tn__process_unclaim(bytes);
         tn__heap_remove_region(&pool->heap, region);
         release->released_bytes += bytes;
     }

@@ -20,6 +20,58 @@ extern "C" {
 
 /* ---- limits and shortage ------------------------------------------------------------------ */
 
+/* Limits on what all pools of the process hold together, of all devices; 0: none. Beyond the hard
+ * one no pool grows; above the soft one, idle memory of any pool is used up or given back before
+ * one grows. What is held already stays; TENURE_LIMIT and TENURE_SOFT_LIMIT set them at start.
+ * TN_INVALID_ARGUMENT if soft is above hard. The same per pool: tn_pool_config. */
+TN_API TN_MUST_USE tn_status tn_process_limits_set(size_t hard_bytes, size_t soft_bytes);
+
+typedef struct tn_process_limits {
+    size_t size;
+    size_t hard_bytes; /* 0: none */
+    size_t soft_bytes;
+    size_t reserved_bytes; /* what all pools hold now */
+} tn_process_limits;
+#define TN_PROCESS_LIMITS_INIT                                                                     \
+    { sizeof(tn_process_limits), 0, 0, 0 }
+
+TN_API TN_MUST_USE tn_status tn_process_limits_get(tn_process_limits *out);
+
+/* What stands in the way of a request that the pool can not serve. */
+typedef enum tn_pressure_cause {
+    TN_PRESSURE_DEVICE,        /* the device has no more */
+    TN_PRESSURE_POOL_LIMIT,    /* tn_pool_config.limit_bytes */
+    TN_PRESSURE_PROCESS_LIMIT, /* tn_process_limits_set */
+    TN_PRESSURE_ADDRESSES      /* address_limit_bytes, or the driver has no more addresses */
+} tn_pressure_cause;
+
+typedef struct tn_pressure {
+    size_t size;
+    tn_pool *pool;
+    tn_stream stream; /* that the block is for */
+    size_t requested_bytes;
+    tn_pressure_cause cause;
+    int attempt; /* 1 at the first call for this request */
+    size_t live_bytes;
+    size_t cached_bytes;
+    size_t pending_bytes;
+    size_t reserved_bytes;
+    size_t device_free_bytes;
+} tn_pressure;
+
+/* Not 0: something was freed, try the request again. */
+typedef int (*tn_pressure_callback)(void *context, const tn_pressure *pressure);
+
+/* Calls `callback` when a request of the pool would fail, after all else has been tried, on the
+ * thread that asks and with no lock held: it may free, trim and allocate on any pool (what it asks
+ * of any pool calls no callback), and must not destroy this one. It is called at most
+ * TN_PRESSURE_ATTEMPTS_MAX times a request. NULL: none, as at first. The call before may still be
+ * under way on another thread when this returns. */
+enum { TN_PRESSURE_ATTEMPTS_MAX = 8 };
+TN_API TN_MUST_USE tn_status tn_pool_pressure_callback_set(tn_pool *pool,
+                                                           tn_pressure_callback callback,
+                                                           void *context);
+
 /* ---- graph pools -------------------------------------------------------------------------- */
 
 /* ---- pause and resume --------------------------------------------------------------------- */

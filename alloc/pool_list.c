@@ -1,0 +1,102 @@
+/* All pools of the process: for those who need another pool than their own.
+ *
+ * A pool that is short takes idle memory from the others, and traces are closed when the process
+ * exits. The list's lock is held for a few steps along the list and never while a pool's mutex is
+ * taken or a driver is called: a pool that is worked on is pinned instead, and leaves only when
+ * nobody has it pinned. Serial numbers find the way on: what is next may have changed meanwhile.
+ */
+#include "pool_internal.h"
+
+static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t unpinned = PTHREAD_COND_INITIALIZER;
+static tn_pool *list;
+static uint64_t last_serial;
+static int is_first_made;
+
+void tn__pools_enter(tn_pool *pool) {
+    pthread_mutex_lock(&list_mutex);
+    if (pool->serial == 0) pool->serial = ++last_serial;
+    pool->next = list;
+    list = pool;
+    pthread_mutex_unlock(&list_mutex);
+}
+
+void tn__pools_leave(tn_pool *pool) {
+    tn_pool **at = &list;
+    pthread_mutex_lock(&list_mutex);
+    while (*at != pool)
+        at = &(*at)->next;
+    *at = pool->next;
+    while (pool->pins > 0)
+        pthread_cond_wait(&unpinned, &list_mutex);
+    pthread_mutex_unlock(&list_mutex);
+}
+
+int tn__pools_is_first(void) {
+    int is_first;
+    pthread_mutex_lock(&list_mutex);
+    is_first = !is_first_made;
+    is_first_made = 1;
+    pthread_mutex_unlock(&list_mutex);
+    return is_first;
+}
+
+/* ---- others ---------------------------------------------------------------------------------- */
+
+/* The youngest pool older than that; NULL: none. */
+static tn_pool *pin_before(uint64_t serial) {
+    tn_pool *found = NULL;
+    pthread_mutex_lock(&list_mutex);
+    for (tn_pool *pool = list; pool; pool = pool->next) {
+        if (pool->serial < serial && (!found || pool->serial > found->serial)) found = pool;
+    }
+    if (found) found->pins++;
+    pthread_mutex_unlock(&list_mutex);
+    return found;
+}
+
+static void unpin(tn_pool *pool) {
+    pthread_mutex_lock(&list_mutex);
+    pool->pins--;
+    pthread_cond_broadcast(&unpinned);
+    pthread_mutex_unlock(&list_mutex);
+}
+
+/* Two handles of one GPU share its memory; host devices have each their own. */
+static int is_same_memory(const tn_pool *a, const tn_pool *b) {
+    if (a->device == b->device) return 1;
+    return a->driver == b->driver && a->info.driver == TN_DRIVER_CUDA &&
+           a->info.simulated == b->info.simulated && a->info.ordinal == b->info.ordinal;
+}
+
+tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__release *release) {
+    uint64_t serial = UINT64_MAX;
+    tn_status status = TN_OK;
+    while (status == TN_OK && !tn__release_is_done(release)) {
+        tn_pool *other = pin_before(serial);
+        if (!other) break;
+        serial = other->serial;
+        if (other != pool && (is_process_wide || is_same_memory(pool, other))) {
+            pthread_mutex_lock(&other->mutex);
+            status = other->backing->release(other, release);
+            pthread_mutex_unlock(&other->mutex);
+        }
+        unpin(other);
+    }
+    return status;
+}
+
+/* ---- exit ------------------------------------------------------------------------------------ */
+
+/* A program that exits without an end to its pools keeps its trace. A pool that another thread is
+ * in is left alone: exit must not wait for it. */
+__attribute__((destructor)) static void close_traces_at_exit(void) {
+    if (pthread_mutex_trylock(&list_mutex) != 0) return;
+    for (tn_pool *pool = list; pool; pool = pool->next) {
+        if (pthread_mutex_trylock(&pool->mutex) != 0) continue;
+        if (pool->trace) (void)tn__trace_close(pool->trace);
+        pool->trace = NULL;
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    pthread_mutex_unlock(&list_mutex);
+}

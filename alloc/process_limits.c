@@ -1,0 +1,87 @@
+/* Limits of the process: see process_limits.h.
+ *
+ * Invariants: soft <= hard; both are SIZE_MAX where there is none; claimed <= hard, but for what
+ * was claimed before the limit was set.
+ */
+#include "process_limits.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "options.h"
+#include "tenure_pool.h"
+
+static atomic_size_t claimed;
+static atomic_size_t limits[2]; /* by tn__growth */
+static pthread_mutex_t set_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static size_t or_none(size_t bytes) { return bytes ? bytes : SIZE_MAX; }
+
+/* A soft limit above the hard one is none of its own. */
+static void read_options(void) {
+    size_t hard = or_none(tn__options_get()->limit_bytes);
+    size_t soft = or_none(tn__options_get()->soft_limit_bytes);
+    atomic_store(&limits[TN__GROWTH_HARD], hard);
+    atomic_store(&limits[TN__GROWTH_SOFT], soft < hard ? soft : hard);
+}
+
+size_t tn__process_limit(tn__growth growth) {
+    pthread_once(&once, read_options);
+    return atomic_load(&limits[growth]);
+}
+
+size_t tn__process_claimed(void) { return atomic_load(&claimed); }
+
+size_t tn__process_headroom(tn__growth growth) {
+    size_t limit = tn__process_limit(growth);
+    size_t now = atomic_load(&claimed);
+    if (limit == SIZE_MAX) return SIZE_MAX;
+    return limit > now ? limit - now : 0;
+}
+
+tn_status tn__process_claim(size_t bytes, tn__growth growth) {
+    size_t limit = tn__process_limit(growth);
+    size_t now = atomic_load(&claimed);
+    do {
+        if (now > limit || bytes > limit - now) {
+            return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
+                           "%zu more bytes exceed the process's limit of %zu: all pools hold %zu",
+                           bytes, limit, now);
+        }
+    } while (!atomic_compare_exchange_weak(&claimed, &now, now + bytes));
+    return TN_OK;
+}
+
+void tn__process_unclaim(size_t bytes) {
+    size_t before = atomic_fetch_sub(&claimed, bytes);
+    TN_CHECK(before >= bytes);
+}
+
+/* ---- the interface --------------------------------------------------------------------------- */
+
+tn_status tn_process_limits_set(size_t hard_bytes, size_t soft_bytes) {
+    size_t hard = or_none(hard_bytes);
+    size_t soft = or_none(soft_bytes);
+    TN_REQUIRE(!soft_bytes || soft <= hard,
+               "tn_process_limits_set: the soft limit %zu is above the hard limit %zu", soft_bytes,
+               hard_bytes);
+    if (soft > hard) soft = hard;
+    pthread_once(&once, read_options);
+    pthread_mutex_lock(&set_mutex);
+    atomic_store(&limits[TN__GROWTH_SOFT], soft);
+    atomic_store(&limits[TN__GROWTH_HARD], hard);
+    pthread_mutex_unlock(&set_mutex);
+    return TN_OK;
+}
+
+static size_t or_zero(size_t bytes) { return bytes == SIZE_MAX ? 0 : bytes; }
+
+tn_status tn_process_limits_get(tn_process_limits *out) {
+    TN_REQUIRE(out && out->size == sizeof *out,
+               "tn_process_limits_get: begin with TN_PROCESS_LIMITS_INIT");
+    out->hard_bytes = or_zero(tn__process_limit(TN__GROWTH_HARD));
+    out->soft_bytes = or_zero(tn__process_limit(TN__GROWTH_SOFT));
+    out->reserved_bytes = tn__process_claimed();
+    return TN_OK;
+}
