@@ -19,6 +19,7 @@ typedef enum option_kind {
     OPTION_BOOL,
     OPTION_SIZE,
     OPTION_LIMIT,
+    OPTION_NUMBER,
     OPTION_TEXT,
     OPTION_CHOICE
 } option_kind;
@@ -48,6 +49,7 @@ static const char *accepted_form(option_kind kind) {
     case OPTION_BOOL: return "0 or 1";
     case OPTION_SIZE: return "a number of bytes, or one with KiB, MiB, GiB or TiB (64MiB)";
     case OPTION_LIMIT: return "none, or a size (64MiB)";
+    case OPTION_NUMBER: return "a number from 0 to 1048576";
     case OPTION_CHOICE: return "auto, cuda or host";
     default: return "a text";
     }
@@ -107,12 +109,21 @@ static int parse_limit(const char *text, size_t *out) {
     return tn__parse_size(text, out) && *out > 0;
 }
 
+static int parse_number(const char *text, size_t *out) {
+    size_t number = 0;
+    if (text[strspn(text, "0123456789")] || !tn__parse_size(text, &number)) return 0;
+    if (number > 1048576) return 0;
+    *out = number;
+    return 1;
+}
+
 static int parse_into(const option_row *row, const char *text, tn__options *out) {
     void *field = (char *)out + row->offset;
     switch (row->kind) {
     case OPTION_BOOL: return parse_bool(text, field);
     case OPTION_CHOICE: return parse_choice(text, field);
     case OPTION_LIMIT: return parse_limit(text, field);
+    case OPTION_NUMBER: return parse_number(text, field);
     case OPTION_SIZE: return tn__parse_size(text, field) && *(size_t *)field > 0;
     default: *(const char **)field = text; return 1;
     }

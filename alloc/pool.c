@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "event_ring.h"
 #include "host_alloc.h"
 #include "options.h"
-#include "pool_internal.h"
 #include "track.h"
 
 #define STREAMS_BEFORE_SWEEP 64
@@ -143,6 +143,7 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
 }
 
 static void free_pool(tn_pool *pool) {
+    tn__event_ring_end(pool);
     tn__heap_clear(&pool->heap);
     pthread_mutex_destroy(&pool->mutex);
     tn__host_free(pool->spare_handles);
@@ -164,6 +165,11 @@ static tn_status begin_option_trace(tn_pool *pool) {
         status = TN_OK;
     }
     return tn__error_scope_end(status);
+}
+
+static tn_status begin_option_events(tn_pool *pool) {
+    size_t count = tn__options_get()->events;
+    return count ? tn_pool_events_begin(pool, count, 0) : TN_OK;
 }
 
 /* A pool whose backing is open and that has given nothing out. */
@@ -194,6 +200,7 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     status = configure(pool, config);
     if (status == TN_OK) {
         status = begin_option_trace(pool);
+        if (status == TN_OK) status = begin_option_events(pool);
         if (status == TN_OK) {
             status = tn__device_watch_streams(device, tn__pool_on_stream_end, pool);
         }

@@ -1,5 +1,5 @@
 /* Blocks: the public calls on them. Where their memory comes from: pool_pressure.c. */
-#include "pool_internal.h"
+#include "event_ring.h"
 
 /* ---- taking a place -------------------------------------------------------------------------- */
 
@@ -55,12 +55,16 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
                  : allocate(pool, request, out);
     if (status == TN_OUT_OF_DEVICE_MEMORY) {
         pool->out_of_memory++;
+        tn__pool_event(pool, TN_EVENT_OUT_OF_MEMORY, 0, request->asked_bytes, request->stream,
+                       request->owner);
         return tn__pool_report_shortage(pool, request->asked_bytes);
     }
     if (status != TN_OK) return status;
     pool->allocs++;
     tn__pool_note_peaks(pool);
     trace_alloc(pool, *out);
+    tn__pool_event(pool, TN_EVENT_ALLOC, (*out)->address, request->asked_bytes, request->stream,
+                   request->owner);
     return TN_OK;
 }
 
@@ -138,6 +142,7 @@ static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream)
     add_use_now(block, stream);
     block->stream = stream;
     pool->frees++;
+    tn__pool_event(pool, TN_EVENT_FREE, block->address, block->asked_bytes, stream, block->owner);
     if (pool->trace && block->trace_id) {
         tn__trace_free(pool->trace, block->trace_id, pool->driver->now_us(pool->state));
     }
@@ -168,6 +173,10 @@ tn_status tn_record_use(void *block, tn_stream stream) {
     if (status == TN_OK && state != piece->stream) {
         status = reserve_uses(piece, state);
         if (status == TN_OK) add_use_now(piece, state);
+    }
+    if (status == TN_OK) {
+        tn__pool_event(pool, TN_EVENT_RECORD_USE, piece->address, piece->asked_bytes, state,
+                       piece->owner);
     }
     pthread_mutex_unlock(&pool->mutex);
     return status;

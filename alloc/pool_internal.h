@@ -66,8 +66,9 @@ struct tn_pool {
     tn__growth growth;             /* which limits hold for growth just now */
     tn_pressure_callback callback; /* NULL: none */
     void *callback_context;
-    tn__trace_writer *trace;   /* NULL: none is written */
-    tn__handle *spare_handles; /* physical pages that are mapped nowhere */
+    tn__trace_writer *trace;       /* NULL: none is written */
+    struct tn__event_ring *events; /* NULL: none are kept */
+    tn__handle *spare_handles;     /* physical pages that are mapped nowhere */
     size_t spare_handle_count;
     size_t spare_handle_capacity;
     size_t peak_live_bytes;

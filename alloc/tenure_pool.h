@@ -106,6 +106,59 @@ typedef enum tn_report_format {
  * is unknown. */
 TN_API size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t text_bytes);
 
+/* What happens in a pool, as its last events tell: X(kind, "name", "meaning of its fields"). */
+#define TN_EVENT_TABLE(X)                                                                          \
+    X(ALLOC, "alloc", "a block was given out: address, bytes asked for, stream, owner")            \
+    X(FREE, "free", "a block was freed: likewise, with the stream of the free")                    \
+    X(RECORD_USE, "record_use", "a use was recorded: the block, and the stream that uses it")      \
+    X(WAIT, "wait", "the stream was made to wait on the device for another")                       \
+    X(GROW, "grow", "bytes more are reserved than at the event before")                            \
+    X(RELEASE, "release", "bytes fewer are reserved than at the event before")                     \
+    X(MOVE, "move", "physical memory was mapped at another address: from address, bytes")          \
+    X(OUT_OF_MEMORY, "out_of_memory", "a request of bytes for the stream could not be served")     \
+    X(PAUSE, "pause", "the pool's physical memory was given back: bytes")                          \
+    X(RESUME, "resume", "it was taken again: bytes")
+
+typedef enum tn_event_kind {
+#define TN_EVENT_ENUMERATOR(kind, name, meaning) TN_EVENT_##kind,
+    TN_EVENT_TABLE(TN_EVENT_ENUMERATOR) TN_EVENT_KIND_COUNT
+} tn_event_kind;
+
+TN_API const char *tn_event_kind_name(tn_event_kind kind);
+
+#define TN_EVENT_FRAMES      24
+#define TN_EVENT_OWNER_BYTES 48
+#define TN_EVENTS_MAX        ((size_t)1 << 20)
+
+typedef struct tn_event {
+    uint64_t number; /* from 1 on, without gaps; what is missing was overwritten */
+    double time_us;  /* by the driver's clock */
+    tn_event_kind kind;
+    int thread; /* the system's id of the calling thread */
+    const void *address;
+    size_t bytes;
+    tn_stream stream;
+    uint64_t stream_id;               /* the driver's */
+    char owner[TN_EVENT_OWNER_BYTES]; /* a copy, cut if it is longer */
+    uint32_t frame_count;             /* 0 unless stacks are kept */
+    void *frames[TN_EVENT_FRAMES];    /* return addresses, the latest call first */
+} tn_event;
+
+/* Keeps the last `capacity` events (1 to TN_EVENTS_MAX) from now on, with the stack of each if
+ * with_stacks is not 0: that costs some microseconds an event. TN_INVALID_STATE if they are kept
+ * already. While they are, no call is served from a thread's cache. TENURE_EVENTS=N does this for
+ * every pool, without stacks. */
+TN_API TN_MUST_USE tn_status tn_pool_events_begin(tn_pool *pool, size_t capacity, int with_stacks);
+
+/* Takes the oldest events, at most `capacity`, out of the ring, in order; *count is how many.
+ * *lost, which may be NULL, counts those that were overwritten before anybody read them, since the
+ * last read. TN_INVALID_STATE if none are kept. */
+TN_API TN_MUST_USE tn_status tn_pool_events_read(tn_pool *pool, tn_event *events, size_t capacity,
+                                                 size_t *count, uint64_t *lost);
+
+/* Keeps no more and forgets those kept. */
+TN_API TN_MUST_USE tn_status tn_pool_events_end(tn_pool *pool);
+
 #ifdef __cplusplus
 }
 #endif
