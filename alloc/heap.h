@@ -246,8 +246,10 @@ typedef struct tn__heap_sums {
     size_t partial_bytes;
 } tn__heap_sums;
 
-/* Pending: FREE pieces with a use, not known complete, on another stream than the one that freed
- * them. Cached: the rest of idle pages. Partial: the rest of FREE, and LIVE's rounding. */
+/* 1 if a FREE piece has a use, not known complete, on another stream than the one that freed it. */
+int tn__piece_is_pending(tn__piece *piece);
+
+/* Pending: FREE pieces that are. Cached: the rest of idle pages. Partial: the rest of FREE, and LIVE's rounding. */
 void tn__heap_sum(tn__heap *heap, tn__heap_sums *out);
 
 /* TN_INVALID_STATE with the first thing that does not hold. */

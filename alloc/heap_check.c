@@ -3,7 +3,7 @@
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-static int is_pending(tn__piece *piece) {
+int tn__piece_is_pending(tn__piece *piece) {
     const tn__use *uses = tn__uses_items(&piece->uses);
     for (uint32_t i = 0; i < piece->uses.count; i++) {
         if (uses[i].stream == piece->stream) continue;
@@ -24,7 +24,7 @@ static void sum_run(tn__piece *run, tn__heap_sums *sums) {
     uintptr_t begin = tn__page_address(region, idle.first);
     uintptr_t end = tn__page_address(region, idle.end);
     for (tn__piece *piece = run; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
-        if (is_pending(piece)) {
+        if (tn__piece_is_pending(piece)) {
             sums->pending_bytes += piece->bytes;
         } else {
             size_t idle_bytes = overlap(piece, begin, end);

@@ -159,16 +159,20 @@ static void write_stream_json(tn__text *out, const tn__pool_stream *stream) {
                  stream->is_used ? "true" : "false");
 }
 
-static void write_streams(tn__text *out, const tn_pool *pool, tn_report_format format) {
+static void write_streams_text(tn__text *out, const tn_pool *pool) {
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        const tn__pool_stream *stream = pool->order.buckets[bucket];
+        for (; stream; stream = stream->next)
+            write_stream_text(out, stream);
+    }
+}
+
+void tn__streams_write_json(tn__text *out, const tn_pool *pool, const char *indent) {
     int is_first = 1;
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         const tn__pool_stream *stream = pool->order.buckets[bucket];
         for (; stream; stream = stream->next) {
-            if (format == TN_REPORT_TEXT) {
-                write_stream_text(out, stream);
-                continue;
-            }
-            tn__text_next_item(out, &is_first, "    ");
+            tn__text_next_item(out, &is_first, indent);
             write_stream_json(out, stream);
         }
     }
@@ -289,15 +293,15 @@ static void write_text(tn__text *out, tn_pool *pool, const tn_pool_stats *stats,
     tn__text_add(out, "owners of live blocks\n");
     tn__owners_write_text(out, owners);
     tn__text_add(out, "streams\n");
-    write_streams(out, pool, TN_REPORT_TEXT);
+    write_streams_text(out, pool);
     if (pool->shortage.asked_bytes == 0) return;
     tn__text_add(out, "last shortage\n  ");
     write_shortage_text(out, pool, &pool->shortage);
     tn__text_add(out, "; hint: %s\n", pool->shortage.hint);
 }
 
-static void write_json_head(tn__text *out, const tn_pool *pool) {
-    tn__text_add(out, "{\n  \"format\": \"tenure pool report 1\",\n  \"pool\": ");
+void tn__pool_write_json_head(tn__text *out, const tn_pool *pool, const char *format) {
+    tn__text_add(out, "{\n  \"format\": \"%s\",\n  \"pool\": ", format);
     tn__text_add_json(out, pool->name);
     tn__text_add(out, ",\n  \"driver\": ");
     tn__text_add_json(out, pool->driver->name);
@@ -313,7 +317,7 @@ static void write_json_head(tn__text *out, const tn_pool *pool) {
 
 static void write_json(tn__text *out, tn_pool *pool, const tn_pool_stats *stats,
                        const fragmentation *fragments, const tn__owners *owners) {
-    write_json_head(out, pool);
+    tn__pool_write_json_head(out, pool, "tenure pool report 1");
     tn__text_add(out, ",\n  \"statistics\": {");
     tn__stats_write_json(out, stats, "    ");
     tn__text_add(out, "\n  },\n  ");
@@ -321,7 +325,7 @@ static void write_json(tn__text *out, tn_pool *pool, const tn_pool_stats *stats,
     tn__text_add(out, ",\n  \"owners\": [");
     tn__owners_write_json(out, owners, "    ");
     tn__text_add(out, "],\n  \"streams\": [");
-    write_streams(out, pool, TN_REPORT_JSON);
+    tn__streams_write_json(out, pool, "    ");
     tn__text_add(out, "],\n  \"last_shortage\": ");
     write_shortage_json(out, &pool->shortage);
     tn__text_add(out, "\n}\n");

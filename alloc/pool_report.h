@@ -3,6 +3,7 @@
  *   pool_stats.c    the statistics: filled, summed, written; tn_pool_check
  *   pool_owners.c   live blocks summed by owner and call site; the report of a leak
  *   pool_report.c   tn_pool_report, fragmentation, the report of a shortage
+ *   pool_snapshot.c the map of a pool: every piece
  *
  * Everything here is called with the pool's mutex held and allocates nothing, so that a report can
  * be made where memory has just run out.
@@ -55,6 +56,14 @@ void tn__owners_write_json(tn__text *out, const tn__owners *owners, const char *
 
 /* Records what is still live; gives TN_LEAK. */
 tn_status tn__pool_report_leak(tn_pool *pool);
+
+/* ---- parts of more than one report ---------------------------------------------------------- */
+
+/* "{" and the members that say which pool it is; the last without a comma behind it. */
+void tn__pool_write_json_head(tn__text *out, const struct tn_pool *pool, const char *format);
+
+/* The items of a JSON list. */
+void tn__streams_write_json(tn__text *out, const struct tn_pool *pool, const char *indent);
 
 /* ---- shortage ------------------------------------------------------------------------------- */
 

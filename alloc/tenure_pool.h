@@ -106,6 +106,12 @@ typedef enum tn_report_format {
  * is unknown. */
 TN_API size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t text_bytes);
 
+/* Writes the map of the pool to a JSON file, as it is at one moment: regions, the memory behind
+ * them, every piece with its state, owner and streams, and the events that are kept
+ * (docs/formats.md). Appears under its name once it is complete; until then it is PATH.part.
+ * TN_IO if it can not be written: a file of that name is then as it was. */
+TN_API TN_MUST_USE tn_status tn_pool_snapshot_write(tn_pool *pool, const char *path);
+
 /* What happens in a pool, as its last events tell: X(kind, "name", "meaning of its fields"). */
 #define TN_EVENT_TABLE(X)                                                                          \
     X(ALLOC, "alloc", "a block was given out: address, bytes asked for, stream, owner")            \
