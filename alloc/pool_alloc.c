@@ -9,8 +9,10 @@ static tn_status take_place(tn_pool *pool, const tn__request *request, const tn_
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
     TN_TRY(tn__heap_take(&pool->heap, place->first, place->address, request, out));
     if (pool->info.simulated && pool->driver->note_take) {
+        tn__error_scope_begin();
         (void)pool->driver->note_take(request->stream->device->state, (void *)place->address,
                                       request->bytes, request->stream->handle);
+        (void)tn__error_scope_end(TN_OK);
     }
     return TN_OK;
 }

@@ -16,10 +16,6 @@
 
 /* ---- what to wait for ------------------------------------------------------------------------ */
 
-static int is_freed(const tn__piece *piece) {
-    return piece->kind == TN__PIECE_FREE || piece->kind == TN__PIECE_RETIRED;
-}
-
 /* Each stream's latest use of freed memory goes to wait_epoch. */
 static void mark_uses(tn__piece *piece) {
     const tn__use *uses = tn__uses_items(&piece->uses);
@@ -43,7 +39,7 @@ static size_t mark_freed(tn_pool *pool) {
     clear_marks(&pool->order);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next) {
-            if (is_freed(piece)) mark_uses(piece);
+            if (piece->kind != TN__PIECE_LIVE) mark_uses(piece);
         }
     }
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
