@@ -46,7 +46,11 @@ enum {
     TN__CU_MEM_LOCATION_TYPE_DEVICE = 1,
     TN__CU_MEM_ACCESS_NONE = 0,
     TN__CU_MEM_ACCESS_READ_WRITE = 3,
-    TN__CU_MEM_GRANULARITY_MINIMUM = 0
+    TN__CU_MEM_GRANULARITY_MINIMUM = 0,
+    TN__CU_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
+    TN__CU_MEMPOOL_RELEASE_THRESHOLD = 4,
+    TN__CU_MEMPOOL_RESERVED_NOW = 5,
+    TN__CU_HOST_ALLOC_PORTABLE = 1
 };
 
 /* Handle values of streams that nobody creates. */
@@ -73,6 +77,16 @@ typedef struct tn__cu_access {
     tn__cu_location location;
     int flags;
 } tn__cu_access;
+
+typedef struct tn__cu_pool_properties {
+    int type;
+    int handle_types;
+    tn__cu_location location;
+    void *windows_only;
+    size_t maximum_bytes; /* drivers before CUDA 12.2 do not look at it */
+    unsigned short usage;
+    unsigned char reserved[54];
+} tn__cu_pool_properties;
 
 /* The calls: X(need, field, "versioned name", (parameters)). NEED is one of REQUIRED; VMM (virtual
  * memory management, all or none); OPTIONAL. */
@@ -138,6 +152,17 @@ typedef struct tn__cu_access {
       (tn__cu_allocation * out, tn__cu_handle handle))                                             \
     X(OPTIONAL, context_device, "cuCtxGetDevice", (tn__cu_device * device))                        \
     X(OPTIONAL, stream_context, "cuStreamGetCtx", (void *stream, void **context))                  \
+    X(OPTIONAL, host_alloc, "cuMemHostAlloc", (void **out, size_t bytes, unsigned flags))          \
+    X(OPTIONAL, host_free, "cuMemFreeHost", (void *address))                                       \
+    X(OPTIONAL, mempool_create, "cuMemPoolCreate",                                                 \
+      (void **out, const tn__cu_pool_properties *properties))                                      \
+    X(OPTIONAL, mempool_destroy, "cuMemPoolDestroy", (void *pool))                                 \
+    X(OPTIONAL, mempool_set, "cuMemPoolSetAttribute", (void *pool, int attribute, void *value))    \
+    X(OPTIONAL, mempool_get, "cuMemPoolGetAttribute", (void *pool, int attribute, void *value))    \
+    X(OPTIONAL, mempool_trim, "cuMemPoolTrimTo", (void *pool, size_t keep_bytes))                  \
+    X(OPTIONAL, mempool_alloc, "cuMemAllocFromPoolAsync",                                          \
+      (tn__cu_address * out, size_t bytes, void *pool, void *stream))                              \
+    X(OPTIONAL, mempool_free, "cuMemFreeAsync", (tn__cu_address address, void *stream))            \
     X(OPTIONAL, stream_id, "cuStreamGetId", (void *stream, unsigned long long *id))                \
     X(OPTIONAL, stream_is_capturing, "cuStreamIsCapturing", (void *stream, int *status))           \
     X(OPTIONAL, capture_info, "cuStreamGetCaptureInfo_v2",                                         \

@@ -17,6 +17,7 @@
 typedef struct tn__driver_device tn__driver_device; /* a driver's own state for one device */
 typedef uint64_t tn__handle;                        /* physical memory */
 typedef void *tn__event;
+typedef void *tn__mempool;  /* a memory pool of the driver's own */
 typedef void *tn__function; /* a kernel of a loaded module */
 typedef void (*tn__host_task)(void *argument);
 
@@ -53,6 +54,23 @@ typedef struct tn__driver {
     /* Plain memory. Out of memory is TN_OUT_OF_DEVICE_MEMORY. */
     tn_status (*mem_alloc)(tn__driver_device *device, size_t bytes, void **out);
     tn_status (*mem_free)(tn__driver_device *device, void *address);
+
+    /* Host memory that is locked in place, so that devices reach it by themselves; its address is
+     * the same on the host and on every device. */
+    tn_status (*host_alloc)(tn__driver_device *device, size_t bytes, void **out);
+    tn_status (*host_free)(tn__driver_device *device, void *address);
+
+    /* Memory pools of the driver's own; NULL on the host driver. Memory is given and taken back in
+     * the order of the stream, and kept by the pool until it is trimmed: its release threshold is
+     * set to the most. reserved: physical memory of the pool, in use or not. */
+    tn_status (*mempool_create)(tn__driver_device *device, tn__mempool *out);
+    tn_status (*mempool_destroy)(tn__driver_device *device, tn__mempool pool);
+    tn_status (*mempool_alloc)(tn__driver_device *device, tn__mempool pool, size_t bytes,
+                               tn_stream stream, void **out);
+    tn_status (*mempool_free)(tn__driver_device *device, void *address, tn_stream stream);
+    /* Gives back what is free and known to the host as complete, above keep_bytes. */
+    tn_status (*mempool_trim)(tn__driver_device *device, tn__mempool pool, size_t keep_bytes);
+    tn_status (*mempool_reserved)(tn__driver_device *device, tn__mempool pool, size_t *out);
 
     /* Virtual memory management; NULL where info.supports_vmm is 0. One handle maps whole. */
     tn_status (*address_reserve)(tn__driver_device *device, size_t bytes, void **out);

@@ -85,6 +85,15 @@ tn_status tn__cuda_end(const tn__cuda_call *call, int code, const char *format, 
 
 tn_status tn__cuda_mem_alloc(tn__driver_device *device, size_t bytes, void **out);
 tn_status tn__cuda_mem_free(tn__driver_device *device, void *address);
+tn_status tn__cuda_host_alloc(tn__driver_device *device, size_t bytes, void **out);
+tn_status tn__cuda_host_free(tn__driver_device *device, void *address);
+tn_status tn__cuda_mempool_create(tn__driver_device *device, tn__mempool *out);
+tn_status tn__cuda_mempool_destroy(tn__driver_device *device, tn__mempool pool);
+tn_status tn__cuda_mempool_alloc(tn__driver_device *device, tn__mempool pool, size_t bytes,
+                                 tn_stream stream, void **out);
+tn_status tn__cuda_mempool_free(tn__driver_device *device, void *address, tn_stream stream);
+tn_status tn__cuda_mempool_trim(tn__driver_device *device, tn__mempool pool, size_t keep_bytes);
+tn_status tn__cuda_mempool_reserved(tn__driver_device *device, tn__mempool pool, size_t *out);
 tn_status tn__cuda_address_reserve(tn__driver_device *device, size_t bytes, void **out);
 tn_status tn__cuda_address_free(tn__driver_device *device, void *address, size_t bytes);
 tn_status tn__cuda_mem_create(tn__driver_device *device, size_t bytes, tn__handle *out);

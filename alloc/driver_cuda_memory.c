@@ -1,4 +1,5 @@
-/* Memory of the CUDA driver: the plain calls, and virtual memory management.
+/* Memory of the CUDA driver: plain memory, pinned host memory, the driver's own memory pools, and
+ * virtual memory management.
  *
  * A physical handle maps whole, for reading and writing by its own device. Sizes and addresses are
  * multiples of the granularity; the driver itself refuses others.
@@ -6,6 +7,10 @@
 #include "driver_cuda.h"
 
 static tn__cu_address address_of(const void *pointer) { return (tn__cu_address)(uintptr_t)pointer; }
+
+static tn__cu_location location_of(const tn__driver_device *device) {
+    return (tn__cu_location){TN__CU_MEM_LOCATION_TYPE_DEVICE, device->device};
+}
 
 tn_status tn__cuda_mem_alloc(tn__driver_device *device, size_t bytes, void **out) {
     tn__cuda_call call;
@@ -24,16 +29,123 @@ tn_status tn__cuda_mem_free(tn__driver_device *device, void *address) {
     return tn__cuda_end(&call, code, "cuMemFree(%p)", address);
 }
 
+/* ---- pinned host memory ---------------------------------------------------------------------- */
+
+tn_status tn__cuda_host_alloc(tn__driver_device *device, size_t bytes, void **out) {
+    tn__cuda_call call;
+    void *address = NULL;
+    TN__CUDA_NEED(device, host_alloc, "cuMemHostAlloc");
+    TN__CUDA_NEED(device, host_free, "cuMemFreeHost");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_ALLOC, &call));
+    int code = device->cu->host_alloc(&address, bytes, TN__CU_HOST_ALLOC_PORTABLE);
+    TN_TRY(tn__cuda_end(&call, code, "cuMemHostAlloc(%zu bytes)", bytes));
+    *out = address;
+    return TN_OK;
+}
+
+tn_status tn__cuda_host_free(tn__driver_device *device, void *address) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_FREE, &call));
+    int code = device->cu->host_free(address);
+    return tn__cuda_end(&call, code, "cuMemFreeHost(%p)", address);
+}
+
+/* ---- the driver's memory pools --------------------------------------------------------------- */
+
+static tn_status require_mempools(tn__driver_device *device) {
+    int has_mempools = 0;
+    TN__CUDA_NEED(device, mempool_create, "cuMemPoolCreate");
+    TN__CUDA_NEED(device, mempool_destroy, "cuMemPoolDestroy");
+    TN__CUDA_NEED(device, mempool_set, "cuMemPoolSetAttribute");
+    TN__CUDA_NEED(device, mempool_get, "cuMemPoolGetAttribute");
+    TN__CUDA_NEED(device, mempool_trim, "cuMemPoolTrimTo");
+    TN__CUDA_NEED(device, mempool_alloc, "cuMemAllocFromPoolAsync");
+    TN__CUDA_NEED(device, mempool_free, "cuMemFreeAsync");
+    int code = device->cu->device_attribute(&has_mempools, TN__CU_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+                                            device->device);
+    if (code != TN__CU_SUCCESS)
+        return tn__cuda_fail(device->library, TN_DRIVER_ERROR, code, "cuDeviceGetAttribute()");
+    if (has_mempools) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "the driver of this device has no memory pools of its own");
+}
+
+/* By default a pool's memory goes back at each synchronisation and must be mapped anew. */
+static int keep_memory(const tn__driver_device *device, void *pool) {
+    uint64_t threshold = UINT64_MAX;
+    return device->cu->mempool_set(pool, TN__CU_MEMPOOL_RELEASE_THRESHOLD, &threshold);
+}
+
+tn_status tn__cuda_mempool_create(tn__driver_device *device, tn__mempool *out) {
+    const char *name = "cuMemPoolCreate()";
+    tn__cuda_call call;
+    void *pool = NULL;
+    TN_TRY(tn__driver_require_present("mempool_create"));
+    TN_TRY(require_mempools(device));
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_CREATE, &call));
+    tn__cu_pool_properties properties = {.type = TN__CU_MEM_ALLOCATION_TYPE_PINNED,
+                                         .location = location_of(device)};
+    int code = device->cu->mempool_create(&pool, &properties);
+    if (code == TN__CU_SUCCESS) {
+        name = "cuMemPoolSetAttribute(release threshold)";
+        code = keep_memory(device, pool);
+        if (code != TN__CU_SUCCESS) (void)device->cu->mempool_destroy(pool);
+    }
+    TN_TRY(tn__cuda_end(&call, code, "%s", name));
+    *out = pool;
+    return TN_OK;
+}
+
+tn_status tn__cuda_mempool_destroy(tn__driver_device *device, tn__mempool pool) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_RELEASE, &call));
+    int code = device->cu->mempool_destroy(pool);
+    return tn__cuda_end(&call, code, "cuMemPoolDestroy()");
+}
+
+tn_status tn__cuda_mempool_alloc(tn__driver_device *device, tn__mempool pool, size_t bytes,
+                                 tn_stream stream, void **out) {
+    tn__cuda_call call;
+    tn__cu_address address = 0;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_ALLOC, &call));
+    int code = device->cu->mempool_alloc(&address, bytes, pool, stream);
+    TN_TRY(
+        tn__cuda_end(&call, code, "cuMemAllocFromPoolAsync(%zu bytes, stream %p)", bytes, stream));
+    *out = (void *)(uintptr_t)address;
+    return TN_OK;
+}
+
+tn_status tn__cuda_mempool_free(tn__driver_device *device, void *address, tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_FREE, &call));
+    int code = device->cu->mempool_free(address_of(address), stream);
+    return tn__cuda_end(&call, code, "cuMemFreeAsync(%p, stream %p)", address, stream);
+}
+
+tn_status tn__cuda_mempool_trim(tn__driver_device *device, tn__mempool pool, size_t keep_bytes) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_RELEASE, &call));
+    int code = device->cu->mempool_trim(pool, keep_bytes);
+    return tn__cuda_end(&call, code, "cuMemPoolTrimTo(%zu bytes)", keep_bytes);
+}
+
+tn_status tn__cuda_mempool_reserved(tn__driver_device *device, tn__mempool pool, size_t *out) {
+    tn__cuda_call call;
+    uint64_t bytes = 0;
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->cu->mempool_get(pool, TN__CU_MEMPOOL_RESERVED_NOW, &bytes);
+    TN_TRY(tn__cuda_end(&call, code, "cuMemPoolGetAttribute(reserved)"));
+    *out = (size_t)bytes;
+    return TN_OK;
+}
+
+/* ---- virtual memory management --------------------------------------------------------------- */
+
 tn_status tn__cuda_require_vmm(const tn__driver_device *device) {
     if (device->has_vmm) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED,
                    "no virtual memory management: the device has none, or %s lacks cuMemCreate or "
                    "one of its kin",
                    device->library->path);
-}
-
-static tn__cu_location location_of(const tn__driver_device *device) {
-    return (tn__cu_location){TN__CU_MEM_LOCATION_TYPE_DEVICE, device->device};
 }
 
 static tn__cu_allocation allocation_of(const tn__driver_device *device) {

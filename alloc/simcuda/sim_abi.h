@@ -107,6 +107,31 @@ typedef struct CUuuid {
     char bytes[16];
 } CUuuid;
 
+typedef struct CUmemPoolHandle_st *CUmemoryPool;
+
+typedef struct CUmemPoolProps {
+    int allocType;
+    int handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
+
+enum {
+    CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC = 2,
+    CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH = 6,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+    CU_MEMPOOL_ATTR_USED_MEM_HIGH = 8
+};
+enum { CU_MEMHOSTALLOC_PORTABLE = 1 };
+
+_Static_assert(sizeof(CUmemPoolProps) == 88, "as the driver lays it out");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "as the driver lays it out");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "as the driver lays it out");
 
@@ -169,6 +194,16 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *descriptors,
                         size_t count);
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags);
+CUresult cuMemFreeHost(void *address);
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties);
+CUresult cuMemPoolDestroy(CUmemoryPool pool);
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep_bytes);
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool,
+                                 CUstream stream);
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
 CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *properties,
                                        int option);
 

@@ -4,7 +4,8 @@
  * addresses are unique and a touch traps, and has a guard of one granule on either side, so that
  * no two regions touch and an overrun traps as well. In backed mode a mapping that some device
  * may access is the handle's stretch of the device's memory file, mapped there with MAP_SHARED:
- * the same handle at two addresses is the same memory to the host too.
+ * the same handle at two addresses is the same memory to the host too. Pinned host memory is
+ * private memory of the process in either mode.
  *
  *     guarded -> | guard | (alignment) | region: granules ... | guard |
  */
@@ -151,7 +152,7 @@ static void *first_page(const sim_mapping *mapping) {
 
 /* The addresses go back to being reserved only. */
 static void hide(const sim_mapping *mapping) {
-    if (!tn__sim.config.backed) return;
+    if (!tn__sim.config.backed && mapping->handle->device != SIM_HOST) return;
     if (mmap(first_page(mapping), pages_of(mapping->handle->bytes), PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
         fputs("tenure-simcuda: the host does not take back the addresses of a mapping\n", stderr);
@@ -162,12 +163,15 @@ static void hide(const sim_mapping *mapping) {
 int tn__sim_mapping_expose(sim_mapping *mapping) {
     sim_handle *handle = mapping->handle;
     size_t bytes = pages_of(handle->bytes);
-    int file = tn__sim_handle_file(handle);
+    int is_host = handle->device == SIM_HOST;
+    int file = is_host ? -1 : tn__sim_handle_file(handle);
+    int flags = is_host ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED : MAP_SHARED | MAP_FIXED;
     void *memory;
-    if (file < 0) return 0;
-    memory = mmap(first_page(mapping), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+    if (file < 0 && !is_host) return 0;
+    memory = mmap(first_page(mapping), bytes, PROT_READ | PROT_WRITE, flags, file,
                   (off_t)handle->file_offset);
     if (memory == MAP_FAILED) return 0;
+    if (is_host) return 1;
     if (!handle->is_poisoned) memset(memory, POISON, bytes);
     handle->is_poisoned = 1;
     if (mapping->writable) return 1;
@@ -242,6 +246,7 @@ static void for_each_mapping(sim_region *region, void (*visit)(sim_region *, sim
 }
 
 void tn__sim_memory_reset(void) {
+    tn__sim_mempools_reset();
     while (region_count) {
         sim_region *region = regions[region_count - 1];
         for_each_mapping(region, tn__sim_mapping_destroy);
@@ -255,11 +260,11 @@ void tn__sim_memory_reset(void) {
 
 #define LISTED_MAX 8
 
-static void report_regions(sim_report *report, int is_plain, const char *what) {
+static void report_regions(sim_report *report, int is_plain, int is_host, const char *what) {
     int listed = 0;
     for (size_t i = 0; i < region_count && listed < LISTED_MAX; i++) {
         const sim_region *region = regions[i];
-        if (region->is_plain != is_plain) continue;
+        if (region->is_plain != is_plain || region->is_host != is_host || region->chunk) continue;
         listed++;
         tn__sim_report_line(report, "    %s at 0x%llx, %zu bytes", what, region->base,
                             region->bytes);
@@ -268,25 +273,42 @@ static void report_regions(sim_report *report, int is_plain, const char *what) {
     }
 }
 
+typedef struct region_sum {
+    size_t count;
+    size_t bytes;
+} region_sum;
+
+static void add_region(region_sum *sum, const sim_region *region) {
+    sum->count++;
+    sum->bytes += region->bytes;
+}
+
+static void report_plain(sim_report *report, const region_sum *sum, int is_host) {
+    if (!sum->count) return;
+    tn__sim_report_line(report, "  %s memory: %zu (%zu bytes)\n", is_host ? "pinned host" : "plain",
+                        sum->count, sum->bytes);
+    report_regions(report, 1, is_host, "allocated");
+}
+
+/* Chunks of memory pools are told with their pool. */
 int tn__sim_memory_leftovers(sim_report *report) {
-    size_t handles, handle_bytes;
-    size_t plain = 0, plain_bytes = 0, mappings = 0;
+    size_t handles, handle_bytes, mappings = 0;
+    region_sum plain = {0, 0}, host = {0, 0}, reserved = {0, 0};
     for (size_t i = 0; i < region_count; i++) {
         const sim_region *region = regions[i];
-        plain += (size_t)region->is_plain;
-        plain_bytes += region->is_plain ? region->bytes : 0;
+        if (region->chunk) continue;
+        add_region(region->is_host ? &host : region->is_plain ? &plain : &reserved, region);
         mappings += region->is_plain ? 0 : region->mapped;
     }
     tn__sim_handles_count(&handles, &handle_bytes);
     if (handles) tn__sim_report_line(report, "  handles: %zu (%zu bytes)\n", handles, handle_bytes);
     if (mappings) tn__sim_report_line(report, "  mappings: %zu\n", mappings);
-    if (region_count > plain) {
-        tn__sim_report_line(report, "  reservations: %zu\n", region_count - plain);
-        report_regions(report, 0, "reserved");
+    if (reserved.count) {
+        tn__sim_report_line(report, "  reservations: %zu\n", reserved.count);
+        report_regions(report, 0, 0, "reserved");
     }
-    if (plain) {
-        tn__sim_report_line(report, "  plain memory: %zu (%zu bytes)\n", plain, plain_bytes);
-        report_regions(report, 1, "allocated");
-    }
-    return (int)(handles + mappings + region_count);
+    report_plain(report, &plain, 0);
+    report_plain(report, &host, 1);
+    return (int)(handles + mappings + reserved.count + plain.count + host.count) +
+           tn__sim_mempool_leftovers(report);
 }

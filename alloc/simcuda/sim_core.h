@@ -60,6 +60,15 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuMemMap, CONTEXT, 1)                                                                        \
     X(cuMemSetAccess, CONTEXT, 1)                                                                  \
     X(cuMemUnmap, CONTEXT, 1)                                                                      \
+    X(cuMemHostAlloc, CONTEXT, 1)                                                                  \
+    X(cuMemFreeHost, CONTEXT, 1)                                                                   \
+    X(cuMemPoolCreate, CONTEXT, 1)                                                                 \
+    X(cuMemPoolDestroy, CONTEXT, 1)                                                                \
+    X(cuMemPoolSetAttribute, CONTEXT, 0)                                                           \
+    X(cuMemPoolGetAttribute, CONTEXT, 0)                                                           \
+    X(cuMemPoolTrimTo, CONTEXT, 1)                                                                 \
+    X(cuMemAllocFromPoolAsync, CONTEXT, 1)                                                         \
+    X(cuMemFreeAsync, CONTEXT, 1)                                                                  \
     X(cuMemGetAllocationGranularity, INIT, 0)                                                      \
     X(cuMemExportToShareableHandle, CONTEXT, 1)                                                    \
     X(cuMemImportFromShareableHandle, CONTEXT, 1)                                                  \
@@ -209,6 +218,7 @@ sim_ns tn__sim_cost(sim_sized_call call, size_t bytes);
 #define SIM_COST_EVENT_RECORD ((sim_ns)370)
 #define SIM_COST_EVENT_QUERY  ((sim_ns)290)
 #define SIM_COST_EVENT_WAIT   ((sim_ns)360)
+#define SIM_COST_POOL_CALL    ((sim_ns)560) /* half of a warm cudaMallocAsync + cudaFreeAsync */
 #define SIM_COST_SUBMIT       ((sim_ns)3800)
 sim_ns tn__sim_transfer_time(size_t bytes_on_device, size_t bytes_on_link);
 

@@ -89,6 +89,7 @@ static void unlink_handle(sim_handle *handle) {
 
 sim_handle *tn__sim_handle_create(int device, size_t bytes, int is_shareable) {
     sim_handle *handle;
+    if (device == SIM_HOST) return make_handle(device, bytes);
     if (!tn__sim_charge(device, bytes)) return NULL;
     handle = make_handle(device, bytes);
     if (place(handle, is_shareable)) return handle;
@@ -115,8 +116,8 @@ sim_handle *tn__sim_handle_of_file(unsigned long long file_system, unsigned long
     return NULL;
 }
 
-static void destroy(sim_handle *handle) {
-    sim_device *device = &tn__sim.devices[handle->device];
+static void give_device_memory_back(const sim_handle *handle) {
+    const sim_device *device = &tn__sim.devices[handle->device];
     if (!handle->is_foreign) tn__sim_discharge(handle->device, handle->bytes);
     if (handle->file >= 0) {
         close(handle->file);
@@ -124,6 +125,10 @@ static void destroy(sim_handle *handle) {
         fallocate(device->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   (off_t)handle->file_offset, (off_t)file_bytes_of(handle));
     }
+}
+
+static void destroy(sim_handle *handle) {
+    if (handle->device != SIM_HOST) give_device_memory_back(handle);
     tn__sim_shadow_clear(&handle->shadow);
     unlink_handle(handle);
 }

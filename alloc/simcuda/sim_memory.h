@@ -7,7 +7,8 @@
  *
  * A handle lives until all its tokens are released and no mapping of it is left. Plain memory
  * (cuMemAlloc) is a region of its own with one handle mapped in it, so that the rest needs no
- * second case.
+ * second case; so is a chunk of a memory pool (sim_mempool.c), and pinned host memory, whose handle
+ * is of no device.
  */
 #ifndef TENURE_SIM_MEMORY_H
 #define TENURE_SIM_MEMORY_H
@@ -16,10 +17,12 @@
 #include "sim_lifecycle.h"
 #include "sim_race.h"
 
+#define SIM_HOST (-1)
+
 typedef struct sim_handle {
     struct sim_handle *next; /* in the list of all */
     struct sim_handle *previous;
-    int device;
+    int device; /* or SIM_HOST */
     size_t bytes;
     unsigned tokens;    /* that the program has of it; plain memory: one, that it does not see */
     unsigned mapped;    /* mappings of it */
@@ -42,6 +45,8 @@ typedef struct sim_region {
     CUdeviceptr base;
     size_t bytes;
     int is_plain;
+    int is_host;             /* pinned host memory */
+    struct sim_chunk *chunk; /* of a memory pool; else NULL */
     size_t granule_bytes;
     size_t mapped; /* mappings in it */
     sim_mapping ***table;
@@ -67,6 +72,21 @@ void tn__sim_mapping_destroy(sim_region *region, sim_mapping *mapping);
 int tn__sim_range_is_mapped_whole(const sim_region *region, CUdeviceptr address, size_t bytes);
 /* Backed mode: makes the host see the memory with the mapping's access. 0: the host refused. */
 int tn__sim_mapping_expose(sim_mapping *mapping);
+
+/* ---- sim_vmm.c: plain memory ----------------------------------------------------------------- */
+
+/* A region with memory of the device, or SIM_HOST, mapped in it; NULL if there is none left. */
+sim_region *tn__sim_plain_create(int device, size_t bytes);
+void tn__sim_plain_destroy(sim_region *region);
+
+/* ---- sim_mempool.c --------------------------------------------------------------------------- */
+
+/* 1 unless it is memory of a pool of which the program has some byte not in its hands. */
+int tn__sim_mempool_lends(const sim_region *region, CUdeviceptr address, size_t bytes);
+/* The host has synchronised with work: pools above their threshold give memory back. */
+void tn__sim_mempools_synchronized(void);
+void tn__sim_mempools_reset(void);
+int tn__sim_mempool_leftovers(sim_report *report);
 
 /* ---- sim_handle.c: physical memory ----------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
  * set of nodes: it can be waited for while that capture goes on, and is no point in time.
  */
 #include "sim_capture.h"
+#include "sim_memory.h"
 
 #define HANDLE_BASE ((uintptr_t)0x45000000)
 #define HANDLE_STEP ((uintptr_t)16)
@@ -63,7 +64,9 @@ static CUresult stream_synchronize(CUstream handle) {
     CUresult result;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     result = tn__sim_capture_refuses(stream);
-    return result == CUDA_SUCCESS ? tn__sim_stream_finish(stream) : result;
+    if (result == CUDA_SUCCESS) result = tn__sim_stream_finish(stream);
+    if (result == CUDA_SUCCESS) tn__sim_mempools_synchronized();
+    return result;
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
@@ -74,8 +77,9 @@ CUresult cuStreamSynchronize(CUstream stream) {
 CUresult cuCtxSynchronize(void) {
     SIM_ENTER(cuCtxSynchronize);
     CUresult result = tn__sim_capture_refuses_device(tn__sim_current());
-    return tn__sim_leave(result == CUDA_SUCCESS ? tn__sim_device_finish(tn__sim_current())
-                                                : result);
+    if (result == CUDA_SUCCESS) result = tn__sim_device_finish(tn__sim_current());
+    if (result == CUDA_SUCCESS) tn__sim_mempools_synchronized();
+    return tn__sim_leave(result);
 }
 
 static CUresult stream_query(CUstream handle) {
@@ -281,7 +285,10 @@ static CUresult event_synchronize(CUevent handle) {
     ticket->references++;
     tn__sim_clock_copy(&clock, &event->clock);
     result = tn__sim_ticket_finish(ticket);
-    if (result == CUDA_SUCCESS) tn__sim_host_learns(&clock);
+    if (result == CUDA_SUCCESS) {
+        tn__sim_host_learns(&clock);
+        tn__sim_mempools_synchronized();
+    }
     tn__sim_clock_clear(&clock);
     tn__sim_ticket_release(ticket);
     return result;

@@ -1,15 +1,16 @@
-/* The driver calls on memory: virtual memory management, and plain memory.
+/* The driver calls on memory: virtual memory management, plain memory, pinned host memory.
  *
  * A handle is mapped whole and at offset 0, or not at all (error 801); mapping over a mapping is
  * error 1; both as the real driver has it. Mapped memory can be touched once access is set.
- * cuMemUnmap and cuMemSetAccess take ranges of whole mappings without holes. None of them
- * waits for the device; cuMemFree waits for all of it. Should the host refuse a mapping of backed
- * memory (error 304), handles before it in the range have got their access.
+ * cuMemUnmap and cuMemSetAccess take ranges of whole mappings without holes. None of them waits for
+ * the device; cuMemFree and cuMemFreeHost wait for all of it. Should the host refuse a mapping of
+ * backed memory (error 304), handles before it in the range have got their access.
  */
 #include "sim_memory.h"
 #include "sim_stream.h"
 
 #define PLAIN_ALIGN ((size_t)512)
+#define HOST_ALIGN  ((size_t)4096)
 
 static size_t granularity(void) { return tn__sim.config.granularity_bytes; }
 
@@ -19,29 +20,39 @@ static int device_exists(int device) { return device >= 0 && device < tn__sim.co
 
 /* ---- plain memory ---------------------------------------------------------------------------- */
 
-static CUresult plain_alloc(CUdeviceptr *out, size_t bytes) {
-    int device = tn__sim_current();
-    size_t rounded = (bytes + PLAIN_ALIGN - 1) / PLAIN_ALIGN * PLAIN_ALIGN;
+sim_region *tn__sim_plain_create(int device, size_t bytes) {
+    sim_handle *handle = tn__sim_handle_create(device, bytes, 0);
     sim_region *region;
     sim_mapping *mapping;
-    sim_handle *handle;
-    if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-    if (rounded < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
-    handle = tn__sim_handle_create(device, rounded, 0);
-    if (!handle) return CUDA_ERROR_OUT_OF_MEMORY;
-    region = tn__sim_region_create(rounded, PLAIN_ALIGN, 1);
+    if (!handle) return NULL;
+    region = tn__sim_region_create(bytes, PLAIN_ALIGN, 1);
     if (!region) {
         tn__sim_handle_release(handle);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return NULL;
     }
+    region->is_host = device == SIM_HOST;
     mapping = tn__sim_mapping_create(region, region->base, handle);
-    mapping->readable = mapping->writable = 1u << device;
+    mapping->readable = mapping->writable = region->is_host ? UINT32_MAX : 1u << device;
     tn__sim_handle_release(handle); /* the mapping keeps it */
-    if (tn__sim.config.backed && !tn__sim_mapping_expose(mapping)) {
-        tn__sim_mapping_destroy(region, mapping);
-        tn__sim_region_destroy(region);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    if ((tn__sim.config.backed || region->is_host) && !tn__sim_mapping_expose(mapping)) {
+        tn__sim_plain_destroy(region);
+        return NULL;
     }
+    return region;
+}
+
+void tn__sim_plain_destroy(sim_region *region) {
+    tn__sim_mapping_destroy(region, tn__sim_mapping_at(region, region->base));
+    tn__sim_region_destroy(region);
+}
+
+static CUresult plain_alloc(CUdeviceptr *out, size_t bytes) {
+    size_t rounded = (bytes + PLAIN_ALIGN - 1) / PLAIN_ALIGN * PLAIN_ALIGN;
+    sim_region *region;
+    if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (rounded < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+    region = tn__sim_plain_create(tn__sim_current(), rounded);
+    if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
     tn__sim_spend(tn__sim_cost(SIM_COST_ALLOC, rounded));
     *out = region->base;
     return CUDA_SUCCESS;
@@ -52,27 +63,57 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
     return tn__sim_leave(plain_alloc(address, bytes));
 }
 
-static CUresult plain_free(CUdeviceptr address) {
+/* What cuMemAlloc or (is_host) cuMemHostAlloc gave at the address; else NULL. */
+static sim_region *find_plain(CUdeviceptr address, int is_host) {
     sim_region *region = tn__sim_region_find(address);
-    sim_mapping *mapping;
+    if (!region || !region->is_plain || region->base != address) return NULL;
+    return region->is_host == is_host && !region->chunk ? region : NULL;
+}
+
+static CUresult plain_free(CUdeviceptr address, int is_host) {
+    sim_region *region = find_plain(address, is_host);
     CUresult result;
     if (address == 0) return CUDA_SUCCESS;
-    if (!region || !region->is_plain || region->base != address) return CUDA_ERROR_INVALID_VALUE;
+    if (!region) return CUDA_ERROR_INVALID_VALUE;
     result = tn__sim_device_finish(tn__sim_current());
     if (result != CUDA_SUCCESS) return result;
     /* The wait may have dropped the lock. */
-    region = tn__sim_region_find(address);
-    if (!region || !region->is_plain || region->base != address) return CUDA_ERROR_INVALID_VALUE;
-    tn__sim_spend(tn__sim_cost(SIM_COST_FREE, region->bytes));
-    mapping = tn__sim_mapping_at(region, address);
-    tn__sim_mapping_destroy(region, mapping);
-    tn__sim_region_destroy(region);
+    region = find_plain(address, is_host);
+    if (!region) return CUDA_ERROR_INVALID_VALUE;
+    if (!is_host) tn__sim_spend(tn__sim_cost(SIM_COST_FREE, region->bytes));
+    tn__sim_plain_destroy(region);
     return CUDA_SUCCESS;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr address) {
     SIM_ENTER(cuMemFree_v2);
-    return tn__sim_leave(plain_free(address));
+    return tn__sim_leave(plain_free(address, 0));
+}
+
+/* ---- pinned host memory ---------------------------------------------------------------------- */
+
+/* Memory that the host can touch also where device memory is unbacked, and all devices. */
+static CUresult host_alloc(void **out, size_t bytes, unsigned flags) {
+    size_t rounded = (bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
+    sim_region *region;
+    if (!out || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (flags & ~(unsigned)CU_MEMHOSTALLOC_PORTABLE) {
+        return tn__sim_refuse("cuMemHostAlloc: flags 0x%x are not simulated", flags);
+    }
+    region = rounded < bytes ? NULL : tn__sim_plain_create(SIM_HOST, rounded);
+    if (!region) return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = (void *)(uintptr_t)region->base;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {
+    SIM_ENTER(cuMemHostAlloc);
+    return tn__sim_leave(host_alloc(address, bytes, flags));
+}
+
+CUresult cuMemFreeHost(void *address) {
+    SIM_ENTER(cuMemFreeHost);
+    return tn__sim_leave(plain_free((uintptr_t)address, 1));
 }
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {

@@ -6,7 +6,8 @@
  * when the work is performed, in backed mode only. In unbacked mode a copy or fill that
  * involves device memory moves nothing: there is no memory behind the addresses.
  *
- * An address that no region contains is the host's.
+ * An address that no region contains is the host's; pinned memory is the host's too, but its uses
+ * are watched, and its bytes move in either mode.
  *
  * On a stream that captures none of this happens: the job becomes a node of the graph, and is
  * checked and run at each launch.
@@ -23,7 +24,21 @@ static CUresult illegal_address(int device) {
     return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
-static int is_on_device(CUdeviceptr address) { return tn__sim_region_find(address) != NULL; }
+static int is_on_device(CUdeviceptr address) {
+    const sim_region *region = tn__sim_region_find(address);
+    return region && !region->is_host;
+}
+
+/* Memory that the program has from us, and has not freed: on a device, or pinned. */
+static int may_touch(CUdeviceptr address, size_t bytes, int device, int is_write) {
+    return tn__sim_range_is_accessible(address, bytes, device, is_write) &&
+           tn__sim_mempool_lends(tn__sim_region_find(address), address, bytes);
+}
+
+/* A side of a transfer: pageable memory of the host can always be touched. */
+static int side_is_ok(CUdeviceptr address, size_t bytes, int device, int is_write) {
+    return !tn__sim_region_find(address) || may_touch(address, bytes, device, is_write);
+}
 
 /* ---- declaring touches ----------------------------------------------------------------------- */
 
@@ -40,7 +55,7 @@ static void touch_range(sim_operation *operation, CUdeviceptr address, size_t by
 static int range_is_ok(const tnsim_range *range, int device) {
     CUdeviceptr address = (uintptr_t)range->address;
     if (range->bytes == 0) return 1;
-    return tn__sim_range_is_accessible(address, range->bytes, device, range->is_write);
+    return may_touch(address, range->bytes, device, range->is_write);
 }
 
 static void submit_work(sim_stream *stream, const sim_job *job, sim_ns duration) {
@@ -76,17 +91,15 @@ static CUresult run_transfer(sim_stream *stream, const sim_job *job, sim_ns cost
     int crosses_link = has_source && to_device != from_device;
     int device = stream->device;
     sim_operation operation;
-    if (to_device && !tn__sim_range_is_accessible(work->dst, work->bytes, device, 1)) {
-        return illegal_address(device);
-    }
-    if (from_device && !tn__sim_range_is_accessible(work->src, work->bytes, device, 0)) {
+    if (!side_is_ok(work->dst, work->bytes, device, 1)) return illegal_address(device);
+    if (has_source && !side_is_ok(work->src, work->bytes, device, 0)) {
         return illegal_address(device);
     }
     tn__sim_spend(cost);
     tn__sim_stream_begin(stream);
     tn__sim_operation_of_stream(&operation, stream, job->what);
-    if (from_device) touch_range(&operation, work->src, work->bytes, SIM_ACCESS_READ);
-    if (to_device) touch_range(&operation, work->dst, work->bytes, SIM_ACCESS_WRITE);
+    if (has_source) touch_range(&operation, work->src, work->bytes, SIM_ACCESS_READ);
+    touch_range(&operation, work->dst, work->bytes, SIM_ACCESS_WRITE);
     work->to_device = to_device;
     work->from_device = from_device;
     submit_work(stream, &checked,
@@ -155,7 +168,7 @@ static CUresult fill(CUdeviceptr dst, unsigned char byte, size_t bytes, CUstream
                    .what = "cuMemsetD8Async"};
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (bytes == 0) return CUDA_SUCCESS;
-    if (!is_on_device(dst)) return CUDA_ERROR_INVALID_VALUE;
+    if (!tn__sim_region_find(dst)) return CUDA_ERROR_INVALID_VALUE;
     return put(stream, &job);
 }
 
@@ -217,9 +230,7 @@ static CUresult take(CUstream handle, CUdeviceptr address, size_t bytes) {
     sim_operation operation;
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (bytes == 0) return CUDA_SUCCESS;
-    if (!tn__sim_range_is_accessible(address, bytes, stream->device, 1)) {
-        return CUDA_ERROR_INVALID_VALUE;
-    }
+    if (!may_touch(address, bytes, stream->device, 1)) return CUDA_ERROR_INVALID_VALUE;
     if (stream->capture) return CUDA_SUCCESS; /* seen at each launch, if at all */
     tn__sim_operation_of_take(&operation, stream);
     touch_range(&operation, address, bytes, SIM_ACCESS_TAKE);

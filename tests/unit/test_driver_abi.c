@@ -44,6 +44,10 @@ SAME(TN__CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
 SAME(TN__CU_MEM_HANDLE_TYPE_FILE_DESCRIPTOR, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 SAME(TN__CU_MEM_ACCESS_NONE, CU_MEM_ACCESS_FLAGS_PROT_NONE);
 SAME(TN__CU_MEM_ACCESS_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+SAME(TN__CU_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+SAME(TN__CU_MEMPOOL_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+SAME(TN__CU_MEMPOOL_RESERVED_NOW, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+SAME(TN__CU_HOST_ALLOC_PORTABLE, CU_MEMHOSTALLOC_PORTABLE);
 SAME(TN__CU_MEM_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 
 SAME_SIZE(tn__cu_result, CUresult);
@@ -78,6 +82,16 @@ SAME_PLACE(tn__cu_allocation, reserved, CUmemAllocationProp, allocFlags.reserved
 SAME_SIZE(tn__cu_access, CUmemAccessDesc);
 SAME_PLACE(tn__cu_access, location, CUmemAccessDesc, location);
 SAME_PLACE(tn__cu_access, flags, CUmemAccessDesc, flags);
+SAME_SIZE(void *, CUmemoryPool);
+SAME_SIZE(int, CUmemPool_attribute);
+SAME_SIZE(tn__cu_pool_properties, CUmemPoolProps);
+SAME_PLACE(tn__cu_pool_properties, type, CUmemPoolProps, allocType);
+SAME_PLACE(tn__cu_pool_properties, handle_types, CUmemPoolProps, handleTypes);
+SAME_PLACE(tn__cu_pool_properties, location, CUmemPoolProps, location);
+SAME_PLACE(tn__cu_pool_properties, windows_only, CUmemPoolProps, win32SecurityAttributes);
+#if CUDA_VERSION >= 12020
+SAME_PLACE(tn__cu_pool_properties, maximum_bytes, CUmemPoolProps, maxSize);
+#endif
 
 /* Each real call takes our arguments; the operand of sizeof is compiled and never run. */
 #define TAKES(call) _Static_assert(sizeof(call) == sizeof(tn__cu_result), #call)
@@ -133,6 +147,15 @@ TAKES(cuMemImportFromShareableHandle((tn__cu_handle *)0, ANY,
 TAKES(cuMemGetAllocationPropertiesFromHandle(ANY, (tn__cu_handle)0));
 TAKES(cuCtxGetDevice((tn__cu_device *)0));
 TAKES(cuStreamGetCtx(ANY, ANY));
+TAKES(cuMemHostAlloc(ANY, BYTES, 0u));
+TAKES(cuMemFreeHost(ANY));
+TAKES(cuMemPoolCreate(ANY, ANY));
+TAKES(cuMemPoolDestroy(ANY));
+TAKES(cuMemPoolSetAttribute(ANY, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, ANY));
+TAKES(cuMemPoolGetAttribute(ANY, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, ANY));
+TAKES(cuMemPoolTrimTo(ANY, BYTES));
+TAKES(cuMemAllocFromPoolAsync((tn__cu_address *)0, BYTES, ANY, ANY));
+TAKES(cuMemFreeAsync(ADDRESS, ANY));
 TAKES(cuStreamGetId(ANY, (unsigned long long *)0));
 TAKES(cuStreamIsCapturing(ANY, ANY));
 #if CUDA_VERSION < 13000
@@ -152,11 +175,11 @@ TAKES(cuLaunchKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0, (void **)
 #define AS_NAME(need, field, name, parameters) {#field, name},
 static const char *const ours[][2] = {TN__CU_CALLS(AS_NAME)};
 static const char *const versioned[] = {
-    AS_TEXT(cuDeviceTotalMem), AS_TEXT(cuDevicePrimaryCtxRelease),
-    AS_TEXT(cuCtxPushCurrent), AS_TEXT(cuCtxPopCurrent),
-    AS_TEXT(cuMemGetInfo),     AS_TEXT(cuMemAlloc),
-    AS_TEXT(cuMemFree),        AS_TEXT(cuStreamDestroy),
-    AS_TEXT(cuEventDestroy),   AS_TEXT(cuDeviceGetUuid),
+    AS_TEXT(cuDeviceTotalMem),  AS_TEXT(cuDevicePrimaryCtxRelease),
+    AS_TEXT(cuCtxPushCurrent),  AS_TEXT(cuCtxPopCurrent),
+    AS_TEXT(cuMemGetInfo),      AS_TEXT(cuMemAlloc),
+    AS_TEXT(cuMemFree),         AS_TEXT(cuStreamDestroy),
+    AS_TEXT(cuEventDestroy),    AS_TEXT(cuDeviceGetUuid),
     "cuStreamGetCaptureInfo_v2"};
 
 int main(void) {
