@@ -1,4 +1,5 @@
 /* Blocks: the public calls on them. Where their memory comes from: pool_pressure.c. */
+#include "canary.h"
 #include "event_ring.h"
 
 /* ---- taking a place -------------------------------------------------------------------------- */
@@ -55,6 +56,8 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
     status = request->bytes > pool->info.memory_bytes || request->bytes > pool->limit_bytes
                  ? TN_OUT_OF_DEVICE_MEMORY
                  : allocate(pool, request, out);
+    /* Also on failure: what the driver then does not take back stays reserved. */
+    tn__pool_note_peaks(pool);
     if (status == TN_OUT_OF_DEVICE_MEMORY) {
         pool->out_of_memory++;
         tn__pool_event(pool, TN_EVENT_OUT_OF_MEMORY, 0, request->asked_bytes, request->stream,
@@ -63,7 +66,6 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
     }
     if (status != TN_OK) return status;
     pool->allocs++;
-    tn__pool_note_peaks(pool);
     trace_alloc(pool, *out);
     tn__pool_event(pool, TN_EVENT_ALLOC, (*out)->address, request->asked_bytes, request->stream,
                    request->owner);
@@ -174,7 +176,7 @@ tn_status tn_record_use(void *block, tn_stream stream) {
     status = tn__pool_find_stream(pool, stream, &state);
     if (status == TN_OK && state != piece->stream) {
         status = reserve_uses(piece, state);
-        if (status == TN_OK) add_use_now(piece, state);
+        if (status == TN_OK && !TN__CANARY(TN__CANARY_RECORDED_USE)) add_use_now(piece, state);
     }
     if (status == TN_OK) {
         tn__pool_event(pool, TN_EVENT_RECORD_USE, piece->address, piece->asked_bytes, state,

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 
+#include "canary.h"
 #include "host_alloc.h"
 
 /* ---- idle pages ------------------------------------------------------------------------------ */
@@ -147,7 +148,9 @@ tn_status tn__pool_collect(tn_pool *pool) {
         while (node) {
             tn__piece *piece = TN__TREE_ITEM(node, tn__piece, node);
             node = tn__tree_next(pool->heap.zones[zone].retired, node);
-            if (piece->uses.count == 0) TN_TRY(tn__retired_unmap(pool, piece));
+            if (piece->uses.count == 0 || TN__CANARY(TN__CANARY_UNMAP)) {
+                TN_TRY(tn__retired_unmap(pool, piece));
+            }
         }
     }
     return TN_OK;

@@ -87,6 +87,8 @@ foreach(kind api cli gpu misuse)
   endforeach()
 endforeach()
 
+include(simulation)
+
 file(GLOB scripts CONFIGURE_DEPENDS tests/*/test_*.sh)
 foreach(script ${scripts})
   get_filename_component(name ${script} NAME_WE)

@@ -1,0 +1,18 @@
+/* Faults planted on purpose, to see that the simulation finds them: a build with -DTENURE_CANARY=n
+ * leaves out the one wait of that number. Every other build has all of them, and no trace of this.
+ * cmake/simulation.cmake builds the variants; each must be found within 10^6 operations.
+ */
+#ifndef TENURE_CANARY_H
+#define TENURE_CANARY_H
+
+#define TN__CANARY_DEVICE_WAIT  1 /* memory goes to another stream without a wait for its uses */
+#define TN__CANARY_UNMAP        2 /* memory is unmapped while work may use it through the address */
+#define TN__CANARY_RECORDED_USE 3 /* a recorded use is forgotten */
+
+#ifdef TENURE_CANARY
+#define TN__CANARY(fault) (TENURE_CANARY == (fault))
+#else
+#define TN__CANARY(fault) 0
+#endif
+
+#endif

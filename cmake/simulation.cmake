@@ -1,0 +1,34 @@
+# pool_simulation, random programs against an oracle, and builds of it in which a fault is planted.
+
+file(GLOB simulation_sources CONFIGURE_DEPENDS tests/simulation/*.c)
+
+# Sources of the library named after the target are compiled once more, with the planted fault;
+# the linker then has no need of the archive's.
+function(tenure_add_simulation target)
+  add_executable(${target} ${simulation_sources} ${ARGN})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${target} PRIVATE tests/simulation alloc/simcuda)
+  target_compile_definitions(${target} PRIVATE
+    TENURE_SIM_LIBRARY="${CMAKE_BINARY_DIR}/libtenure-simcuda.so")
+  target_link_libraries(${target} PRIVATE tenure-internal)
+  add_dependencies(${target} tenure-simcuda)
+endfunction()
+
+tenure_add_simulation(pool_simulation)
+add_test(NAME simulation/short
+  COMMAND pool_simulation --operations 400000 --steps 8000 --all-counts)
+tenure_set_test_properties(simulation/short)
+
+# A fault of alloc/canary.h: its number, and the source that it is planted in.
+function(tenure_add_canary number source)
+  set(target pool_simulation_canary_${number})
+  tenure_add_simulation(${target} ${source})
+  target_compile_definitions(${target} PRIVATE TENURE_CANARY=${number})
+  add_test(NAME simulation/canary_${number}
+    COMMAND ${target} --operations 1000000 --steps 8000 --expect-failure)
+  tenure_set_test_properties(simulation/canary_${number})
+endfunction()
+
+tenure_add_canary(1 alloc/pool_order.c)
+tenure_add_canary(2 alloc/pool_idle.c)
+tenure_add_canary(3 alloc/pool_alloc.c)

@@ -1,0 +1,190 @@
+/* Random programs on simulated devices, each made of one seed: the battery's long arm.
+ *
+ *     simulation_main.c    the command: many seeds, each in a process of its own; shrinking
+ *     simulation_threads.c threads that run one at a time, in an order that the seed gives
+ *     simulation_world.c   devices, streams and pools of a seed: made, ended, checked at the end
+ *     simulation_steps.c   blocks: what a program does with them
+ *     simulation_upsets.c   what goes wrong: faults, stalls, less memory, bad calls, ends
+ *     simulation_check.c   what must hold after every step
+ *     interval_oracle.c    the blocks as they must be, without the allocator's code
+ *
+ * The seed gives the world: 1-4 devices, 1-8 streams on each, 1-4 pools of any backing, 1-4
+ * threads, sizes of memory, limits. Step k draws its numbers from the seed and k alone, so that
+ * leaving out steps leaves the others what they were: that is how a failure is shrunk. After each
+ * step the pool that it touched is compared with the oracle, its books are added up, and the
+ * simulated device is asked for races; every few hundred steps every pool is walked.
+ */
+#ifndef TENURE_SIMULATION_H
+#define TENURE_SIMULATION_H
+
+#include "simcuda.h"
+#include "tenure_pool.h"
+
+#include "interval_oracle.h"
+
+enum {
+    WORLD_DEVICES = 4,
+    WORLD_CREATED = 16, /* slots of streams that are made */
+    WORLD_LEGACY = WORLD_CREATED,
+    WORLD_PER_THREAD = WORLD_LEGACY + WORLD_DEVICES, /* of device 0, one a thread */
+    WORLD_THREADS = 4,
+    WORLD_STREAMS = WORLD_PER_THREAD + WORLD_THREADS,
+    WORLD_POOLS = 4
+};
+
+/* What a run counts; a short run must have counted each at least once. */
+#define WORLD_COUNTS(X)                                                                            \
+    X(steps)                                                                                       \
+    X(allocs)                                                                                      \
+    X(frees)                                                                                       \
+    X(cross_stream_frees)                                                                          \
+    X(uses)                                                                                        \
+    X(recorded_uses)                                                                               \
+    X(out_of_memory)                                                                               \
+    X(device_waits)                                                                                \
+    X(pages_mapped)                                                                                \
+    X(driver_faults)                                                                               \
+    X(host_faults)                                                                                 \
+    X(stalls)                                                                                      \
+    X(bad_calls)                                                                                   \
+    X(streams_ended)                                                                               \
+    X(foreign_streams_ended)                                                                       \
+    X(pools_ended)                                                                                 \
+    X(leaks_refused)                                                                               \
+    X(trims)                                                                                       \
+    X(threads_ended)                                                                               \
+    X(walks)
+
+typedef struct world_counts {
+    uint64_t failed_step;
+#define WORLD_COUNT_MEMBER(name) uint64_t name;
+    WORLD_COUNTS(WORLD_COUNT_MEMBER)
+#undef WORLD_COUNT_MEMBER
+} world_counts;
+
+typedef struct world_random {
+    uint64_t state;
+} world_random;
+
+typedef struct world_stream {
+    tn_stream handle;
+    int device;
+    int is_live;
+    int is_foreign; /* not made by tn_stream_create: the pools do not hear of its end */
+    int is_stalled;
+} world_stream;
+
+typedef struct world_pool {
+    tn_pool *pool; /* NULL: the slot is empty */
+    int device;
+    tn_pool_backing backing;
+    size_t limit_bytes; /* 0: none */
+    size_t live_bytes;  /* what the oracle says the statistics must be */
+    uint64_t live_blocks;
+    uint64_t allocs;
+    uint64_t frees;
+    uint64_t out_of_memory;
+} world_pool;
+
+typedef struct world {
+    uint64_t seed;
+    uint64_t step;
+    uint64_t walk_every;
+    const char *doing; /* in words, for a failure */
+    int tells;         /* every call is told on standard output */
+    int thread;        /* whose turn it is */
+    int device_count;
+    size_t memory_bytes; /* of each device at the start */
+    tn_device *devices[WORLD_DEVICES];
+    world_stream streams[WORLD_STREAMS];
+    world_pool pools[WORLD_POOLS];
+    size_t blocks_max;
+    int stalled_count;
+    unsigned tolerated; /* a bit a status that calls may give now, besides TN_OK */
+    int ends_thread;    /* the thread whose turn it is ends after the step, another begins */
+    size_t memory_now[WORLD_DEVICES];
+    interval_oracle oracle;
+    world_counts *counts;
+} world;
+
+/* The controls of the simulated library. */
+typedef struct world_controls {
+    int (*configure)(const tnsim_config *config);
+    int (*fault)(const char *call, long nth, int and_after, int code);
+    int (*set_memory)(int device, size_t bytes);
+    int (*stall)(void *stream, int stalled);
+    uint64_t (*race_count)(void);
+    const char *(*race_text)(uint64_t index);
+    uint64_t (*call_count)(const char *call);
+    size_t (*physical_bytes)(int device);
+    int (*leftovers)(char *text, size_t text_bytes);
+} world_controls;
+const world_controls *world_sim(void);
+
+/* ---- chance: splitmix64 ---------------------------------------------------------------------- */
+
+uint64_t world_next(world_random *random);
+size_t world_below(world_random *random, size_t limit);
+/* 1 in `limit` times. */
+static inline int world_one_in(world_random *random, size_t limit) {
+    return world_below(random, limit) == 0;
+}
+/* The numbers of one step, or of what is set up (steps from UINT64_MAX down). */
+world_random world_random_of(uint64_t seed, uint64_t step);
+
+/* ---- simulation_world.c ---------------------------------------------------------------------- */
+
+void world_open(world *w);
+void world_open_pool(world *w, world_random *random, int slot);
+void world_open_stream(world *w, world_random *random, int slot);
+/* Frees every block and ends everything; nothing may be left anywhere. */
+void world_close(world *w);
+
+/* A stream of the device that the thread whose turn it is may use. */
+int world_pick_stream(const world *w, world_random *random, int device);
+int world_pick_pool(const world *w, world_random *random);
+
+/* Makes work put on `stream` from now on come after the work so far on each of the others. */
+void world_wait(world *w, int stream, uint32_t others);
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+void world_step(world *w, world_random *random);
+/* One of what goes wrong; simulation_upsets.c. */
+void world_upset(world *w, world_random *random);
+
+/* The calls on blocks, with what the oracle says of them. Each gives the status that came back,
+ * once it has been found to be one that may; the pool's statistics are the caller's to check. */
+tn_status world_alloc(world *w, int pool, size_t bytes, size_t alignment, int stream);
+tn_status world_free(world *w, size_t index, int stream);
+tn_status world_record_use(world *w, size_t index, int stream);
+tn_status world_trim(world *w, int pool, size_t keep_bytes);
+size_t world_choose_bytes(world_random *random);
+void world_release_stalls(world *w);
+
+/* ---- simulation_check.c ---------------------------------------------------------------------- */
+
+/* Ends the process with the words, the seed and the command that replays it. */
+void world_fail(const world *w, const char *format, ...)
+    __attribute__((format(printf, 2, 3), noreturn));
+/* A line for what is done, if the world tells. */
+void world_say(const world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define world_tell(w, ...)              ((w)->tells ? world_say((w), __VA_ARGS__) : (void)0)
+#define WORLD_EXPECT(w, condition, ...) ((condition) ? (void)0 : world_fail((w), __VA_ARGS__))
+
+/* Fails unless the status is TN_OK. */
+void world_expect_ok(const world *w, tn_status status, const char *what);
+
+/* Statistics of the pool agree with the oracle and with each other. */
+void world_check_pool(world *w, int pool, tn_pool_stats *out);
+/* That of every pool, each pool walked, no races, and all memory accounted for. */
+void world_walk(world *w);
+void world_check_races(const world *w);
+
+/* ---- simulation_threads.c -------------------------------------------------------------------- */
+
+/* Runs the world's steps on threads that take turns; those with a mark are left out. left_out may
+ * be NULL. */
+void world_run(world *w, uint64_t steps, const unsigned char *left_out);
+
+#endif
