@@ -64,7 +64,7 @@ static void add_entry(tn__event_ring *ring, const ring_entry *entry) {
     }
 }
 
-/* What has changed since the event before, whoever did it; `like` has no address, bytes or owner. */
+/* What has changed since the event before, whoever did it. `like` has no address, bytes, owner. */
 static void add_changes(tn_pool *pool, const ring_entry *like) {
     tn__event_ring *ring = pool->events;
     size_t reserved = tn__pool_reserved_bytes(pool);

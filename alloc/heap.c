@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "host_alloc.h"
-#include "track.h"
 
 /* ---- pages -------------------------------------------------------------------------------- */
 
@@ -66,6 +65,7 @@ static void spare_piece(tn__heap *heap, tn__piece *piece) {
 }
 
 tn_status tn__heap_reserve(tn__heap *heap, size_t count) {
+    if (heap->track.is_on) TN_TRY(tn__track_reserve(&heap->track));
     while (heap->spare_count < count) {
         tn__piece_slab *slab = tn__host_alloc(1, sizeof *slab);
         tn__piece *piece;
@@ -317,7 +317,10 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
     block->age = ++heap->operation;
     heap->live_bytes += request->asked_bytes;
     if (request->is_owned) heap->owned_bytes += request->asked_bytes;
-    if (heap->is_tracked) TN_TRACK_ALLOC((void *)block->address, block->asked_bytes);
+    if (heap->track.is_on) {
+        tn__track_take(&heap->track, block->region->tool_heap, block->address, block->bytes,
+                       block->asked_bytes, block->owner);
+    }
 }
 
 tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
@@ -364,7 +367,7 @@ static void settle_piece(tn__heap *heap, tn__piece *piece) {
     tn__uses_settle(&piece->uses);
     if (piece->uses.count > 0 || !piece->stream) return;
     piece->stream = NULL;
-    if (heap->is_tracked) TN_TRACK_FREE((void *)piece->address, piece->bytes);
+    if (heap->track.is_on) tn__track_idle(&heap->track, piece->address, piece->bytes);
 }
 
 /* Settles the pieces of one run; those that become alike become one. */
@@ -442,7 +445,6 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     if (is_mapped) {
         tn__pages_set_mapped(region, (tn__page_span){0, region->page_count}, 1);
         heap->mapped_bytes += bytes;
-        if (heap->is_tracked) TN_TRACK_FREE(address, bytes);
         enter_run(piece);
     } else {
         enter_index(piece);
@@ -466,7 +468,6 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
     if (piece->kind == TN__PIECE_FREE) {
         leave_run(piece);
         heap->mapped_bytes -= bytes;
-        if (heap->is_tracked) TN_TRACK_ALLOC((void *)region->map.begin, bytes);
     } else {
         leave_index(piece);
     }
@@ -477,6 +478,7 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
 }
 
 void tn__heap_clear(tn__heap *heap) {
+    tn__track_clear(&heap->track);
     while (heap->regions) {
         tn__region *region = heap->regions;
         heap->regions = region->next;

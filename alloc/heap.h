@@ -30,6 +30,7 @@
 #define TENURE_HEAP_H
 
 #include "block_table.h"
+#include "heap_track.h"
 #include "heap_tree.h"
 #include "page_map.h"
 #include "pool_order.h"
@@ -99,6 +100,7 @@ struct tn__region {
     uint64_t *mapped;    /* a bit a page */
     tn__handle *handles; /* VMM: of each mapped page; NULL on PLAIN */
     tn__piece *first;
+    void *tool_heap; /* by what a memory checker knows it */
 };
 
 typedef struct tn__piece_slab tn__piece_slab;
@@ -112,7 +114,7 @@ typedef struct tn__heap {
     tn__piece *spare_pieces; /* linked by next */
     size_t spare_count;
     uint64_t operation; /* counts allocs and frees: the clock of ages */
-    int is_tracked;     /* memory checkers are told: host memory (track.h) */
+    tn__heap_track track;
     size_t live_bytes;  /* of LIVE pieces, as asked for */
     size_t owned_bytes; /* part of live_bytes that tensors own */
     size_t mapped_bytes;
@@ -249,7 +251,8 @@ typedef struct tn__heap_sums {
 /* 1 if a FREE piece has a use, not known complete, on another stream than the one that freed it. */
 int tn__piece_is_pending(tn__piece *piece);
 
-/* Pending: FREE pieces that are. Cached: the rest of idle pages. Partial: the rest of FREE, and LIVE's rounding. */
+/* Pending: FREE pieces that are. Cached: the rest of idle pages. Partial: the rest of FREE, and
+ * LIVE's rounding. */
 void tn__heap_sum(tn__heap *heap, tn__heap_sums *out);
 
 /* TN_INVALID_STATE with the first thing that does not hold. */

@@ -12,6 +12,9 @@
 #include <string.h>
 #include <strings.h>
 
+#include "nvtx_memory.h"
+#include "text_sink.h"
+
 #define AS_INDEX(kind, field, variable, alias, fallback, meaning) OPTION_##field,
 enum option_index { TN_OPTION_TABLE(AS_INDEX) OPTION_COUNT };
 
@@ -167,14 +170,13 @@ const tn__options *tn__options_get(void) {
 }
 
 size_t tn_options_describe(char *text, size_t text_bytes) {
-    size_t used = 0;
+    tn__text out = tn__text_begin(text, text_bytes);
     (void)tn__options_get();
     for (size_t i = 0; i < OPTION_COUNT; i++) {
-        size_t room = used < text_bytes ? text_bytes - used : 0;
-        int wrote =
-            snprintf(room ? text + used : NULL, room, "%-32s %-14s (%s) %s\n", rows[i].variable,
-                     text_of[i], source_of[i] ? source_of[i] : "default", rows[i].meaning);
-        used += wrote > 0 ? (size_t)wrote : 0;
+        tn__text_add(&out, "%-32s %-14s (%s) %s\n", rows[i].variable, text_of[i],
+                     source_of[i] ? source_of[i] : "default", rows[i].meaning);
     }
-    return used;
+    tn__text_add(&out, "NVTX memory annotations are%s built in\n",
+                 tn__nvtx_is_built() ? "" : " not");
+    return out.used;
 }

@@ -24,6 +24,7 @@
     X(LIMIT, soft_limit_bytes, "TENURE_SOFT_LIMIT", NULL, "none",                                  \
       "above it all pools use up idle memory before they grow")                                    \
     X(NUMBER, events, "TENURE_EVENTS", NULL, "0", "keep the last N events of every pool")          \
+    X(BOOL, nvtx, "TENURE_NVTX", NULL, "0", "tell NVTX tools of blocks even if none is injected")  \
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
       "drop the columnwise plane of frozen 2D weights after dgrad")
@@ -47,6 +48,7 @@ typedef struct tn__options {
     size_t limit_bytes;      /* 0: none */
     size_t soft_limit_bytes; /* 0: none */
     size_t events;
+    int nvtx;
     int release_frozen_columnwise;
 } tn__options;
 

@@ -4,6 +4,7 @@
 
 #include "event_ring.h"
 #include "host_alloc.h"
+#include "nvtx_memory.h"
 #include "options.h"
 #include "track.h"
 
@@ -172,6 +173,18 @@ static tn_status begin_option_events(tn_pool *pool) {
     return count ? tn_pool_events_begin(pool, count, 0) : TN_OK;
 }
 
+/* Who is told of blocks stays the same for the life of a pool. */
+static void begin_tracking(tn_pool *pool) {
+    tn__heap_track *track = &pool->heap.track;
+    int is_host = pool->info.driver == TN_DRIVER_HOST;
+    track->marks_memory = is_host && TN_TRACK_IS_ON();
+    track->tells_tools =
+        !is_host && pool->backing->kind == TN_BACKING_PLAIN && tn__nvtx_is_wanted();
+    track->is_on = track->marks_memory || track->tells_tools;
+    if (track->marks_memory) pool->observers |= TN__OBSERVE_TRACK;
+    if (track->tells_tools) pool->observers |= TN__OBSERVE_NVTX;
+}
+
 /* A pool whose backing is open and that has given nothing out. */
 static void abandon_pool(tn_pool *pool) {
     tn__saved_error saved;
@@ -194,9 +207,8 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
     TN_TRY(make_pool(device, config, &pool));
     pool->info = info;
     pool->order.home.ordinal = info.ordinal;
-    pool->heap.is_tracked = info.driver == TN_DRIVER_HOST && TN_TRACK_IS_ON();
-    if (pool->heap.is_tracked) pool->observers |= TN__OBSERVE_TRACK;
     pool->backing = tn__backing_find(config->backing, &info);
+    begin_tracking(pool);
     status = configure(pool, config);
     if (status == TN_OK) {
         status = begin_option_trace(pool);

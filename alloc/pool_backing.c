@@ -1,6 +1,7 @@
 /* The rows of the table of backings, and what is said when a device can not have one. */
 #include "pool_backing.h"
 
+#include "nvtx_memory.h"
 #include "options.h"
 #include "pool_internal.h"
 
@@ -65,7 +66,10 @@ static const tn__backing rows[] = {
 };
 
 const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *info) {
-    if (kind == TN_BACKING_AUTO) kind = info->supports_vmm ? TN_BACKING_VMM : TN_BACKING_PLAIN;
+    if (kind == TN_BACKING_AUTO) {
+        int is_vmm = info->supports_vmm && !tn__nvtx_is_wanted();
+        kind = is_vmm ? TN_BACKING_VMM : TN_BACKING_PLAIN;
+    }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].kind == kind) return &rows[i];
     }

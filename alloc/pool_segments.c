@@ -8,6 +8,23 @@
 
 #define SHARED_BYTES ((size_t)32 << 20)
 
+static size_t segment_bytes(const tn__region *region) {
+    return region->map.end - region->map.begin;
+}
+
+static void tell_begin(tn_pool *pool, tn__region *region) {
+    if (!pool->heap.track.is_on) return;
+    tn__track_memory_begin(&pool->heap.track, region->map.begin, segment_bytes(region),
+                           &region->tool_heap);
+}
+
+/* Checkers are told before the driver: it may use the memory itself, and give it to others. */
+static void tell_end(tn_pool *pool, tn__region *region) {
+    if (!pool->heap.track.is_on) return;
+    tn__track_memory_end(&pool->heap.track, region->map.begin, segment_bytes(region),
+                         region->tool_heap);
+}
+
 static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t bytes,
                              tn__place *out) {
     const size_t align_mask = TN__BLOCK_ALIGN - 1;
@@ -33,6 +50,7 @@ static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t b
         tn__error_restore(&saved);
         return status;
     }
+    tell_begin(pool, region);
     out->region = region;
     out->first = region->first;
     out->address =
@@ -62,10 +80,6 @@ tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effor
     }
 }
 
-static size_t segment_bytes(const tn__region *region) {
-    return region->map.end - region->map.begin;
-}
-
 /* The segment of at most that size that has been idle for longest and that nothing may still
  * use; NULL: none. */
 static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
@@ -79,6 +93,14 @@ static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
     return oldest;
 }
 
+static tn_status free_segment(tn_pool *pool, tn__region *region) {
+    tn_status status;
+    tell_end(pool, region);
+    status = pool->driver->mem_free(pool->state, (void *)region->map.begin);
+    if (status != TN_OK) tell_begin(pool, region);
+    return status;
+}
+
 tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
     TN_TRY(tn__pool_collect(pool));
     while (!tn__release_is_done(release)) {
@@ -86,7 +108,7 @@ tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
         size_t bytes;
         if (!region) break;
         bytes = segment_bytes(region);
-        TN_TRY(pool->driver->mem_free(pool->state, (void *)region->map.begin));
+        TN_TRY(free_segment(pool, region));
         tn__process_unclaim(bytes);
         tn__heap_remove_region(&pool->heap, region);
         release->released_bytes += bytes;

@@ -64,3 +64,17 @@ function(tenure_use_cuda_kernels name)
   include(cuda_kernels)
   tenure_add_cuda_kernels(${name})
 endfunction()
+
+# NVTX is headers alone: with them, libtenure can tell tools of the blocks in its pools.
+function(tenure_use_nvtx)
+  find_path(TENURE_NVTX_INCLUDE nvtx3/nvToolsExtMem.h HINTS ${TENURE_CUDA_INCLUDE_DIRS}
+    PATHS /usr/local/cuda/include)
+  if(TENURE_NVTX_INCLUDE)
+    set_source_files_properties(alloc/nvtx_memory.c PROPERTIES
+      COMPILE_DEFINITIONS TENURE_WITH_NVTX
+      COMPILE_OPTIONS "-isystem;${TENURE_NVTX_INCLUDE}")
+    message(STATUS "NVTX memory annotations: ON")
+  else()
+    message(STATUS "NVTX memory annotations: OFF (no nvtx3/nvToolsExtMem.h)")
+  endif()
+endfunction()

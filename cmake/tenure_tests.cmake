@@ -88,6 +88,15 @@ foreach(kind api cli gpu misuse)
 endforeach()
 
 include(simulation)
+# The NVTX tool that tests/unit/test_nvtx_memory.c has injected.
+if(TENURE_NVTX_INCLUDE)
+  add_library(tenure_recording_tool MODULE tests/nvtx/recording_tool.c)
+  target_include_directories(tenure_recording_tool SYSTEM PRIVATE ${TENURE_NVTX_INCLUDE})
+  set_target_properties(tenure_recording_tool PROPERTIES C_VISIBILITY_PRESET default
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_dependencies(unit_test_nvtx_memory tenure_recording_tool)
+endif()
+target_include_directories(unit_test_nvtx_memory PRIVATE tests/nvtx)
 
 file(GLOB scripts CONFIGURE_DEPENDS tests/*/test_*.sh)
 foreach(script ${scripts})
