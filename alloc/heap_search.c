@@ -64,6 +64,7 @@ int tn__heap_find_run(tn__heap *heap, const tn__request *request, tn__place *out
             found = 1;
         }
     }
+    if (request->stream->is_captured) return 0; /* it can not wait for a place */
     if (found || !node) return found;
     /* All that were looked at lack the room for the alignment; this one can not. */
     node = tn__tree_at_least(root, request->bytes + request->alignment, 0);
@@ -119,12 +120,24 @@ typedef struct gap_search {
     int is_found;
 } gap_search;
 
+/* A captured stream can wait for nobody: all that it gets must be ready. */
+static int can_use(const gap_search *search, const gap *within, uintptr_t begin) {
+    const tn__request *request = search->request;
+    tn__piece *piece = tn__piece_at(within->first, begin);
+    if (!request->stream->is_captured) return 1;
+    for (; piece && piece->address < begin + request->bytes; piece = piece->next) {
+        if (!tn__order_is_ready(request->stream, &piece->uses)) return 0;
+    }
+    return 1;
+}
+
 static void try_window(gap_search *search, const gap *within, uintptr_t begin) {
     tn__region *region = within->first->region;
     size_t gap_bytes = within->end - within->begin;
     size_t missing;
     if (begin < within->begin || begin > within->end) return;
     if (within->end - begin < search->request->bytes) return;
+    if (!can_use(search, within, begin)) return;
     missing = missing_pages(region, begin, search->request->bytes);
     if (search->is_found) {
         if (missing > search->best.missing_pages) return;

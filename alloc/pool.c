@@ -194,7 +194,8 @@ static void abandon_pool(tn_pool *pool) {
     tn__error_restore(&saved);
 }
 
-tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_pool **out) {
+tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__graph *graph,
+                          tn_pool **out) {
     static const tn_pool_config defaults = TN_POOL_CONFIG_INIT;
     tn_device_info info = TN_DEVICE_INFO_INIT;
     tn_pool *pool = NULL;
@@ -222,11 +223,16 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
         free_pool(pool);
         return status;
     }
+    pool->graph = graph;
     tn__page_map_retain();
     tn__device_retain(device);
     tn__pools_enter(pool);
     *out = pool;
     return TN_OK;
+}
+
+tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_pool **out) {
+    return tn__pool_create(device, config, NULL, out);
 }
 
 /* ---- destroy --------------------------------------------------------------------------------- */
@@ -243,6 +249,7 @@ static tn_status end_trace_locked(tn_pool *pool) {
 static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
     if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
+    TN_TRY(tn__graph_check_released(pool));
     TN_TRY(tn__pool_wait_freed(pool));
     tn__heap_settle(&pool->heap);
     TN_TRY(pool->backing->release(pool, &everything));
@@ -266,6 +273,7 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     tn__pool_end_peers(pool);
     tn__device_unwatch_streams(pool->device, pool);
     tn__device_release(pool->device);
+    tn__graph_destroy(pool->graph);
     free_pool(pool);
     tn__page_map_release();
     return TN_OK;

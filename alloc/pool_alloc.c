@@ -4,24 +4,27 @@
 
 /* ---- taking a place -------------------------------------------------------------------------- */
 
-/* The simulated device is told of the take; it only watches, and counts the races that it sees. */
+void tn__pool_note_take(tn_pool *pool, const tn__piece *block) {
+    if (!pool->info.simulated || !pool->driver->note_take) return;
+    tn__error_scope_begin();
+    (void)pool->driver->note_take(block->stream->device->state, (void *)block->address,
+                                  block->bytes, block->stream->handle);
+    (void)tn__error_scope_end(TN_OK);
+}
+
 static tn_status take_place(tn_pool *pool, const tn__request *request, const tn__place *place,
                             tn__piece **out) {
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
     TN_TRY(tn__heap_take(&pool->heap, place->first, place->address, request, out));
-    if (pool->info.simulated && pool->driver->note_take) {
-        tn__error_scope_begin();
-        (void)pool->driver->note_take(request->stream->device->state, (void *)place->address,
-                                      request->bytes, request->stream->handle);
-        (void)tn__error_scope_end(TN_OK);
-    }
+    tn__pool_note_take(pool, *out);
     return TN_OK;
 }
 
 static tn_status allocate(tn_pool *pool, tn__request *request, tn__piece **out) {
     tn__place place;
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
-    TN_TRY(tn__pool_find_room(pool, request, &place));
+    TN_TRY(pool->graph ? tn__graph_find_room(pool, request, &place)
+                       : tn__pool_find_room(pool, request, &place));
     return take_place(pool, request, &place, out);
 }
 
@@ -42,7 +45,18 @@ static tn_status read_options(const tn_alloc_options *options, tn__request *requ
     return TN_OK;
 }
 
-static void trace_alloc(tn_pool *pool, tn__piece *block) {
+/* The stream that a caller names: for an alloc, where block is NULL, or for what it does with the
+ * block. */
+static tn_status find_stream(tn_pool *pool, tn_stream handle, tn__graph_call call,
+                             const tn__piece *block, tn__pool_stream **out) {
+    return pool->graph ? tn__graph_find_stream(pool, handle, call, block, out)
+                       : tn__pool_find_stream(pool, handle, out);
+}
+
+void tn__pool_note_alloc(tn_pool *pool, tn__piece *block) {
+    pool->allocs++;
+    tn__pool_event(pool, TN_EVENT_ALLOC, block->address, block->asked_bytes, block->stream,
+                   block->owner);
     if (!pool->trace) return;
     block->trace_id = tn__trace_alloc(pool->trace, block->asked_bytes, &block->stream->trace_number,
                                       pool->driver->now_us(pool->state));
@@ -51,7 +65,7 @@ static void trace_alloc(tn_pool *pool, tn__piece *block) {
 static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream stream,
                                  tn__piece **out) {
     tn_status status;
-    TN_TRY(tn__pool_find_stream(pool, stream, &request->stream));
+    TN_TRY(find_stream(pool, stream, TN__GRAPH_ALLOC, NULL, &request->stream));
     /* What no device can have is not worth the procedure. */
     status = request->bytes > pool->info.memory_bytes || request->bytes > pool->limit_bytes
                  ? TN_OUT_OF_DEVICE_MEMORY
@@ -65,10 +79,7 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
         return tn__pool_report_shortage(pool, request->asked_bytes);
     }
     if (status != TN_OK) return status;
-    pool->allocs++;
-    trace_alloc(pool, *out);
-    tn__pool_event(pool, TN_EVENT_ALLOC, (*out)->address, request->asked_bytes, request->stream,
-                   request->owner);
+    tn__pool_note_alloc(pool, *out);
     return TN_OK;
 }
 
@@ -140,16 +151,21 @@ static void add_use_now(tn__piece *block, tn__pool_stream *stream) {
     tn__uses_add(&block->uses, use.stream, use.epoch);
 }
 
+void tn__pool_note_free(tn_pool *pool, const tn__piece *block) {
+    pool->frees++;
+    tn__pool_event(pool, TN_EVENT_FREE, block->address, block->asked_bytes, block->stream,
+                   block->owner);
+    if (pool->trace && block->trace_id) {
+        tn__trace_free(pool->trace, block->trace_id, pool->driver->now_us(pool->state));
+    }
+}
+
 /* The block may still be in use by the stream that it was made for, and by this one. */
 static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream) {
     if (block->stream) add_use_now(block, block->stream);
     add_use_now(block, stream);
     block->stream = stream;
-    pool->frees++;
-    tn__pool_event(pool, TN_EVENT_FREE, block->address, block->asked_bytes, stream, block->owner);
-    if (pool->trace && block->trace_id) {
-        tn__trace_free(pool->trace, block->trace_id, pool->driver->now_us(pool->state));
-    }
+    tn__pool_note_free(pool, block);
     tn__heap_give(&pool->heap, block);
 }
 
@@ -169,7 +185,7 @@ tn_status tn_free(void *block, tn_stream stream) {
     tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(find_block(block, "tn_free", &pool, &piece));
-    status = tn__pool_find_stream(pool, stream, &state);
+    status = find_stream(pool, stream, TN__GRAPH_FREE, piece, &state);
     if (status == TN_OK) {
         give_block(pool, piece, state);
         tell_free(pool);
@@ -185,7 +201,7 @@ tn_status tn_record_use(void *block, tn_stream stream) {
     tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(find_block(block, "tn_record_use", &pool, &piece));
-    status = tn__pool_find_stream(pool, stream, &state);
+    status = find_stream(pool, stream, TN__GRAPH_USE, piece, &state);
     if (status == TN_OK && state != piece->stream) {
         status = reserve_uses(piece, state);
         if (status == TN_OK && !TN__CANARY(TN__CANARY_RECORDED_USE)) add_use_now(piece, state);

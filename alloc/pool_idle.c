@@ -62,7 +62,7 @@ static int compare_age(const void *a, const void *b) {
 tn_status tn__idle_list(tn_pool *pool, const tn__idle_filter *filter, tn__idle_pages **out,
                         size_t *count) {
     *out = NULL;
-    *count = gather_idle(pool, filter, NULL, 0);
+    *count = tn__graph_holds(pool->graph) ? 0 : gather_idle(pool, filter, NULL, 0);
     if (*count == 0) return TN_OK;
     *out = tn__host_alloc(*count, sizeof **out);
     if (!*out) return TN_OUT_OF_HOST_MEMORY;

@@ -10,6 +10,8 @@
  *   pool_idle.c      VMM: idle pages found and given back
  *   pool_segments.c  segments taken and given back
  *   pool_peer.c      access by other devices
+ *   pool_graph.c     graph pools: captures, and the memory of graphs
+ *   pool_checkpoint.c  graph pools: which blocks are live, taken down and made so again
  *   pool_report.h    statistics, the check of everything, reports in words and as JSON
  *   heap*.c          pieces of address space and where blocks go
  *   pool_order.c     streams, events, waits
@@ -26,6 +28,7 @@
 
 #include "heap.h"
 #include "pool_backing.h"
+#include "pool_graph.h"
 #include "pool_owned.h"
 #include "pool_report.h"
 #include "process_limits.h"
@@ -59,6 +62,7 @@ struct tn_pool {
     size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 
     _Atomic unsigned observers; /* TN__OBSERVE_...; 0: nobody */
+    tn__graph *graph;           /* NULL: no graph pool */
 
     pthread_mutex_t mutex;
     tn__heap heap;
@@ -103,6 +107,15 @@ static inline size_t tn__round_up(size_t bytes, size_t unit) {
 
 /* Learns what has completed, and unmaps what was waiting for that. Never waits. */
 tn_status tn__pool_collect(tn_pool *pool);
+
+/* ---- pool_alloc.c ---------------------------------------------------------------------------- */
+
+/* Tells the simulated device that a block is handed out; it only watches for races. */
+void tn__pool_note_take(tn_pool *pool, const tn__piece *block);
+
+/* Counts and traces an alloc or a free that is about to happen to the block's piece. */
+void tn__pool_note_alloc(tn_pool *pool, tn__piece *block);
+void tn__pool_note_free(tn_pool *pool, const tn__piece *block);
 
 /* ---- pool_pressure.c ------------------------------------------------------------------------- */
 
@@ -168,6 +181,10 @@ int tn__pools_is_first(void);
 tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__release *release);
 
 /* ---- pool.c ---------------------------------------------------------------------------------- */
+
+/* tn_pool_create, and for a graph pool with its state, which is the pool's after success. */
+tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__graph *graph,
+                          tn_pool **out);
 
 /* A device's watcher of streams that end; the argument is a pool. */
 void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id);

@@ -57,8 +57,7 @@ static tn_status find_foreign_device(tn__order *order, tn_stream handle, tn__ord
                    handle, ordinal, order->home.ordinal);
 }
 
-static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
-                            tn__pool_stream **out) {
+tn_status tn__order_make(tn__order *order, tn_stream handle, uint64_t id, tn__pool_stream **out) {
     tn__order_device *maker = is_default(handle) ? &order->home : maker_of(order, handle);
     tn__order_device *device = maker;
     tn__pool_stream *stream;
@@ -73,6 +72,14 @@ static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
     stream->is_foreign = !maker;
     stream->epoch = 1;
     stream->trace_number = -1;
+    *out = stream;
+    return TN_OK;
+}
+
+static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
+                            tn__pool_stream **out) {
+    tn__pool_stream *stream = NULL;
+    TN_TRY(tn__order_make(order, handle, id, &stream));
     stream->next = *bucket_of(order, id);
     *bucket_of(order, id) = stream;
     order->stream_count++;

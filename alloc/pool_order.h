@@ -102,6 +102,7 @@ struct tn__pool_stream {
     uint64_t number; /* ours: a stream that was forgotten and comes back has a new one */
     uint64_t epoch;
     uint64_t complete;
+    int is_captured;     /* of an open capture, in no index: no event tells when a use is over */
     int is_foreign;      /* may be destroyed without a word, and its handle given to another */
     int is_used;         /* the open epoch has uses */
     int is_marked;       /* by a sweep */
@@ -136,6 +137,9 @@ typedef struct tn__order {
 /* The state of a stream, made when it is new. TN_INVALID_ARGUMENT if it belongs to a device that
  * is no peer. */
 tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out);
+
+/* A new state that is in no index: the caller's, to end with tn__host_free when no use is left. */
+tn_status tn__order_make(tn__order *order, tn_stream handle, uint64_t id, tn__pool_stream **out);
 
 /* The state of a stream that is known already, by id; NULL if it is not. */
 tn__pool_stream *tn__order_known(tn__order *order, uint64_t id);

@@ -103,7 +103,7 @@ static tn_status free_segment(tn_pool *pool, tn__region *region) {
 
 tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
     TN_TRY(tn__pool_collect(pool));
-    while (!tn__release_is_done(release)) {
+    while (!tn__release_is_done(release) && !tn__graph_holds(pool->graph)) {
         tn__region *region = find_idle(pool, tn__release_room(release));
         size_t bytes;
         if (!region) break;

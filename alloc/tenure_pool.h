@@ -74,6 +74,74 @@ TN_API TN_MUST_USE tn_status tn_pool_pressure_callback_set(tn_pool *pool,
 
 /* ---- graph pools -------------------------------------------------------------------------- */
 
+/* Memory of captured CUDA graphs. A graph pool gives memory to streams that capture, at addresses
+ * that stay valid for every launch. What a capture frees serves this capture again, on the same
+ * stream, and later captures of the pool; nobody else gets it between launches.
+ *
+ *     tn_graph_pool_create(device, NULL, &pool);
+ *     cuStreamBeginCapture(stream, mode);
+ *     tn_graph_capture_begin(pool, stream);
+ *     ...                                           tn_alloc(pool, ...), work, tn_free(...)
+ *     tn_graph_capture_end(pool, &memory);
+ *     cuStreamEndCapture(stream, &graph);
+ *     ...                                           launch it as often as you like
+ *     cuGraphExecDestroy(exec);
+ *     tn_graph_memory_release(pool, memory, stream);
+ *
+ * Graphs whose captures share a pool must not be in flight together, and a launch destroys what
+ * lies in memory that its own capture had freed: take over a graph's results before you launch a
+ * graph that was captured earlier. Blocks that are live when a capture ends stay the caller's.
+ *
+ * In a graph pool tn_alloc is for streams of the open capture, forked ones too, and tn_free and
+ * tn_record_use of a block of the open capture likewise: TN_INVALID_STATE for other streams, and
+ * for tn_free of an older block on a stream that captures. A capture that something forbidden has
+ * spoiled is TN_INVALID_STATE everywhere: abort it. Growing is legal while streams capture;
+ * nothing is given back to the driver then, and no event recorded.
+ *
+ * tn_graph_pool_create: as tn_pool_create. TN_UNSUPPORTED if the driver has no captures, and for
+ * backings other than AUTO, VMM and PLAIN. tn_pool_destroy ends it: TN_IN_USE while a capture is
+ * open or memory of a graph is not released. */
+TN_API TN_MUST_USE tn_status tn_graph_pool_create(tn_device *device, const tn_pool_config *config,
+                                                  tn_pool **out);
+
+/* What one captured graph uses. A value of one pool that never comes again. */
+typedef uint64_t tn_graph_memory;
+
+/* Opens the capture that `stream` is in, which has begun already. One at a time in a pool:
+ * TN_INVALID_STATE if one is open, and if the stream does not capture; TN_UNSUPPORTED for a pool
+ * that is no graph pool. */
+TN_API TN_MUST_USE tn_status tn_graph_capture_begin(tn_pool *pool, tn_stream stream);
+
+/* Closes it, before or after the caller ends the stream's capture; only before can it tell that
+ * the capture is spoiled (TN_INVALID_STATE: still open, abort it). If the stream's capture ends
+ * badly afterwards, release the memory and free what is live. TN_INVALID_STATE if none is open. */
+TN_API TN_MUST_USE tn_status tn_graph_capture_end(tn_pool *pool, tn_graph_memory *out);
+
+/* Gives up the open capture: frees all its blocks, whose addresses mean nothing any more. What the
+ * pool has grown by it keeps, as cached memory. TN_INVALID_STATE if none is open. */
+TN_API TN_MUST_USE tn_status tn_graph_capture_abort(tn_pool *pool);
+
+/* The graph will not be launched any more, and its last launch comes before this point of `stream`
+ * (which does not capture). Blocks of it that are live stay so. The pool's free memory can go back
+ * to the driver (tn_pool_trim) once no graph holds any. TN_STALE_HANDLE: released before, or of
+ * another pool. */
+TN_API TN_MUST_USE tn_status tn_graph_memory_release(tn_pool *pool, tn_graph_memory memory,
+                                                     tn_stream stream);
+
+/* Which blocks of a graph pool are live, and where. */
+typedef struct tn_checkpoint tn_checkpoint;
+
+/* TN_INVALID_STATE while a capture is open, and if a tensor owns one of the blocks. */
+TN_API TN_MUST_USE tn_status tn_pool_checkpoint(tn_pool *pool, tn_checkpoint **out);
+
+/* Makes exactly the checkpoint's blocks live again, at their addresses: those that were freed since
+ * are allocated anew for `stream`, which waits on the device for their last uses. Contents are
+ * undefined. Nothing changes on TN_IN_USE (a block is live that the checkpoint has not: the text
+ * names it) and TN_INVALID_STATE (a capture is open; the memory has gone back to the driver). */
+TN_API TN_MUST_USE tn_status tn_pool_restore(tn_pool *pool, const tn_checkpoint *checkpoint,
+                                             tn_stream stream);
+TN_API void tn_checkpoint_destroy(tn_checkpoint *checkpoint);
+
 /* ---- pause and resume --------------------------------------------------------------------- */
 
 /* ---- sharing ------------------------------------------------------------------------------ */
