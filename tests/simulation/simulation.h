@@ -5,6 +5,7 @@
  *     simulation_world.c   devices, streams and pools of a seed: made, ended, checked at the end
  *     simulation_steps.c   blocks: what a program does with them
  *     simulation_upsets.c   what goes wrong: faults, stalls, less memory, bad calls, ends
+ *     simulation_sequences.c  not random: every short sequence of calls there is
  *     simulation_check.c   what must hold after every step
  *     interval_oracle.c    the blocks as they must be, without the allocator's code
  *
@@ -135,6 +136,8 @@ world_random world_random_of(uint64_t seed, uint64_t step);
 /* ---- simulation_world.c ---------------------------------------------------------------------- */
 
 void world_open(world *w);
+/* One device of so much memory, two streams, a pool: slots 0, 0 and 1, 0. */
+void world_open_small(world *w, size_t memory_bytes, tn_pool_backing backing);
 void world_open_pool(world *w, world_random *random, int slot);
 void world_open_stream(world *w, world_random *random, int slot);
 /* Frees every block and ends everything; nothing may be left anywhere. */
@@ -159,6 +162,8 @@ tn_status world_alloc(world *w, int pool, size_t bytes, size_t alignment, int st
 tn_status world_free(world *w, size_t index, int stream);
 tn_status world_record_use(world *w, size_t index, int stream);
 tn_status world_trim(world *w, int pool, size_t keep_bytes);
+void world_use(world *w, size_t index, int stream, int is_write, double duration_us);
+void world_synchronize(world *w, int device);
 size_t world_choose_bytes(world_random *random);
 void world_release_stalls(world *w);
 
@@ -186,5 +191,10 @@ void world_check_races(const world *w);
 /* Runs the world's steps on threads that take turns; those with a mark are left out. left_out may
  * be NULL. */
 void world_run(world *w, uint64_t steps, const unsigned char *left_out);
+
+/* ---- simulation_sequences.c ------------------------------------------------------------------ */
+
+/* Runs every sequence of so many calls, four sizes on two streams; the count of sequences. */
+uint64_t world_run_sequences(world *w, int length);
 
 #endif

@@ -3,6 +3,8 @@
  *     pool_simulation --seed 7 --steps 20000            one seed; also how a failure is replayed
  *     pool_simulation --seed 1 --operations 100000000   seeds from 1 on, until there were so many
  *
+ *     pool_simulation --sequences 5                     every sequence of five calls
+ *
  * Each seed runs in a process of its own, whose addresses are not randomised, so that it is the
  * same program whatever ran before. A seed that fails is run again with steps left out, as long as
  * it still fails, and the shortest command that fails is printed. Exit status: 0, 1 (a seed has
@@ -26,6 +28,7 @@ typedef struct command {
     uint64_t seed;
     uint64_t steps;      /* of each seed */
     uint64_t operations; /* in all; 0: one seed */
+    int sequences;       /* not 0: all of so many calls, and nothing random */
     int expects_failure;
     int wants_all_counts;
     int shrinks;
@@ -119,7 +122,7 @@ static double seconds_now(void) {
 }
 
 static void tell_counts(const world_counts *counts, uint64_t seeds, double seconds) {
-    printf("%llu seeds, %.1f s, %.0f steps a second:", (unsigned long long)seeds, seconds,
+    printf("%llu programs, %.1f s, %.0f steps a second:", (unsigned long long)seeds, seconds,
            (double)counts->steps / seconds);
 #define TELL_COUNT(name) printf(" " #name "=%llu", (unsigned long long)counts->name);
     WORLD_COUNTS(TELL_COUNT)
@@ -186,10 +189,30 @@ static int run_all(command *c, world_counts *counts) {
     return 1;
 }
 
+/* On a device so small that most sequences come to its end. */
+static int run_sequences(const command *c, world_counts *counts) {
+    static const tn_pool_backing backings[] = {TN_BACKING_VMM, TN_BACKING_PLAIN};
+    const size_t memory_bytes = (size_t)12 << 20;
+    for (size_t i = 0; i < sizeof backings / sizeof *backings; i++) {
+        static world w;
+        double start = seconds_now();
+        uint64_t sequences;
+        memset(&w, 0, sizeof w);
+        w.counts = counts;
+        w.tells = c->tells;
+        world_open_small(&w, memory_bytes, backings[i]);
+        sequences = world_run_sequences(&w, c->sequences);
+        world_close(&w);
+        tell_counts(counts, sequences, seconds_now() - start);
+    }
+    return 0;
+}
+
 /* ---- command line ---------------------------------------------------------------------------- */
 
 static _Noreturn void explain(void) {
-    fputs("usage: pool_simulation [--seed N] [--steps N] [--operations N] [--leave-out FROM-TO]\n"
+    fputs("usage: pool_simulation [--sequences N] [--seed N] [--steps N] [--operations N] "
+          "[--leave-out FROM-TO]\n"
           "                       [--tell] [--all-counts] [--no-shrink] [--in-process]\n"
           "                       [--expect-failure]\n",
           stderr);
@@ -244,6 +267,8 @@ static void read_command(command *c, char **arguments) {
             read_steps(c, *++at);
         else if (strcmp(*at, "--operations") == 0)
             c->operations = read_number(*++at);
+        else if (strcmp(*at, "--sequences") == 0)
+            c->sequences = (int)read_number(*++at);
         else if (strcmp(*at, "--leave-out") == 0)
             read_gap(c, *++at);
         else
@@ -271,5 +296,5 @@ int main(int count, char **arguments) {
         perror("mmap");
         return 2;
     }
-    return run_all(&c, counts);
+    return c.sequences ? run_sequences(&c, counts) : run_all(&c, counts);
 }

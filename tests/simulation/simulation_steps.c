@@ -113,6 +113,22 @@ tn_status world_trim(world *w, int slot, size_t keep_bytes) {
     return status;
 }
 
+/* The kernel is ordered, by the program, after what used the block before. */
+void world_use(world *w, size_t index, int stream, int is_write, double duration_us) {
+    oracle_block *block = &w->oracle.blocks[index];
+    tn_device *device = w->devices[w->pools[block->pool].device];
+    tn__range range = {(void *)block->address, block->bytes, is_write};
+    world_tell(w, "%s %p on stream %d", is_write ? "write" : "read", (void *)block->address,
+               stream);
+    world_wait(w, stream, oracle_touch(block, stream, is_write));
+    world_expect_ok(w,
+                    tn__device_driver(device)->ghost_launch(tn__device_state(device),
+                                                            is_write ? "write" : "read", &range, 1,
+                                                            duration_us, w->streams[stream].handle),
+                    "a kernel is launched");
+    w->counts->uses++;
+}
+
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 size_t world_choose_bytes(world_random *random) {
@@ -139,21 +155,9 @@ static void step_alloc(world *w, world_random *random) {
                       world_pick_stream(w, random, w->pools[slot].device));
 }
 
-/* A kernel, ordered by the program after what used the block before, that reads or writes it. */
-static void use_block(world *w, world_random *random, size_t index, int stream) {
-    oracle_block *block = &w->oracle.blocks[index];
-    tn_device *device = w->devices[w->pools[block->pool].device];
+static void use_somehow(world *w, world_random *random, size_t index, int stream) {
     int is_write = !world_one_in(random, 3);
-    tn__range range = {(void *)block->address, block->bytes, is_write};
-    world_tell(w, "%s %p on stream %d", is_write ? "write" : "read", (void *)block->address,
-               stream);
-    world_wait(w, stream, oracle_touch(block, stream, is_write));
-    world_expect_ok(w,
-                    tn__device_driver(device)->ghost_launch(
-                        tn__device_state(device), is_write ? "write" : "read", &range, 1,
-                        (double)(1 + world_below(random, 60)), w->streams[stream].handle),
-                    "a kernel is launched");
-    w->counts->uses++;
+    world_use(w, index, stream, is_write, (double)(1 + world_below(random, 60)));
 }
 
 static void step_use(world *w, world_random *random) {
@@ -163,7 +167,7 @@ static void step_use(world *w, world_random *random) {
     int stream = world_pick_stream(w, random, w->pools[block->pool].device);
     if (own >= WORLD_PER_THREAD && own - WORLD_PER_THREAD != w->thread) own = ORACLE_NO_STREAM;
     if (own != ORACLE_NO_STREAM && world_one_in(random, 2)) stream = own;
-    use_block(w, random, index, stream);
+    use_somehow(w, random, index, stream);
     if (stream != own) world_expect_ok(w, world_record_use(w, index, stream), "a use is recorded");
 }
 
@@ -175,18 +179,21 @@ static void step_free(world *w, world_random *random) {
     int stream = world_pick_stream(w, random, w->pools[block->pool].device);
     if (own >= WORLD_PER_THREAD && own - WORLD_PER_THREAD != w->thread) own = ORACLE_NO_STREAM;
     if (own != ORACLE_NO_STREAM && !world_one_in(random, 4)) stream = own;
-    if (world_one_in(random, 4)) use_block(w, random, index, stream);
+    if (world_one_in(random, 4)) use_somehow(w, random, index, stream);
     world_expect_ok(w, world_free(w, index, stream), "a block is freed");
 }
 
-static void step_synchronize(world *w, world_random *random) {
-    int device = (int)world_below(random, (size_t)w->device_count);
-    if (w->stalled_count) return;
+void world_synchronize(world *w, int device) {
     world_expect_ok(w, tn_device_synchronize(w->devices[device]), "a device is waited for");
     for (int slot = 0; slot < WORLD_STREAMS; slot++) {
         if (w->streams[slot].is_live && w->streams[slot].device == device)
             oracle_stream_done(&w->oracle, slot);
     }
+}
+
+static void step_synchronize(world *w, world_random *random) {
+    int device = (int)world_below(random, (size_t)w->device_count);
+    if (!w->stalled_count) world_synchronize(w, device);
 }
 
 static void step_trim(world *w, world_random *random) {

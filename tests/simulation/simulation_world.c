@@ -159,14 +159,8 @@ static void open_device(world *w, int ordinal) {
     w->memory_now[ordinal] = w->memory_bytes ? w->memory_bytes : SIZE_MAX / 2;
 }
 
-void world_open(world *w) {
-    static const size_t memories[] = {0, 160 * MIB, 320 * MIB, 512 * MIB, 1 * GIB};
-    static const size_t blocks[] = {12, 60, 60, 200, 600};
-    world_random random = world_random_of(w->seed, UINT64_MAX);
+static void open_devices(world *w) {
     tnsim_config sim = {.size = sizeof sim};
-    w->memory_bytes = choose(&random, memories, sizeof memories / sizeof *memories);
-    w->blocks_max = choose(&random, blocks, sizeof blocks / sizeof *blocks);
-    w->device_count = world_one_in(&random, 2) ? 1 : 1 + (int)world_below(&random, WORLD_DEVICES);
     sim.memory_bytes = w->memory_bytes;
     sim.device_count = w->device_count;
     sim.seed = w->seed;
@@ -176,6 +170,31 @@ void world_open(world *w) {
     for (int d = 0; d < w->device_count; d++)
         open_device(w, d);
     open_default_streams(w);
+}
+
+void world_open_small(world *w, size_t memory_bytes, tn_pool_backing backing) {
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    w->memory_bytes = memory_bytes;
+    w->device_count = 1;
+    w->blocks_max = ORACLE_BLOCKS_MAX;
+    open_devices(w);
+    for (int slot = 0; slot < 2; slot++) {
+        w->streams[slot].is_live = 1;
+        world_expect_ok(w, tn_stream_create(w->devices[0], &w->streams[slot].handle),
+                        "a stream is made");
+    }
+    config.backing = w->pools[0].backing = backing;
+    world_expect_ok(w, tn_pool_create(w->devices[0], &config, &w->pools[0].pool), "a pool is made");
+}
+
+void world_open(world *w) {
+    static const size_t memories[] = {0, 160 * MIB, 320 * MIB, 512 * MIB, 1 * GIB};
+    static const size_t blocks[] = {12, 60, 60, 200, 600};
+    world_random random = world_random_of(w->seed, UINT64_MAX);
+    w->memory_bytes = choose(&random, memories, sizeof memories / sizeof *memories);
+    w->blocks_max = choose(&random, blocks, sizeof blocks / sizeof *blocks);
+    w->device_count = world_one_in(&random, 2) ? 1 : 1 + (int)world_below(&random, WORLD_DEVICES);
+    open_devices(w);
     for (size_t i = 1 + world_below(&random, 8); i-- > 0;)
         world_open_stream(w, &random, (int)i);
     for (size_t i = 1 + world_below(&random, WORLD_POOLS); i-- > 0;)
