@@ -383,7 +383,7 @@ static void settle_run(tn__heap *heap, tn__piece *first) {
 }
 
 void tn__heap_settle(tn__heap *heap) {
-    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+    for (int zone = 0; zone < TN__ZONE_ALL; zone++) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node))
@@ -456,6 +456,33 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     return TN_OK;
 }
 
+tn_status tn__heap_add_guest(tn__heap *heap, struct tn_pool *pool, void *address, size_t bytes,
+                             size_t asked_bytes, tn__region **out) {
+    tn__region *region = NULL;
+    tn_status status;
+    TN_TRY(tn__heap_reserve(heap, 1));
+    region = make_region(1, 0);
+    if (!region) return TN_OUT_OF_HOST_MEMORY;
+    region->map.begin = (uintptr_t)address;
+    region->map.end = (uintptr_t)address + bytes;
+    region->map.pool = pool;
+    region->page_bytes = bytes;
+    region->page_count = 1;
+    status = tn__page_map_add(&region->map);
+    if (status != TN_OK) {
+        free_region(region);
+        return status;
+    }
+    region->first = new_piece(heap, region, region->map.begin, bytes);
+    region->first->kind = TN__PIECE_GUEST;
+    region->first->asked_bytes = asked_bytes;
+    region->next = heap->regions;
+    heap->regions = region;
+    heap->guest_bytes += asked_bytes;
+    *out = region;
+    return TN_OK;
+}
+
 void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
     tn__region **at = &heap->regions;
     tn__piece *piece = region->first;
@@ -465,7 +492,10 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
     while (*at != region)
         at = &(*at)->next;
     *at = region->next;
-    if (piece->kind == TN__PIECE_FREE) {
+    if (piece->kind == TN__PIECE_GUEST) {
+        heap->guest_bytes -= piece->asked_bytes;
+        bytes = 0;
+    } else if (piece->kind == TN__PIECE_FREE) {
         leave_run(piece);
         heap->mapped_bytes -= bytes;
     } else {

@@ -23,6 +23,10 @@
  * whole. The memory of a piece stays a piece's until the heap is cleared: a late look at a tag
  * finds a tag.
  *
+ * A region may also be one block's own (DEDICATED zone: one page with a handle of its own, which is
+ * never searched for other blocks and never moved), or a guest's: one GUEST piece of memory that
+ * another process gave, which is in no index and no sum (pool_dedicated.h).
+ *
  * Zones keep small blocks apart from large ones, so that a small one that lives long does not
  * split a large hole. Pages move freely between the zones.
  */
@@ -42,10 +46,17 @@ typedef enum tn__piece_kind {
     TN__PIECE_LIVE,
     TN__PIECE_FREE,
     TN__PIECE_VOID,
-    TN__PIECE_RETIRED
+    TN__PIECE_RETIRED,
+    TN__PIECE_GUEST
 } tn__piece_kind;
 
-typedef enum tn__zone_kind { TN__ZONE_LARGE, TN__ZONE_SMALL, TN__ZONE_COUNT } tn__zone_kind;
+typedef enum tn__zone_kind {
+    TN__ZONE_LARGE,
+    TN__ZONE_SMALL,
+    TN__ZONE_COUNT, /* of those that are searched */
+    TN__ZONE_DEDICATED = TN__ZONE_COUNT,
+    TN__ZONE_ALL
+} tn__zone_kind;
 
 typedef struct tn__region tn__region;
 typedef struct tn__piece tn__piece;
@@ -97,8 +108,10 @@ struct tn__region {
     tn__zone *zone;
     size_t page_bytes;
     size_t page_count;
-    uint64_t *mapped;    /* a bit a page */
-    tn__handle *handles; /* VMM: of each mapped page; NULL on PLAIN */
+    uint64_t *mapped;                /* a bit a page */
+    tn__handle *handles;             /* VMM: of each mapped page; NULL on PLAIN */
+    struct tn__dedicated *dedicated; /* NULL: not a block's own */
+    struct tn__guest *guest;         /* NULL: not a guest's */
     tn__piece *first;
     void *tool_heap; /* by what a memory checker knows it */
 };
@@ -106,7 +119,7 @@ struct tn__region {
 typedef struct tn__piece_slab tn__piece_slab;
 
 typedef struct tn__heap {
-    tn__zone zones[TN__ZONE_COUNT];
+    tn__zone zones[TN__ZONE_ALL];
     tn__region *regions;
     tn__block_table blocks;
     size_t block_count;
@@ -119,6 +132,7 @@ typedef struct tn__heap {
     size_t owned_bytes; /* part of live_bytes that tensors own */
     size_t mapped_bytes;
     size_t address_bytes;
+    size_t guest_bytes; /* as asked for; part of no other sum */
 } tn__heap;
 
 static inline uintptr_t tn__piece_end(const tn__piece *piece) {
@@ -142,6 +156,7 @@ typedef struct tn__request {
     size_t alignment;
     tn__pool_stream *stream;
     tn__zone_kind zone;
+    unsigned flags; /* TN_ALLOC_... */
     int is_owned;
     const char *owner;
     const char *site;
@@ -159,6 +174,10 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
 
 /* Forgets a region that is one piece and not LIVE. Its memory is the caller's business. */
 void tn__heap_remove_region(tn__heap *heap, tn__region *region);
+
+/* A region that is one GUEST piece. */
+tn_status tn__heap_add_guest(tn__heap *heap, struct tn_pool *pool, void *address, size_t bytes,
+                             size_t asked_bytes, tn__region **out);
 
 /* Frees everything, whatever is in it: when the driver is gone. */
 void tn__heap_clear(tn__heap *heap);

@@ -37,7 +37,7 @@ static void sum_run(tn__piece *run, tn__heap_sums *sums) {
 void tn__heap_sum(tn__heap *heap, tn__heap_sums *out) {
     tn__heap_sums sums = {0};
     size_t free_bytes;
-    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+    for (int zone = 0; zone < TN__ZONE_ALL; zone++) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node))
@@ -58,10 +58,11 @@ typedef struct heap_walk {
     size_t free_bytes;
     size_t mapped_bytes;
     size_t address_bytes;
+    size_t guest_bytes;
     size_t blocks;
-    size_t runs[TN__ZONE_COUNT];
-    size_t voids[TN__ZONE_COUNT];
-    size_t retired[TN__ZONE_COUNT];
+    size_t runs[TN__ZONE_ALL];
+    size_t voids[TN__ZONE_ALL];
+    size_t retired[TN__ZONE_ALL];
 } heap_walk;
 
 #define HOLDS(condition, piece)                                                                    \
@@ -70,7 +71,7 @@ typedef struct heap_walk {
     } while (0)
 
 static tn_status broken(const char *condition, const tn__piece *piece) {
-    static const char *const kinds[] = {"LIVE", "FREE", "VOID", "RETIRED"};
+    static const char *const kinds[] = {"LIVE", "FREE", "VOID", "RETIRED", "GUEST"};
     if (!piece) return TN_FAIL(TN_INVALID_STATE, "pool check: not %s", condition);
     return TN_FAIL(TN_INVALID_STATE, "pool check: not %s, at the %s piece %#zx of %zu bytes",
                    condition, kinds[piece->kind], (size_t)piece->address, piece->bytes);
@@ -168,7 +169,7 @@ static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap
 }
 
 static tn_status check_region(tn__region *region, tn__heap *heap, heap_walk *walk) {
-    size_t zone = region->zone == &heap->zones[TN__ZONE_SMALL] ? TN__ZONE_SMALL : TN__ZONE_LARGE;
+    size_t zone = (size_t)(region->zone - heap->zones);
     uintptr_t address = region->map.begin;
     tn__page_span all = {0, region->page_count};
     HOLDS(region->first->previous == NULL, region->first);
@@ -205,9 +206,14 @@ static tn_status check_sums(tn__heap *heap, const heap_walk *walk) {
 tn_status tn__heap_check(tn__heap *heap) {
     heap_walk walk = {0};
     for (tn__region *region = heap->regions; region; region = region->next) {
+        if (region->guest) {
+            walk.guest_bytes += region->first->asked_bytes;
+            continue;
+        }
         TN_TRY(check_region(region, heap, &walk));
     }
-    for (int i = 0; i < TN__ZONE_COUNT; i++) {
+    HOLDS(walk.guest_bytes == heap->guest_bytes, NULL);
+    for (int i = 0; i < TN__ZONE_ALL; i++) {
         const tn__zone *zone = &heap->zones[i];
         HOLDS(walk.runs[i] == zone->run_count, NULL);
         HOLDS(walk.voids[i] == zone->void_count, NULL);

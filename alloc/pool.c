@@ -250,9 +250,11 @@ static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
     if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
     TN_TRY(tn__graph_check_released(pool));
+    TN_TRY(tn__guests_check_closed(pool));
     TN_TRY(tn__pool_wait_freed(pool));
     tn__heap_settle(&pool->heap);
-    TN_TRY(pool->backing->release(pool, &everything));
+    TN_TRY(tn__pool_release(pool, &everything));
+    TN_TRY(tn__dedicated_close(pool));
     TN_TRY(pool->backing->close(pool));
     return tn__order_close(&pool->order);
 }
@@ -290,7 +292,7 @@ static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_
     if (release.least_bytes <= keep_bytes) keep_bytes = release.least_bytes;
     release.least_bytes -= keep_bytes;
     release.most_bytes = release.least_bytes;
-    TN_TRY(pool->backing->release(pool, &release));
+    TN_TRY(tn__pool_release(pool, &release));
     *released_bytes = release.released_bytes;
     return TN_OK;
 }

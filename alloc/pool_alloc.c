@@ -40,6 +40,7 @@ static tn_status read_options(const tn_alloc_options *options, tn__request *requ
                    options->alignment <= TN__MAP_PAGE_BYTES,
                "alignment %zu is not a power of two up to 2 MiB", options->alignment);
     if (options->alignment > TN__BLOCK_ALIGN) request->alignment = options->alignment;
+    request->flags = options->flags;
     request->owner = options->owner;
     request->site = options->site;
     return TN_OK;
@@ -101,6 +102,11 @@ static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
     }
     request.bytes = tn__round_up(bytes, TN__BLOCK_ALIGN);
     request.zone = bytes < TN__SMALL_BYTES ? TN__ZONE_SMALL : TN__ZONE_LARGE;
+    if (request.flags) {
+        TN_TRY(tn__dedicated_check(pool, &request));
+        request.bytes = tn__dedicated_bytes(pool, bytes);
+        request.zone = TN__ZONE_DEDICATED;
+    }
     pthread_mutex_lock(&pool->mutex);
     status = allocate_locked(pool, &request, stream, &block);
     if (status == TN_OK) {
@@ -123,14 +129,15 @@ tn_status tn__alloc_owned(tn_pool *pool, size_t bytes, tn_stream stream,
 
 /* ---- blocks by address ----------------------------------------------------------------------- */
 
-/* Finds the live block and locks its pool; TN_INVALID_ARGUMENT, nothing locked, if there is none.
- */
+/* Finds the live block, or imported one, and locks its pool; TN_INVALID_ARGUMENT, nothing locked,
+ * if there is none. */
 static tn_status find_block(const void *address, const char *call, tn_pool **pool,
                             tn__piece **out) {
     *pool = tn__page_map_find(address);
     TN_REQUIRE(*pool, "%s: no pool gave out %p", call, address);
     pthread_mutex_lock(&(*pool)->mutex);
     *out = tn__heap_find_block(&(*pool)->heap, (uintptr_t)address);
+    if (!*out) *out = tn__guest_find(*pool, (uintptr_t)address);
     if (*out) return TN_OK;
     pthread_mutex_unlock(&(*pool)->mutex);
     return TN_FAIL(TN_INVALID_ARGUMENT,
@@ -185,7 +192,11 @@ tn_status tn_free(void *block, tn_stream stream) {
     tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(find_block(block, "tn_free", &pool, &piece));
-    status = find_stream(pool, stream, TN__GRAPH_FREE, piece, &state);
+    if (piece->kind == TN__PIECE_GUEST) {
+        status = TN_FAIL(TN_INVALID_ARGUMENT, "tn_free: %p is imported: tn_share_close it", block);
+    } else {
+        status = find_stream(pool, stream, TN__GRAPH_FREE, piece, &state);
+    }
     if (status == TN_OK) {
         give_block(pool, piece, state);
         tell_free(pool);

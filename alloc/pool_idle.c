@@ -153,6 +153,7 @@ tn_status tn__pool_collect(tn_pool *pool) {
             }
         }
     }
+    tn__dedicated_collect(pool);
     return TN_OK;
 }
 

@@ -12,6 +12,8 @@
  *   pool_peer.c      access by other devices
  *   pool_graph.c     graph pools: captures, and the memory of graphs
  *   pool_checkpoint.c  graph pools: which blocks are live, taken down and made so again
+ *   pool_dedicated.c blocks with a physical handle of their own
+ *   pool_share.c     blocks exported to and imported from other processes
  *   pool_report.h    statistics, the check of everything, reports in words and as JSON
  *   heap*.c          pieces of address space and where blocks go
  *   pool_order.c     streams, events, waits
@@ -28,6 +30,7 @@
 
 #include "heap.h"
 #include "pool_backing.h"
+#include "pool_dedicated.h"
 #include "pool_graph.h"
 #include "pool_owned.h"
 #include "pool_report.h"
@@ -75,6 +78,8 @@ struct tn_pool {
     tn__handle *spare_handles;     /* physical pages that are mapped nowhere */
     size_t spare_handle_count;
     size_t spare_handle_capacity;
+    tn__own_mapping *stuck; /* given up, but not yet taken back by the driver */
+    size_t stuck_bytes;     /* of them: memory that the pool reserved */
     size_t peak_live_bytes;
     size_t peak_reserved_bytes;
     uint64_t allocs;
@@ -84,7 +89,7 @@ struct tn_pool {
 };
 
 static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
-    return pool->spare_handle_count * pool->page_bytes;
+    return pool->spare_handle_count * pool->page_bytes + pool->stuck_bytes;
 }
 static inline size_t tn__pool_reserved_bytes(const tn_pool *pool) {
     return pool->heap.mapped_bytes + tn__pool_held_bytes(pool);
@@ -101,6 +106,12 @@ static inline size_t tn__round_up(size_t bytes, size_t unit) {
     size_t rest = bytes % unit;
     if (rest == 0) return bytes;
     return bytes > SIZE_MAX - (unit - rest) ? SIZE_MAX : bytes + (unit - rest);
+}
+
+/* Gives idle memory back: of the backing, then blocks that had handles of their own. */
+static inline tn_status tn__pool_release(tn_pool *pool, tn__release *release) {
+    TN_TRY(pool->backing->release(pool, release));
+    return tn__dedicated_release(pool, release);
 }
 
 /* ---- pool_idle.c ----------------------------------------------------------------------------- */

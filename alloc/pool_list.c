@@ -78,7 +78,7 @@ tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__relea
         serial = other->serial;
         if (other != pool && (is_process_wide || is_same_memory(pool, other))) {
             pthread_mutex_lock(&other->mutex);
-            status = other->backing->release(other, release);
+            status = tn__pool_release(other, release);
             pthread_mutex_unlock(&other->mutex);
         }
         unpin(other);

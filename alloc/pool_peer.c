@@ -36,8 +36,14 @@ typedef struct sweep {
     size_t limit; /* of them: an undoing goes as far as the change came */
 } sweep;
 
+/* Handles of their own are mapped or not as a whole. */
+static int is_unmapped(const tn__region *region) {
+    if (region->dedicated) return !region->dedicated->mapping.is_mapped;
+    return region->guest && !region->guest->mapping.is_mapped;
+}
+
 static tn_status sweep_region(sweep *change, const tn__region *region) {
-    const tn__piece *piece = region->first;
+    const tn__piece *piece = is_unmapped(region) ? NULL : region->first;
     while (piece && change->done < change->limit) {
         uintptr_t begin = piece->address;
         int is_mapped = piece->kind != TN__PIECE_VOID;

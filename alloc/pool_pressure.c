@@ -47,10 +47,16 @@ static size_t growth_of(const tn_pool *pool, const tn__request *request) {
 
 /* ---- finding room ---------------------------------------------------------------------------- */
 
+static int find_run(tn_pool *pool, const tn__request *request, tn__place *out) {
+    if (request->zone == TN__ZONE_DEDICATED) return tn__dedicated_find(pool, request, out);
+    return tn__heap_find_run(&pool->heap, request, out);
+}
+
 static tn_status find_room(tn_pool *pool, const tn__request *request, tn__effort effort,
                            tn__place *out) {
-    if (tn__heap_find_run(&pool->heap, request, out)) {
-        return tn__heap_wait_place(&pool->order, request, out);
+    if (find_run(pool, request, out)) return tn__heap_wait_place(&pool->order, request, out);
+    if (request->zone == TN__ZONE_DEDICATED) {
+        return tn__dedicated_grow(pool, request, effort, out);
     }
     return pool->backing->grow(pool, request, effort, out);
 }
@@ -59,11 +65,22 @@ static int is_shortage(tn_status status) {
     return status == TN_OUT_OF_DEVICE_MEMORY || status == TN_OUT_OF_ADDRESS_SPACE;
 }
 
+/* Idle blocks that had handles of their own can not move: they go back for others. */
+static tn_status find_room_all(tn_pool *pool, const tn__request *request, tn__place *out) {
+    for (;;) {
+        tn__release release = {.least_bytes = request->bytes, .most_bytes = SIZE_MAX};
+        tn_status status = find_room(pool, request, TN__EFFORT_ALL, out);
+        if (status != TN_OUT_OF_DEVICE_MEMORY) return status;
+        TN_TRY(tn__dedicated_release(pool, &release));
+        if (release.released_bytes == 0) return status;
+    }
+}
+
 /* All that can be had without waiting for the device or asking other pools. */
 static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *out) {
     tn__zone_kind zone = request->zone;
-    tn_status status = find_room(pool, request, TN__EFFORT_ALL, out);
-    if (!is_shortage(status)) return status;
+    tn_status status = find_room_all(pool, request, out);
+    if (!is_shortage(status) || zone == TN__ZONE_DEDICATED) return status;
     request->zone = zone == TN__ZONE_SMALL ? TN__ZONE_LARGE : TN__ZONE_SMALL;
     if (tn__heap_find_run(&pool->heap, request, out)) {
         status = tn__heap_wait_place(&pool->order, request, out);
@@ -273,9 +290,7 @@ static tn_status report_addresses(const tn_pool *pool, size_t bytes) {
 tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out) {
     ladder l = {pool, request, request->stream->handle, pool->wait_us_max};
     tn_status status;
-    if (tn__heap_find_run(&pool->heap, request, out)) {
-        return tn__heap_wait_place(&pool->order, request, out);
-    }
+    if (find_run(pool, request, out)) return tn__heap_wait_place(&pool->order, request, out);
     tn__error_scope_begin();
     status = climb(&l, out);
     if (status == TN_OUT_OF_ADDRESS_SPACE) status = report_addresses(pool, request->asked_bytes);

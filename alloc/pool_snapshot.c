@@ -54,12 +54,12 @@ static void write_free(tn__text *out, const tn_pool *pool, tn__piece *piece) {
 }
 
 static void write_piece(tn__text *out, const tn_pool *pool, tn__piece *piece) {
-    static const char *const kinds[] = {"live", "free", "void", "retired"};
+    static const char *const kinds[] = {"live", "free", "void", "retired", "imported"};
     tn__text_add(out, "{\"kind\": \"%s\", \"offset\": %zu, \"bytes\": %zu", kinds[piece->kind],
                  (size_t)(piece->address - piece->region->map.begin), piece->bytes);
     if (piece->kind == TN__PIECE_LIVE) write_live(out, pool, piece);
     if (piece->kind == TN__PIECE_FREE) write_free(out, pool, piece);
-    if (piece->kind == TN__PIECE_RETIRED) write_uses(out, piece);
+    if (piece->kind == TN__PIECE_RETIRED || piece->kind == TN__PIECE_GUEST) write_uses(out, piece);
     tn__text_add(out, "}");
 }
 
@@ -82,14 +82,19 @@ static void write_mapped(tn__text *out, const tn__region *region) {
     }
 }
 
+static const char *zone_name(const tn_pool *pool, const tn__region *region) {
+    if (region->guest) return "imported";
+    if (region->dedicated) return "dedicated";
+    return region->zone == &pool->heap.zones[TN__ZONE_SMALL] ? "small" : "large";
+}
+
 static void write_region(tn__text *out, const tn_pool *pool, const tn__region *region) {
     int is_first = 1;
-    int is_small = region->zone == &pool->heap.zones[TN__ZONE_SMALL];
     tn__text_add(out,
                  "{\"address\": \"%#zx\", \"bytes\": %zu, \"page_bytes\": %zu, \"zone\": \"%s\",\n"
                  "      \"mapped_pages\": [",
                  (size_t)region->map.begin, (size_t)(region->map.end - region->map.begin),
-                 region->page_bytes, is_small ? "small" : "large");
+                 region->page_bytes, zone_name(pool, region));
     write_mapped(out, region);
     tn__text_add(out, "],\n      \"pieces\": [");
     for (tn__piece *piece = region->first; piece; piece = piece->next) {

@@ -60,6 +60,7 @@ void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
     out->reserved_bytes = tn__pool_reserved_bytes(pool);
     out->address_bytes = pool->heap.address_bytes;
     out->owned_bytes = pool->heap.owned_bytes;
+    out->imported_bytes = pool->heap.guest_bytes;
     out->peak_live_bytes = pool->peak_live_bytes;
     out->peak_reserved_bytes = pool->peak_reserved_bytes;
     out->live_blocks = pool->heap.block_count;

@@ -33,13 +33,19 @@ static void clear_marks(tn__order *order) {
     }
 }
 
+/* Imported memory that has been closed goes when its uses are over, as what has been freed. */
+static int is_given_up(const tn__piece *piece) {
+    if (piece->kind == TN__PIECE_GUEST) return piece->region->guest->references == 0;
+    return piece->kind != TN__PIECE_LIVE;
+}
+
 /* Gives the count of streams that may be waited for. */
 static size_t mark_freed(tn_pool *pool) {
     size_t count = 0;
     clear_marks(&pool->order);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next) {
-            if (piece->kind != TN__PIECE_LIVE) mark_uses(piece);
+            if (is_given_up(piece)) mark_uses(piece);
         }
     }
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {

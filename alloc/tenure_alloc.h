@@ -235,15 +235,21 @@ typedef enum tn_lifetime {
     TN_LIFETIME_OP
 } tn_lifetime;
 
+/* A block with one physical handle of its own, its size rounded up to whole granules: for
+ * registration with network cards or NCCL. SHAREABLE: such a one that tn_share_export takes. Pools
+ * without VMM pages, and graph pools, have none (TN_UNSUPPORTED). */
+enum { TN_ALLOC_SINGLE_HANDLE = 1, TN_ALLOC_SHAREABLE = 2 };
+
 typedef struct tn_alloc_options {
     size_t size;
     size_t alignment; /* power of two up to 2 MiB; 0: 512 */
     tn_lifetime lifetime;
     const char *owner; /* shown in leak reports; not copied, must outlive the block */
     const char *site;  /* "file:line" of the call; not copied, likewise */
+    unsigned flags;    /* TN_ALLOC_... */
 } tn_alloc_options;
 #define TN_ALLOC_OPTIONS_INIT                                                                      \
-    { sizeof(tn_alloc_options), 0, TN_LIFETIME_AUTO, NULL, NULL }
+    { sizeof(tn_alloc_options), 0, TN_LIFETIME_AUTO, NULL, NULL, 0 }
 
 /* Allocates `bytes` for use on `stream` at once, in stream order. 0 bytes gives NULL and TN_OK.
  * options may be NULL. The block may have been used before on other streams: then `stream` was
@@ -284,6 +290,7 @@ TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size
     X(BYTES, WHOLE, reserved_bytes, "physical memory taken from the driver")                       \
     X(BYTES, OTHER, address_bytes, "addresses reserved")                                           \
     X(BYTES, OTHER, owned_bytes, "part of live_bytes that tensors own: equals the ledger")         \
+    X(BYTES, OTHER, imported_bytes, "of other processes, mapped here: not reserved by this pool")  \
     X(BYTES, PEAK, peak_live_bytes, "most live at once")                                           \
     X(BYTES, PEAK, peak_reserved_bytes, "most reserved at once")                                   \
     X(COUNT, OTHER, live_blocks, "blocks in callers' hands")                                       \

@@ -159,6 +159,50 @@ TN_API TN_MUST_USE tn_status tn_pool_peer_enable(tn_pool *pool, tn_device *peer)
  * it first. TN_INVALID_ARGUMENT if the device is no peer of the pool. */
 TN_API TN_MUST_USE tn_status tn_pool_peer_disable(tn_pool *pool, tn_device *peer);
 
+/* A block for another process: plain data to be sent as it is, together with a file descriptor
+ * (SCM_RIGHTS over a Unix socket).
+ *
+ *     options.flags = TN_ALLOC_SHAREABLE;
+ *     tn_alloc(pool, bytes, stream, &options, &block);
+ *     tn_share_export(block, &share, &file);
+ *     ... send share and file, wait till the stream's work on the block is done ...
+ *     close(file);
+ *                                      tn_share_import(pool, &share, file, &address);
+ *                                      close(file);
+ *                                      ... work on `stream` that uses address ...
+ *                                      tn_share_close(address, stream);
+ *
+ * Streams of two processes know nothing of each other: their order is the programs' business. */
+typedef struct tn_share {
+    uint32_t format;
+    uint32_t checksum;
+    uint64_t id[2]; /* the block's: the same at each export, never another block's */
+    uint64_t bytes; /* as asked for */
+    uint64_t mapped_bytes;
+    unsigned char device_uuid[16];
+    int32_t device_ordinal; /* as the exporter counts */
+    uint32_t reserved;
+} tn_share;
+
+/* Exports a block that was allocated with TN_ALLOC_SHAREABLE: fills share, and opens *file, which
+ * the caller closes. The block may be freed, and this process end, at any time: the memory lives
+ * till its last user is gone. Once exported it is not reused here: freed, it goes back to the
+ * driver. Errors: TN_INVALID_ARGUMENT (no such block), TN_UNSUPPORTED, TN_DRIVER_ERROR. */
+TN_API TN_MUST_USE tn_status tn_share_export(const void *block, tn_share *share, int *file);
+
+/* Maps an exported block for the pool's device and its peers. The file stays the caller's. The same
+ * block again gives the same address, and one more close is needed. tn_record_use and tn_block_info
+ * take the address. It counts in imported_bytes and against no limit. Errors: TN_CORRUPT_INPUT
+ * (the description was changed, or does not fit the file), TN_INVALID_ARGUMENT (another GPU's, or
+ * file is not open), TN_UNSUPPORTED, TN_OUT_OF_ADDRESS_SPACE, TN_DRIVER_ERROR. */
+TN_API TN_MUST_USE tn_status tn_share_import(tn_pool *pool, const tn_share *share, int file,
+                                             void **address);
+
+/* Ends one import in the order of `stream`. After the last one the memory is unmapped once all
+ * recorded uses have completed: now, or with a later call on the pool that grows, trims or
+ * destroys it. NULL is a no-op. TN_INVALID_ARGUMENT if nothing is imported at the address. */
+TN_API TN_MUST_USE tn_status tn_share_close(void *address, tn_stream stream);
+
 /* ---- insight ------------------------------------------------------------------------------ */
 
 typedef enum tn_report_format {
@@ -191,7 +235,9 @@ TN_API TN_MUST_USE tn_status tn_pool_snapshot_write(tn_pool *pool, const char *p
     X(MOVE, "move", "physical memory was mapped at another address: from address, bytes")          \
     X(OUT_OF_MEMORY, "out_of_memory", "a request of bytes for the stream could not be served")     \
     X(PAUSE, "pause", "the pool's physical memory was given back: bytes")                          \
-    X(RESUME, "resume", "it was taken again: bytes")
+    X(RESUME, "resume", "it was taken again: bytes")                                               \
+    X(EXPORT, "export", "the block was exported to other processes")                               \
+    X(IMPORT, "import", "a block of another process was mapped: address, bytes")
 
 typedef enum tn_event_kind {
 #define TN_EVENT_ENUMERATOR(kind, name, meaning) TN_EVENT_##kind,
