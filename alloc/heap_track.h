@@ -1,11 +1,13 @@
 /* What memory checkers are told of a heap: which bytes of its memory are blocks.
  *
  * Two kinds listen: checkers of host memory (ASan, Valgrind: track.h), for pools of the host
- * driver, and NVTX tools (nvtx_memory.h), for PLAIN pools on CUDA. Both are told of exactly the bytes
- * that a caller asked for, so that the rounding of a size is a red zone behind the block.
+ * driver, and NVTX tools (nvtx_memory.h), for PLAIN pools on CUDA. Both are told of exactly the
+ * bytes that a caller asked for, so that the rounding of a size is a red zone behind the block.
  *
  * A block is not taken away from a checker when it is freed: work that was put on a stream before
- * may still use it. It is when that is known to be over, or when its memory is given out anew.
+ * may still use it. It is when that is known to be over, or when its memory is given out anew. Where
+ * the checker comes from outside, each free asks; in a build with ASan the pool asks when it always
+ * does, so that its tests see what they see without.
  * For NVTX the blocks that a tool knows are remembered by address until then.
  *
  * Everything here is under the pool's mutex.
@@ -22,6 +24,7 @@ typedef struct tn__heap_track {
     int is_on;           /* one of the following is; else nothing here is called */
     int marks_memory;    /* ASan or Valgrind */
     int tells_tools;     /* NVTX */
+    int asks_at_free;    /* each free finds out what is over by now */
     tn__tree_node *told; /* blocks that a tool knows */
     tn__told_block *spare;
 } tn__heap_track;

@@ -1,5 +1,5 @@
-/* Blocks inside a pool's memory as NVTX tools see them: compute-sanitizer then reports a kernel that
- * touches what is no block, though it lies in memory that the driver gave out.
+/* Blocks inside a pool's memory as NVTX tools see them: compute-sanitizer then reports a kernel
+ * that touches what is no block, though it lies in memory that the driver gave out.
  *
  * NVTX's own code loads the tool that NVTX_INJECTION64_PATH names, at the first call. Compute
  * Sanitizer takes heaps that are one allocation of the driver each: so only PLAIN pools are told

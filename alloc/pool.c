@@ -180,6 +180,7 @@ static void begin_tracking(tn_pool *pool) {
     track->marks_memory = is_host && TN_TRACK_IS_ON();
     track->tells_tools =
         !is_host && pool->backing->kind == TN_BACKING_PLAIN && tn__nvtx_is_wanted();
+    track->asks_at_free = track->tells_tools || (track->marks_memory && TN_TRACK_IS_OUTSIDE());
     track->is_on = track->marks_memory || track->tells_tools;
     if (track->marks_memory) pool->observers |= TN__OBSERVE_TRACK;
     if (track->tells_tools) pool->observers |= TN__OBSERVE_NVTX;
