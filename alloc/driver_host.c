@@ -21,6 +21,7 @@ enum { DEFAULT_STREAM_ID = 1 };
 struct tn__driver_device {
     tn__call_counts counts;
     tn__host_memory memory;
+    tn__host_memory pinned; /* all memory can be reached: it is kept apart from the limit only */
     pthread_mutex_t lock;
     tn__host_stream **streams;
     size_t stream_count;
@@ -49,7 +50,7 @@ static void fill_info(tn_device_info *info, const tn__driver_device *device) {
     info->memory_bytes = device->memory.limit;
     info->granularity_bytes = TN__HOST_GRANULARITY;
     snprintf(info->name, sizeof info->name, "host CPU, %s memory",
-             device->memory.has_arena ? "jemalloc" : "mmap");
+             device->memory.arena.is_open ? "jemalloc" : "mmap");
 }
 
 static tn_status host_open(const tn_device_config *config, tn_device_info *info,
@@ -63,7 +64,10 @@ static tn_status host_open(const tn_device_config *config, tn_device_info *info,
     TN_TRY(tn__driver_watch_process());
     tn__driver_device *device = tn__host_alloc(1, sizeof *device);
     if (!device) return TN_OUT_OF_HOST_MEMORY;
-    tn__host_memory_open(&device->memory, limit / TN__HOST_GRANULARITY * TN__HOST_GRANULARITY);
+    tn__host_memory_open(&device->memory, limit / TN__HOST_GRANULARITY * TN__HOST_GRANULARITY,
+                         NULL);
+    tn__host_memory_open(&device->pinned, SIZE_MAX, NULL);
+    tn__host_memory_use_no_arena(&device->pinned); /* jemalloc's extent hooks end up here */
     pthread_mutex_init(&device->lock, NULL);
     device->next_id = DEFAULT_STREAM_ID + 1;
     fill_info(info, device);
@@ -76,7 +80,8 @@ static void host_close(tn__driver_device *device) {
     for (size_t i = 0; i < device->stream_count; i++)
         tn__host_stream_end(device->streams[i]);
     tn__host_free(device->streams);
-    tn__host_memory_close(&device->memory);
+    (void)tn__host_memory_close(&device->memory);
+    (void)tn__host_memory_close(&device->pinned);
     pthread_mutex_destroy(&device->lock);
     tn__host_free(device);
 }
@@ -101,6 +106,23 @@ static tn_status host_mem_free(tn__driver_device *device, void *address) {
     TN_TRY(begin_call(device, TN_CALL_MEM_FREE));
     uint64_t start = tn__clock_ns();
     tn_status status = tn__host_memory_give(&device->memory, address);
+    tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
+    return status;
+}
+
+static tn_status host_host_alloc(tn__driver_device *device, size_t bytes, void **out) {
+    TN_TRY(begin_call(device, TN_CALL_MEM_ALLOC));
+    TN_REQUIRE(bytes > 0, "host_alloc of 0 bytes");
+    uint64_t start = tn__clock_ns();
+    tn_status status = tn__host_memory_take(&device->pinned, bytes, out);
+    tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
+    return status;
+}
+
+static tn_status host_host_free(tn__driver_device *device, void *address) {
+    TN_TRY(begin_call(device, TN_CALL_MEM_FREE));
+    uint64_t start = tn__clock_ns();
+    tn_status status = tn__host_memory_give(&device->pinned, address);
     tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
     return status;
 }
@@ -375,6 +397,8 @@ const tn__driver tn__driver_host = {
     .synchronize = host_synchronize,
     .mem_alloc = host_mem_alloc,
     .mem_free = host_mem_free,
+    .host_alloc = host_host_alloc,
+    .host_free = host_host_free,
     .stream_create = host_stream_create,
     .stream_destroy = host_stream_destroy,
     .stream_id = host_stream_id,

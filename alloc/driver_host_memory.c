@@ -1,69 +1,11 @@
-/* Blocks of memory for the host driver: see driver_host_memory.h. */
+/* Blocks of host memory: see driver_host_memory.h. */
 #include "driver_host_memory.h"
 
-#include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "host_alloc.h"
 #include "track.h"
-
-/* ---- jemalloc -------------------------------------------------------------------------------- */
-
-#define JEMALLOC_LIBRARY "libtenure-jemalloc.so"
-
-/* The flags of jemalloc's mallocx, as its manual defines them. */
-#define FLAG_ALIGNMENT_2_MIB 21
-#define FLAG_NO_THREAD_CACHE 0x100
-#define FLAG_ARENA(index)    ((int)((index) + 1) << 20)
-
-typedef struct jemalloc_calls {
-    void *(*mallocx)(size_t bytes, int flags);
-    void (*dallocx)(void *address, int flags);
-    int (*mallctl)(const char *name, void *old, size_t *old_bytes, void *value, size_t bytes);
-} jemalloc_calls;
-
-static jemalloc_calls jemalloc;
-static char why_no_jemalloc[512];
-static pthread_once_t load_once = PTHREAD_ONCE_INIT;
-
-/* Never unloaded: its threads' caches end after us. */
-static void load_jemalloc(void) {
-    void *library = dlopen(JEMALLOC_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        const char *reason = dlerror();
-        snprintf(why_no_jemalloc, sizeof why_no_jemalloc,
-                 "%s (link the program with it, or set "
-                 "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=8192)",
-                 reason ? reason : JEMALLOC_LIBRARY " can not be loaded");
-        return;
-    }
-    *(void **)&jemalloc.dallocx = dlsym(library, "tn__je_dallocx");
-    *(void **)&jemalloc.mallctl = dlsym(library, "tn__je_mallctl");
-    *(void **)&jemalloc.mallocx = dlsym(library, "tn__je_mallocx");
-    if (!jemalloc.dallocx || !jemalloc.mallctl || !jemalloc.mallocx) {
-        jemalloc = (jemalloc_calls){NULL, NULL, NULL};
-        snprintf(why_no_jemalloc, sizeof why_no_jemalloc, "%s lacks a symbol", JEMALLOC_LIBRARY);
-    }
-}
-
-const char *tn__host_memory_why_no_arena(void) {
-    pthread_once(&load_once, load_jemalloc);
-    return jemalloc.mallocx ? NULL : why_no_jemalloc;
-}
-
-static int make_arena(unsigned *arena) {
-    size_t bytes = sizeof *arena;
-    if (tn__host_memory_why_no_arena()) return 0;
-    return jemalloc.mallctl("arenas.create", arena, &bytes, NULL, 0) == 0;
-}
-
-static void destroy_arena(unsigned arena) {
-    char name[64];
-    snprintf(name, sizeof name, "arena.%u.destroy", arena);
-    (void)jemalloc.mallctl(name, NULL, NULL, NULL, 0);
-}
 
 /* ---- mmap ------------------------------------------------------------------------------------ */
 
@@ -83,19 +25,43 @@ static void *map_aligned(size_t bytes) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static void *system_take(const tn__host_memory *memory, size_t bytes) {
-    if (!memory->has_arena) return map_aligned(bytes);
-    return jemalloc.mallocx(bytes, FLAG_ALIGNMENT_2_MIB | FLAG_NO_THREAD_CACHE |
-                                       FLAG_ARENA(memory->arena));
+static tn_status take_directly(tn__host_memory *memory, size_t bytes, void **out) {
+    if (memory->source.take) return memory->source.take(memory->source.context, bytes, out);
+    *out = map_aligned(bytes);
+    if (*out) return TN_OK;
+    return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY, "the machine has no %zu bytes of memory left", bytes);
 }
 
-static void system_give(const tn__host_memory *memory, tn__host_block block) {
-    TN_TRACK_ALLOC(block.address, block.bytes);
-    if (memory->has_arena) {
-        jemalloc.dallocx(block.address, FLAG_NO_THREAD_CACHE);
-    } else {
-        munmap(block.address, block.bytes);
+static tn_status give_directly(tn__host_memory *memory, const tn__host_block *block) {
+    if (memory->source.give) {
+        return memory->source.give(memory->source.context, block->address, block->bytes);
     }
+    munmap(block->address, block->bytes);
+    return TN_OK;
+}
+
+/* jemalloc has fewer sizes: where its next one is too much, the exact one may not be. */
+static tn_status system_take(tn__host_memory *memory, tn__host_block *out) {
+    if (memory->arena.is_open) {
+        tn_status status = tn__host_arena_take(&memory->arena, out->bytes, &out->address);
+        int is_exact = tn__host_arena_round(out->bytes) == out->bytes;
+        if (status != TN_OUT_OF_DEVICE_MEMORY || is_exact) return status;
+    }
+    TN_TRY(take_directly(memory, out->bytes, &out->address));
+    out->is_direct = 1;
+    memory->direct_bytes += out->bytes;
+    return TN_OK;
+}
+
+static tn_status system_give(tn__host_memory *memory, const tn__host_block *block) {
+    TN_TRACK_ALLOC(block->address, block->bytes);
+    if (!block->is_direct) {
+        tn__host_arena_give(&memory->arena, block->address);
+        return TN_OK;
+    }
+    TN_TRY(give_directly(memory, block));
+    memory->direct_bytes -= block->bytes;
+    return TN_OK;
 }
 
 /* Index of the first block at or above the address. */
@@ -131,20 +97,15 @@ static tn_status take_locked(tn__host_memory *memory, size_t asked, size_t bytes
                        asked, memory->limit - memory->used, memory->limit);
     }
     TN_TRY(make_room(memory));
-    void *address = system_take(memory, bytes);
-    if (!address) {
-        return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
-                       "the machine has no %zu bytes left for the host "
-                       "device",
-                       bytes);
-    }
-    size_t at = lower_bound(memory, address);
+    tn__host_block block = {.bytes = bytes};
+    TN_TRY(system_take(memory, &block));
+    size_t at = lower_bound(memory, block.address);
     memmove(memory->blocks + at + 1, memory->blocks + at,
             (memory->block_count - at) * sizeof *memory->blocks);
-    memory->blocks[at] = (tn__host_block){address, bytes};
+    memory->blocks[at] = block;
     memory->block_count++;
     memory->used += bytes;
-    *out = address;
+    *out = block.address;
     return TN_OK;
 }
 
@@ -157,21 +118,33 @@ tn_status tn__host_memory_take(tn__host_memory *memory, size_t bytes, void **out
     return status;
 }
 
+static tn_status give_locked(tn__host_memory *memory, size_t at) {
+    tn__host_block block = memory->blocks[at];
+    TN_TRY(system_give(memory, &block));
+    memory->used -= block.bytes;
+    memory->block_count--;
+    memmove(memory->blocks + at, memory->blocks + at + 1,
+            (memory->block_count - at) * sizeof *memory->blocks);
+    return TN_OK;
+}
+
 tn_status tn__host_memory_give(tn__host_memory *memory, void *address) {
-    tn_status status = TN_OK;
+    tn_status status;
     pthread_mutex_lock(&memory->lock);
     size_t at = lower_bound(memory, address);
     if (at < memory->block_count && memory->blocks[at].address == address) {
-        system_give(memory, memory->blocks[at]);
-        memory->used -= memory->blocks[at].bytes;
-        memory->block_count--;
-        memmove(memory->blocks + at, memory->blocks + at + 1,
-                (memory->block_count - at) * sizeof *memory->blocks);
+        status = give_locked(memory, at);
     } else {
         status = TN_FAIL(TN_INVALID_ARGUMENT, "%p is no memory of this host device", address);
     }
     pthread_mutex_unlock(&memory->lock);
     return status;
+}
+
+void tn__host_memory_purge(tn__host_memory *memory) {
+    pthread_mutex_lock(&memory->lock);
+    if (memory->arena.is_open) tn__host_arena_purge(&memory->arena);
+    pthread_mutex_unlock(&memory->lock);
 }
 
 size_t tn__host_memory_used(tn__host_memory *memory) {
@@ -181,22 +154,35 @@ size_t tn__host_memory_used(tn__host_memory *memory) {
     return used;
 }
 
-void tn__host_memory_open(tn__host_memory *memory, size_t limit) {
+size_t tn__host_memory_held(tn__host_memory *memory) {
+    pthread_mutex_lock(&memory->lock);
+    size_t held = memory->arena.extent_bytes + memory->direct_bytes;
+    pthread_mutex_unlock(&memory->lock);
+    return held;
+}
+
+size_t tn__host_memory_round(const tn__host_memory *memory, size_t bytes) {
+    return memory->arena.is_open ? tn__host_arena_round(bytes) : bytes;
+}
+
+void tn__host_memory_open(tn__host_memory *memory, size_t limit, const tn__extent_source *source) {
     *memory = (tn__host_memory){.limit = limit};
     pthread_mutex_init(&memory->lock, NULL);
-    memory->has_arena = make_arena(&memory->arena);
+    if (source) memory->source = *source;
+    (void)tn__host_arena_open(&memory->arena, source);
 }
 
-void tn__host_memory_use_mmap(tn__host_memory *memory) {
+void tn__host_memory_use_no_arena(tn__host_memory *memory) {
     TN_ASSERT(!memory->block_count);
-    if (memory->has_arena) destroy_arena(memory->arena);
-    memory->has_arena = 0;
+    (void)tn__host_arena_close(&memory->arena);
 }
 
-void tn__host_memory_close(tn__host_memory *memory) {
-    for (size_t i = 0; i < memory->block_count; i++)
-        system_give(memory, memory->blocks[i]);
-    if (memory->has_arena) destroy_arena(memory->arena);
+tn_status tn__host_memory_close(tn__host_memory *memory) {
+    while (memory->block_count)
+        TN_TRY(give_locked(memory, memory->block_count - 1));
+    TN_TRY(tn__host_arena_close(&memory->arena));
     tn__host_free(memory->blocks);
+    memory->blocks = NULL;
     pthread_mutex_destroy(&memory->lock);
+    return TN_OK;
 }

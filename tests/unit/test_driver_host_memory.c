@@ -154,27 +154,27 @@ static void memory_comes_from_an_arena_of_its_own(void **state) {
     (void)state;
     tn__host_memory memory, other;
     void *block;
-    tn__host_memory_open(&memory, 64 * MIB);
-    tn__host_memory_open(&other, 64 * MIB);
+    tn__host_memory_open(&memory, 64 * MIB, NULL);
+    tn__host_memory_open(&other, 64 * MIB, NULL);
     mallctl_call mallctl = private_mallctl();
-    assert_null(tn__host_memory_why_no_arena());
-    assert_int_equal(memory.has_arena, 1);
-    assert_int_not_equal(memory.arena, other.arena);
+    assert_null(tn__host_arena_why_none());
+    assert_int_equal(memory.arena.is_open, 1);
+    assert_int_not_equal(memory.arena.index, other.arena.index);
     EXPECT_OK(tn__host_memory_take(&memory, 8 * MIB, &block));
-    assert_int_equal(arena_bytes(mallctl, memory.arena), 8 * MIB);
-    assert_int_equal(arena_bytes(mallctl, other.arena), 0);
+    assert_int_equal(arena_bytes(mallctl, memory.arena.index), 8 * MIB);
+    assert_int_equal(arena_bytes(mallctl, other.arena.index), 0);
     EXPECT_OK(tn__host_memory_give(&memory, block));
-    assert_int_equal(arena_bytes(mallctl, memory.arena), 0);
-    tn__host_memory_close(&other);
-    tn__host_memory_close(&memory);
+    assert_int_equal(arena_bytes(mallctl, memory.arena.index), 0);
+    EXPECT_OK(tn__host_memory_close(&other));
+    EXPECT_OK(tn__host_memory_close(&memory));
 }
 
 static void without_jemalloc_mmap_gives_the_same_answers(void **state) {
     (void)state;
     tn__host_memory memory;
     void *blocks[3], *none = NULL;
-    tn__host_memory_open(&memory, 10 * MIB);
-    tn__host_memory_use_mmap(&memory);
+    tn__host_memory_open(&memory, 10 * MIB, NULL);
+    tn__host_memory_use_no_arena(&memory);
     for (int i = 0; i < 3; i++) {
         EXPECT_OK(tn__host_memory_take(&memory, 3 * MIB - (size_t)i * MIB, &blocks[i]));
         assert_int_equal((uintptr_t)blocks[i] % (2 * MIB), 0);
@@ -185,7 +185,7 @@ static void without_jemalloc_mmap_gives_the_same_answers(void **state) {
     EXPECT_OK(tn__host_memory_give(&memory, blocks[1]));
     EXPECT_STATUS(tn__host_memory_give(&memory, blocks[1]), TN_INVALID_ARGUMENT);
     assert_int_equal(tn__host_memory_used(&memory), 6 * MIB);
-    tn__host_memory_close(&memory);
+    EXPECT_OK(tn__host_memory_close(&memory));
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
