@@ -5,9 +5,9 @@
  * bytes that a caller asked for, so that the rounding of a size is a red zone behind the block.
  *
  * A block is not taken away from a checker when it is freed: work that was put on a stream before
- * may still use it. It is when that is known to be over, or when its memory is given out anew. Where
- * the checker comes from outside, each free asks; in a build with ASan the pool asks when it always
- * does, so that its tests see what they see without.
+ * may still use it. It is when that is known to be over, or when its memory is given out anew.
+ * Where the checker comes from outside, each free asks; in a build with ASan the pool asks when it
+ * always does, so that its tests see what they see without.
  * For NVTX the blocks that a tool knows are remembered by address until then.
  *
  * Everything here is under the pool's mutex.
