@@ -39,6 +39,9 @@ static tn_status read_options(const tn_alloc_options *options, tn__request *requ
     TN_REQUIRE((options->alignment & (options->alignment - 1)) == 0 &&
                    options->alignment <= TN__MAP_PAGE_BYTES,
                "alignment %zu is not a power of two up to 2 MiB", options->alignment);
+    TN_REQUIRE((int)options->lifetime >= TN_LIFETIME_AUTO &&
+                   (int)options->lifetime <= TN_LIFETIME_OP,
+               "%d is no tn_lifetime", (int)options->lifetime);
     if (options->alignment > TN__BLOCK_ALIGN) request->alignment = options->alignment;
     request->flags = options->flags;
     request->owner = options->owner;

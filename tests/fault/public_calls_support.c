@@ -53,10 +53,19 @@ void public_subject_open(public_subject *s, const public_call *call) {
     if (call->setup) call->setup(s);
 }
 
+static void close_graphs(public_subject *s) {
+    if (!s->graphs) return;
+    tn_checkpoint_destroy(s->checkpoint);
+    if (s->graph.graph) test_graph_destroy(s->device, &s->graph);
+    if (s->memory) EXPECT_OK(tn_graph_memory_release(s->graphs, s->memory, s->a));
+    EXPECT_OK(tn_pool_destroy(s->graphs));
+}
+
 void public_subject_close(public_subject *s) {
     for (int i = 0; i < SUBJECT_BLOCKS; i++)
         EXPECT_OK(tn_free(s->blocks[i], s->a));
     EXPECT_OK(tn_free(s->made_block, s->a));
+    close_graphs(s);
     EXPECT_OK(tn_pool_destroy(s->made));
     EXPECT_OK(tn_pool_destroy(s->pages));
     EXPECT_OK(tn_pool_destroy(s->plain));
@@ -235,6 +244,77 @@ static tn_status run_block_info(public_subject *s) {
     return tn_block_info(s->blocks[0], NULL, NULL);
 }
 
+/* ---- graph pools ----------------------------------------------------------------------------- */
+
+static void open_graphs(public_subject *s) {
+    s->graphs = test_open_graph_pool(s->device, TN_BACKING_VMM);
+    test_capture_begin(s->device, s->a, TEST_CAPTURE_GLOBAL);
+}
+static void capture_something(public_subject *s) {
+    void *block = NULL;
+    open_graphs(s);
+    EXPECT_OK(tn_graph_capture_begin(s->graphs, s->a));
+    EXPECT_OK(tn_alloc(s->graphs, 3 * MIB, s->a, NULL, &block));
+    test_sim_write(s->device, s->a, block, 3 * MIB, 10);
+    EXPECT_OK(tn_free(block, s->a));
+}
+static void captured_graph(public_subject *s) {
+    capture_something(s);
+    EXPECT_OK(tn_graph_capture_end(s->graphs, &s->memory));
+    s->graph = test_capture_end(s->device, s->a);
+    test_graph_launch(s->device, &s->graph, s->a);
+}
+static tn_status run_graph_pool_create(public_subject *s) {
+    return tn_graph_pool_create(s->device, NULL, &s->made);
+}
+static tn_status run_capture_begin(public_subject *s) {
+    return tn_graph_capture_begin(s->graphs, s->a);
+}
+static void abort_capture(public_subject *s) {
+    EXPECT_OK(tn_graph_capture_abort(s->graphs));
+    s->graph = test_capture_end(s->device, s->a);
+}
+static void end_stream_capture(public_subject *s) { s->graph = test_capture_end(s->device, s->a); }
+static tn_status run_capture_end(public_subject *s) {
+    return tn_graph_capture_end(s->graphs, &s->memory);
+}
+static tn_status run_capture_abort(public_subject *s) { return tn_graph_capture_abort(s->graphs); }
+static tn_status run_alloc_captured(public_subject *s) {
+    return alloc(s, s->graphs, 20 * MIB, s->a);
+}
+static void free_captured(public_subject *s) {
+    free_made_block(s);
+    abort_capture(s);
+}
+static tn_status run_memory_release(public_subject *s) {
+    tn_status status = tn_graph_memory_release(s->graphs, s->memory, s->a);
+    if (status == TN_OK) s->memory = 0;
+    return status;
+}
+static tn_status run_checkpoint(public_subject *s) {
+    return tn_pool_checkpoint(s->graphs, &s->checkpoint);
+}
+static void keep_checkpoint(public_subject *s) {
+    void *block = NULL;
+    open_graphs(s);
+    EXPECT_OK(tn_graph_capture_begin(s->graphs, s->a));
+    EXPECT_OK(tn_alloc(s->graphs, 3 * MIB, s->a, NULL, &block));
+    EXPECT_OK(tn_graph_capture_end(s->graphs, &s->memory));
+    s->graph = test_capture_end(s->device, s->a);
+    EXPECT_OK(tn_pool_checkpoint(s->graphs, &s->checkpoint));
+    EXPECT_OK(tn_free(block, s->b));
+    s->extra_block = block;
+}
+static tn_status run_restore(public_subject *s) {
+    return tn_pool_restore(s->graphs, s->checkpoint, s->a);
+}
+static void free_restored(public_subject *s) { EXPECT_OK(tn_free(s->extra_block, s->a)); }
+static tn_status run_checkpoint_destroy(public_subject *s) {
+    tn_checkpoint_destroy(s->checkpoint);
+    s->checkpoint = NULL;
+    return TN_OK;
+}
+
 /* ---- tenure_pool.h --------------------------------------------------------------------------- */
 
 static tn_status run_limits_set(public_subject *s) {
@@ -333,6 +413,15 @@ const public_call public_calls[] = {
     {"tn_pool_events_begin", NULL, run_events_begin, end_events, 0},
     {"tn_pool_events_read", begin_events, run_events_read, NULL, PURE},
     {"tn_pool_events_end", begin_events, run_events_end, NULL, ENDS},
+    {"tn_graph_pool_create", NULL, run_graph_pool_create, end_made_pool, 0},
+    {"tn_graph_capture_begin", open_graphs, run_capture_begin, abort_capture, 0},
+    {"tn_graph_capture_end", capture_something, run_capture_end, end_stream_capture, ENDS},
+    {"tn_graph_capture_abort", capture_something, run_capture_abort, end_stream_capture, ENDS},
+    {"tn_alloc", capture_something, run_alloc_captured, free_captured, 0},
+    {"tn_graph_memory_release", captured_graph, run_memory_release, NULL, ENDS},
+    {"tn_pool_checkpoint", captured_graph, run_checkpoint, NULL, ENDS},
+    {"tn_pool_restore", keep_checkpoint, run_restore, free_restored, 0},
+    {"tn_checkpoint_destroy", keep_checkpoint, run_checkpoint_destroy, NULL, PURE},
     {"tn_pool_peer_enable", NULL, run_peer_enable, disable_peer, 0},
     {"tn_pool_peer_disable", enable_peer, run_peer_disable, NULL, ENDS},
 };

@@ -4,10 +4,9 @@
 #ifndef TENURE_PUBLIC_CALLS_SUPPORT_H
 #define TENURE_PUBLIC_CALLS_SUPPORT_H
 
-#include "tenure_pool.h"
-#include "test_pools.h"
+#include "test_graphs.h"
 
-enum { SUBJECT_BLOCKS = 8, SUBJECT_POOLS = 3 };
+enum { SUBJECT_BLOCKS = 8, SUBJECT_POOLS = 4 };
 
 /* A program that is under way: pools with live blocks, freed ones that another stream may still
  * use, and holes. */
@@ -23,6 +22,11 @@ typedef struct public_subject {
     tn_stream extra_stream;
     void *blocks[SUBJECT_BLOCKS];
     void *made_block;
+    tn_pool *graphs;  /* a graph pool, with a graph and a checkpoint; NULL: no row needs it */
+    test_graph graph; /* of a capture on a */
+    tn_graph_memory memory;
+    tn_checkpoint *checkpoint;
+    void *extra_block; /* of the checkpoint */
     char path[256];
 } public_subject;
 

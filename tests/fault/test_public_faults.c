@@ -28,7 +28,7 @@ typedef struct pools_state {
 } pools_state;
 
 static void read_state(const public_subject *s, pools_state *out) {
-    tn_pool *const pools[SUBJECT_POOLS] = {s->pages, s->plain, s->made};
+    tn_pool *const pools[SUBJECT_POOLS] = {s->pages, s->plain, s->made, s->graphs};
     memset(out, 0, sizeof *out);
     for (int i = 0; i < SUBJECT_POOLS; i++) {
         if (pools[i]) out->stats[i] = test_pool_stats(pools[i]);
