@@ -92,10 +92,12 @@ typedef struct tn__driver {
     /* Physical memory for other processes: made so that it can be exported as a file descriptor,
      * which the caller closes; taken in from one, which stays the caller's. Otherwise as
      * mem_create. TN_UNSUPPORTED where the driver can not; NULL where info.supports_vmm is 0.
-     * uuid: which GPU this is, for every process; all 0 if the driver can not tell. */
+     * share_ordinal: the device that the memory is on. uuid: which GPU this is, for every process;
+     * all 0 if the driver can not tell. */
     tn_status (*share_create)(tn__driver_device *device, size_t bytes, tn__handle *out);
     tn_status (*share_export)(tn__driver_device *device, tn__handle handle, int *file);
-    tn_status (*share_import)(tn__driver_device *device, int file, tn__handle *out, int *ordinal);
+    tn_status (*share_import)(tn__driver_device *device, int file, tn__handle *out);
+    tn_status (*share_ordinal)(tn__driver_device *device, tn__handle handle, int *out);
     tn_status (*uuid)(tn__driver_device *device, unsigned char out[16]);
 
     /* Streams and events. stream_id tells apart streams that share a handle value (per-thread

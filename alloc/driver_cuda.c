@@ -248,6 +248,7 @@ const tn__driver tn__driver_cuda = {
     .share_create = tn__cuda_share_create,
     .share_export = tn__cuda_share_export,
     .share_import = tn__cuda_share_import,
+    .share_ordinal = tn__cuda_share_ordinal,
     .uuid = tn__cuda_uuid,
     .stream_create = tn__cuda_stream_create,
     .stream_destroy = tn__cuda_stream_destroy,

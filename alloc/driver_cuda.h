@@ -108,7 +108,8 @@ tn_status tn__cuda_peer_set_access(tn__driver_device *device, void *address, siz
 tn_status tn__cuda_stream_ordinal(tn__driver_device *device, tn_stream stream, int *out);
 tn_status tn__cuda_share_create(tn__driver_device *device, size_t bytes, tn__handle *out);
 tn_status tn__cuda_share_export(tn__driver_device *device, tn__handle handle, int *file);
-tn_status tn__cuda_share_import(tn__driver_device *device, int file, tn__handle *out, int *ordinal);
+tn_status tn__cuda_share_import(tn__driver_device *device, int file, tn__handle *out);
+tn_status tn__cuda_share_ordinal(tn__driver_device *device, tn__handle handle, int *out);
 tn_status tn__cuda_uuid(tn__driver_device *device, unsigned char out[16]);
 
 /* TN_UNSUPPORTED where the device has no virtual memory management. */

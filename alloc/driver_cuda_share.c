@@ -90,20 +90,7 @@ tn_status tn__cuda_share_export(tn__driver_device *device, tn__handle handle, in
     return TN_OK;
 }
 
-static tn_status ordinal_of_handle(tn__driver_device *device, tn__cu_handle handle, int *out) {
-    tn__cuda_call call;
-    tn__cu_allocation allocation = {.location = {.id = device->device}};
-    if (device->cu->mem_properties) {
-        TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_SHARE, &call));
-        int code = device->cu->mem_properties(&allocation, handle);
-        TN_TRY(tn__cuda_end(&call, code, "cuMemGetAllocationPropertiesFromHandle()"));
-    }
-    *out = allocation.location.id;
-    return TN_OK;
-}
-
-tn_status tn__cuda_share_import(tn__driver_device *device, int file, tn__handle *out,
-                                int *ordinal) {
+tn_status tn__cuda_share_import(tn__driver_device *device, int file, tn__handle *out) {
     tn__cuda_call call;
     tn__cu_handle handle = 0;
     TN_TRY(tn__cuda_require_vmm(device));
@@ -112,15 +99,20 @@ tn_status tn__cuda_share_import(tn__driver_device *device, int file, tn__handle 
     int code = device->cu->mem_import(&handle, (void *)(intptr_t)file,
                                       TN__CU_MEM_HANDLE_TYPE_FILE_DESCRIPTOR);
     TN_TRY(tn__cuda_end(&call, code, "cuMemImportFromShareableHandle(file %d)", file));
-    tn_status status = ordinal_of_handle(device, handle, ordinal);
-    if (status != TN_OK) {
-        tn__saved_error saved;
-        tn__error_save(&saved);
-        (void)tn__cuda_mem_release(device, handle, 0);
-        tn__error_restore(&saved);
-        return status;
-    }
     *out = handle;
+    return TN_OK;
+}
+
+/* A driver that can not tell is taken at its word that it is the caller's. */
+tn_status tn__cuda_share_ordinal(tn__driver_device *device, tn__handle handle, int *out) {
+    tn__cuda_call call;
+    tn__cu_allocation allocation = {.location = {.id = device->device}};
+    if (device->cu->mem_properties) {
+        TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_SHARE, &call));
+        int code = device->cu->mem_properties(&allocation, handle);
+        TN_TRY(tn__cuda_end(&call, code, "cuMemGetAllocationPropertiesFromHandle()"));
+    }
+    *out = allocation.location.id;
     return TN_OK;
 }
 

@@ -168,8 +168,9 @@ static tn_status as_corrupt(tn_status status) {
 
 static tn_status take_handle(tn_pool *pool, int file, tn__own_mapping *mapping) {
     int ordinal = pool->info.ordinal;
-    TN_TRY(as_corrupt(pool->driver->share_import(pool->state, file, &mapping->handle, &ordinal)));
+    TN_TRY(as_corrupt(pool->driver->share_import(pool->state, file, &mapping->handle)));
     mapping->has_handle = 1;
+    TN_TRY(pool->driver->share_ordinal(pool->state, mapping->handle, &ordinal));
     TN_REQUIRE(ordinal == pool->info.ordinal,
                "tn_share_import: the block lies on device %d, and pool %s on device %d", ordinal,
                pool->name, pool->info.ordinal);
