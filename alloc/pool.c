@@ -113,6 +113,7 @@ static tn_status check_config(const tn_pool_config *config, const tn_device_info
 }
 
 static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
+    pool->is_backing_auto = config->backing == TN_BACKING_AUTO;
     pool->limit_bytes = config->limit_bytes ? config->limit_bytes : SIZE_MAX;
     pool->soft_limit_bytes =
         config->soft_limit_bytes ? config->soft_limit_bytes : pool->limit_bytes;

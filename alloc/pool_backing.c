@@ -75,3 +75,12 @@ const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *
     }
     return NULL;
 }
+
+int tn__backing_fall_back(tn_pool *pool) {
+    static const tn_pool_config defaults = TN_POOL_CONFIG_INIT;
+    const tn__backing *plain = tn__backing_find(TN_BACKING_PLAIN, &pool->info);
+    if (!pool->is_backing_auto || pool->backing == plain || pool->heap.regions) return 0;
+    if (pool->address_limit_bytes != SIZE_MAX || pool->backing->close(pool) != TN_OK) return 0;
+    pool->backing = plain;
+    return plain->open(pool, &defaults) == TN_OK;
+}

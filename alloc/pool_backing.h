@@ -63,6 +63,10 @@ typedef struct tn__backing {
 /* The row for a kind; AUTO is what suits the device best. NULL: there is no such kind. */
 const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *info);
 
+/* Where AUTO chose VMM and the driver has no addresses for it at all, before the pool has any: it
+ * is PLAIN from now on. 1 if that was so. */
+int tn__backing_fall_back(struct tn_pool *pool);
+
 /* ---- VMM: pool_pages.c, pool_idle.c ---------------------------------------------------------- */
 
 tn_status tn__pages_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,

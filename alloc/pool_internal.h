@@ -57,7 +57,8 @@ struct tn_pool {
     char *name;
     tn_device_info info;
     const tn__backing *backing;
-    size_t limit_bytes; /* SIZE_MAX: none; the soft one is not above it */
+    int is_backing_auto; /* the caller left the choice to us */
+    size_t limit_bytes;  /* SIZE_MAX: none; the soft one is not above it */
     size_t soft_limit_bytes;
     size_t address_limit_bytes; /* SIZE_MAX: none */
     double wait_us_max;

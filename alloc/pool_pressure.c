@@ -271,6 +271,9 @@ static tn_status climb(ladder *l, tn__place *out) {
     } else {
         status = find_room(pool, l->request, TN__EFFORT_READY, out);
     }
+    if (status == TN_OUT_OF_ADDRESS_SPACE && tn__backing_fall_back(pool)) {
+        status = find_room(pool, l->request, TN__EFFORT_READY, out);
+    }
     return is_shortage(status) ? find_room_or_ask(l, out) : status;
 }
 

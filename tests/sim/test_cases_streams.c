@@ -1,0 +1,282 @@
+/* Faults of stream order that users of other allocators met, each as the report had it: the report
+ * is named by repository and number. docs/cases.md lists all of them.
+ *
+ * Where the fault was a use that nobody waited for, the same is done once more with the wait left
+ * out (the use not recorded): that must be seen as a race, or the test could not fail. */
+#include <pthread.h>
+#include <semaphore.h>
+#include <string.h>
+
+#include "driver.h"
+#include "tenure_pool.h"
+#include "test_pools.h"
+
+#define MIB MIB_BYTES
+
+typedef struct fixture {
+    tn_device *device;
+    tn_pool *pool;
+    tn_stream a;
+    tn_stream b;
+} fixture;
+
+static void open_fixture(fixture *f, size_t memory, tn_pool_backing backing) {
+    f->device = test_open_sim(memory, 0);
+    f->pool = test_open_pool(f->device, backing, 0);
+    f->a = test_open_stream(f->device);
+    f->b = test_open_stream(f->device);
+}
+
+static uint64_t close_with_races(fixture *f) {
+    EXPECT_OK(tn_pool_destroy(f->pool));
+    EXPECT_OK(tn_stream_destroy(f->device, f->a));
+    EXPECT_OK(tn_stream_destroy(f->device, f->b));
+    return test_close_sim_with_races(f->device);
+}
+
+/* ---- torchrec#4231: a copy on a side stream, the storage freed on the main one --------------- */
+
+/* The device has no room for a second block, so the freed one must serve. */
+static uint64_t copy_aside(tn_pool_backing backing, int is_recorded) {
+    fixture f;
+    void *x;
+    void *y;
+    open_fixture(&f, 64 * MIB, backing);
+    x = test_take(f.pool, 64 * MIB, f.a);
+    test_sim_write(f.device, f.a, x, 64 * MIB, 10);
+    EXPECT_OK(tn_stream_wait(f.device, f.b, f.a));
+    test_sim_write(f.device, f.b, NULL, 0, 1e6); /* the kernel that spins before the copy */
+    test_sim_read(f.device, f.b, x, 64 * MIB, 100);
+    if (is_recorded) EXPECT_OK(tn_record_use(x, f.b));
+    test_give(f.pool, x, f.a);
+    y = test_take(f.pool, 64 * MIB, f.a);
+    test_sim_write(f.device, f.a, y, 64 * MIB, 10);
+    test_give(f.pool, y, f.a);
+    return close_with_races(&f);
+}
+
+static void a_copy_aside_reads_what_was_there(void **state) {
+    (void)state;
+    for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
+        assert_int_equal(copy_aside((tn_pool_backing)backing, 1), 0);
+        assert_true(copy_aside((tn_pool_backing)backing, 0) > 0);
+    }
+}
+
+static sem_t gate;
+
+static void wait_for_the_gate(void *argument) {
+    (void)argument;
+    sem_wait(&gate);
+}
+
+/* The same with real bytes, on the host driver. */
+static void a_copy_aside_brings_the_right_bytes(void **state) {
+    static unsigned char copied[4 * MIB_BYTES];
+    tn_device_config config = TN_DEVICE_CONFIG_INIT;
+    fixture f;
+    void *x;
+    void *y;
+    (void)state;
+    config.driver = TN_DRIVER_HOST;
+    config.memory_limit_bytes = 32 * MIB; /* one segment of a pool */
+    EXPECT_OK(tn_device_create(&config, &f.device));
+    f.pool = test_open_pool(f.device, TN_BACKING_PLAIN, 0);
+    f.a = test_open_stream(f.device);
+    f.b = test_open_stream(f.device);
+    assert_int_equal(sem_init(&gate, 0, 0), 0);
+    x = test_take(f.pool, sizeof copied, f.a);
+    EXPECT_OK(tn_fill(f.device, x, 0x11, sizeof copied, f.a));
+    EXPECT_OK(tn_stream_wait(f.device, f.b, f.a));
+    EXPECT_OK(tn__device_driver(f.device)->host_task(tn__device_state(f.device), wait_for_the_gate,
+                                                     NULL, f.b));
+    EXPECT_OK(tn_copy(f.device, copied, x, sizeof copied, f.b));
+    EXPECT_OK(tn_record_use(x, f.b));
+    test_give(f.pool, x, f.a);
+    y = test_take(f.pool, 32 * MIB, f.a);
+    EXPECT_OK(tn_fill(f.device, y, 0xff, 32 * MIB, f.a));
+    sem_post(&gate);
+    EXPECT_OK(tn_device_synchronize(f.device));
+    for (size_t i = 0; i < sizeof copied; i++)
+        assert_int_equal(copied[i], 0x11);
+    test_give(f.pool, y, f.a);
+    EXPECT_OK(tn_pool_destroy(f.pool));
+    EXPECT_OK(tn_stream_destroy(f.device, f.a));
+    EXPECT_OK(tn_stream_destroy(f.device, f.b));
+    EXPECT_OK(tn_device_destroy(f.device));
+    sem_destroy(&gate);
+}
+
+/* ---- onnxruntime#32342: freed just after a read was queued, taken by another thread ---------- */
+
+typedef struct taker {
+    fixture *f;
+    size_t bytes;
+    void *block;
+    tn_status status;
+} taker;
+
+static void *take_elsewhere(void *argument) {
+    taker *t = argument;
+    const tn__range range = {NULL, t->bytes, 1};
+    tn__range touched = range;
+    t->status = tn_alloc(t->f->pool, t->bytes, t->f->b, NULL, &t->block);
+    if (t->status != TN_OK) return NULL;
+    touched.address = t->block;
+    t->status =
+        tn__device_driver(t->f->device)
+            ->ghost_launch(tn__device_state(t->f->device), "write", &touched, 1, 10, t->f->b);
+    if (t->status == TN_OK) t->status = tn_free(t->block, t->f->b);
+    return NULL;
+}
+
+/* The block was made and is freed without a stream; a stream of another library reads it. */
+static uint64_t free_without_a_stream(int is_recorded) {
+    fixture f;
+    taker t = {&f, 64 * MIB, NULL, TN_LEAK};
+    pthread_t thread;
+    tn_stream foreign;
+    void *x;
+    open_fixture(&f, 64 * MIB, TN_BACKING_VMM);
+    EXPECT_OK(tn__device_driver(f.device)->stream_create(tn__device_state(f.device), &foreign));
+    x = test_take(f.pool, 64 * MIB, NULL);
+    test_sim_read(f.device, foreign, x, 64 * MIB, 1e5);
+    if (is_recorded) EXPECT_OK(tn_record_use(x, foreign));
+    test_give(f.pool, x, NULL);
+    assert_int_equal(pthread_create(&thread, NULL, take_elsewhere, &t), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    EXPECT_STATUS(t.status, TN_OK);
+    EXPECT_OK(tn_device_synchronize(f.device));
+    EXPECT_OK(tn__device_driver(f.device)->stream_destroy(tn__device_state(f.device), foreign));
+    return close_with_races(&f);
+}
+
+static void blocks_of_the_default_stream_are_fenced_before_reuse(void **state) {
+    (void)state;
+    assert_int_equal(free_without_a_stream(1), 0);
+    assert_true(free_without_a_stream(0) > 0);
+}
+
+/* ---- NVIDIA/cub#156: a block in the free list before its event is recorded ------------------- */
+
+enum { THREADS = 3, ROUNDS = 150 };
+
+typedef struct exchanger {
+    pthread_t thread;
+    fixture *f;
+    tn_stream stream;
+    tn_status bad;
+} exchanger;
+
+static void *exchange(void *argument) {
+    exchanger *e = argument;
+    const tn__driver *driver = tn__device_driver(e->f->device);
+    for (int round = 0; round < ROUNDS && e->bad == TN_OK; round++) {
+        tn__range range = {NULL, 4 * MIB, 1};
+        void *block = NULL;
+        e->bad = tn_alloc(e->f->pool, range.bytes, e->stream, NULL, &block);
+        if (e->bad == TN_OUT_OF_DEVICE_MEMORY) e->bad = TN_OK; /* all are in others' hands */
+        if (!block) continue;
+        range.address = block;
+        e->bad = driver->ghost_launch(tn__device_state(e->f->device), "write", &range, 1, 1000,
+                                      e->stream);
+        if (tn_free(block, e->stream) != TN_OK) e->bad = TN_INVALID_STATE;
+    }
+    return NULL;
+}
+
+/* There is memory for one block fewer than there are threads: each takes what another has just
+ * freed, again and again, and always behind that one's work. */
+static void a_block_is_not_to_be_had_before_its_use_is_known(void **state) {
+    exchanger threads[THREADS] = {0};
+    fixture f;
+    (void)state;
+    open_fixture(&f, 4 * (THREADS - 1) * MIB, TN_BACKING_VMM);
+    for (int i = 0; i < THREADS; i++) {
+        threads[i].f = &f;
+        threads[i].stream = test_open_stream(f.device);
+    }
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i].thread, NULL, exchange, &threads[i]), 0);
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(threads[i].thread, NULL), 0);
+        EXPECT_STATUS(threads[i].bad, TN_OK);
+    }
+    (void)test_pool_stats(f.pool);
+    for (int i = 0; i < THREADS; i++)
+        EXPECT_OK(tn_stream_destroy(f.device, threads[i].stream));
+    assert_int_equal(close_with_races(&f), 0);
+}
+
+/* ---- llama.cpp#22155: a cache that is flushed under kernels that are still queued ------------ */
+
+static void nothing_goes_back_before_the_work_on_it_is_done(void **state) {
+    (void)state;
+    for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
+        fixture f;
+        tn_pool *other;
+        void *x;
+        void *none = NULL;
+        size_t released = 1;
+        open_fixture(&f, 64 * MIB, (tn_pool_backing)backing);
+        other = test_open_pool(f.device, (tn_pool_backing)backing, 0);
+        x = test_take(f.pool, 64 * MIB, f.a);
+        test_sim_stall(f.device, f.a, 1);
+        test_sim_write(f.device, f.a, x, 64 * MIB, 10);
+        test_give(f.pool, x, f.a);
+        EXPECT_OK(tn_pool_trim(f.pool, 0, &released));
+        assert_int_equal(released, 0);
+        /* Nor does another pool that is short get it. */
+        EXPECT_STATUS(tn_alloc(other, 8 * MIB, f.b, NULL, &none), TN_OUT_OF_DEVICE_MEMORY);
+        assert_int_equal(test_calls(f.device, TN_CALL_MEM_UNMAP), 0);
+        assert_int_equal(test_calls(f.device, TN_CALL_MEM_FREE), 0);
+        test_sim_stall(f.device, f.a, 0);
+        EXPECT_OK(tn_stream_synchronize(f.device, f.a));
+        EXPECT_OK(tn_pool_trim(f.pool, 0, &released));
+        assert_int_equal(released, 64 * MIB);
+        EXPECT_OK(tn_pool_destroy(other));
+        assert_int_equal(close_with_races(&f), 0);
+    }
+}
+
+/* ---- pytorch#50925: a free between two launches of one collective waits for ever ------------- */
+
+/* Both halves of the collective wait for each other; the second is not launched yet. Meanwhile the
+ * pool allocates, frees, grows, moves pages, and gives others back: without a wait of the host. */
+static void no_call_waits_for_a_collective_that_is_half_launched(void **state) {
+    fixture f;
+    void *sent;
+    void *x[4];
+    (void)state;
+    open_fixture(&f, 0, TN_BACKING_VMM);
+    sent = test_take(f.pool, 16 * MIB, f.a);
+    test_sim_stall(f.device, f.a, 1);
+    test_sim_write(f.device, f.a, sent, 16 * MIB, 10);
+    for (int i = 0; i < 4; i++)
+        x[i] = test_take(f.pool, (size_t)(i + 1) * 24 * MIB, f.b);
+    for (int i = 0; i < 4; i += 2)
+        test_give(f.pool, x[i], f.b);
+    x[0] = test_take(f.pool, 96 * MIB, f.b); /* from the two holes */
+    for (int i = 0; i < 4; i++) {
+        if (i != 2) test_give(f.pool, x[i], f.b);
+    }
+    EXPECT_OK(tn_pool_trim(f.pool, 0, NULL));
+    assert_int_equal(test_calls(f.device, TN_CALL_EVENT_SYNCHRONIZE), 0);
+    assert_int_equal(test_sim_get()->call_count("cuStreamSynchronize"), 0);
+    assert_int_equal(test_sim_get()->call_count("cuCtxSynchronize"), 0);
+    test_sim_stall(f.device, f.a, 0);
+    test_give(f.pool, sent, f.a);
+    assert_int_equal(close_with_races(&f), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_copy_aside_reads_what_was_there),
+        cmocka_unit_test(a_copy_aside_brings_the_right_bytes),
+        cmocka_unit_test(blocks_of_the_default_stream_are_fenced_before_reuse),
+        cmocka_unit_test(a_block_is_not_to_be_had_before_its_use_is_known),
+        cmocka_unit_test(nothing_goes_back_before_the_work_on_it_is_done),
+        cmocka_unit_test(no_call_waits_for_a_collective_that_is_half_launched),
+    };
+    return cmocka_run_group_tests_name("sim/cases_streams", tests, NULL, NULL);
+}
