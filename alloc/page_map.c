@@ -109,6 +109,7 @@ tn_status tn__page_map_add(tn__mapped_region *region) {
     }
     for (uintptr_t page = first; page <= last && status == TN_OK; page++)
         replace_slot(region, page, NULL, region->pool);
+    region->is_in_map = status == TN_OK;
     pthread_mutex_unlock(&map_mutex);
     return status;
 }
@@ -116,10 +117,18 @@ tn_status tn__page_map_add(tn__mapped_region *region) {
 void tn__page_map_remove(tn__mapped_region *region) {
     uintptr_t first = region->begin >> TN__MAP_PAGE_SHIFT;
     uintptr_t last = (region->end - 1) >> TN__MAP_PAGE_SHIFT;
+    if (!region->is_in_map) return;
     pthread_mutex_lock(&map_mutex);
     for (uintptr_t page = first; page <= last; page++)
         replace_slot(region, page, region->pool, NULL);
+    region->is_in_map = 0;
     pthread_mutex_unlock(&map_mutex);
+}
+
+/* The nodes are there since the first time. */
+void tn__page_map_restore(tn__mapped_region *region) {
+    tn_status status = tn__page_map_add(region);
+    TN_CHECK(status == TN_OK);
 }
 
 struct tn_pool *tn__page_map_find(const void *address) {

@@ -23,11 +23,12 @@
 #define TN__MAP_PAGE_BYTES ((size_t)1 << TN__MAP_PAGE_SHIFT)
 #define TN__MAP_BITS       57
 
-/* Fixed while it is in the map. Begins at a multiple of TN__MAP_ALIGN. */
+/* Its ends are fixed while it is in the map. Begins at a multiple of TN__MAP_ALIGN. */
 typedef struct tn__mapped_region {
     uintptr_t begin;
     uintptr_t end;
     struct tn_pool *pool;
+    int is_in_map;
 } tn__mapped_region;
 #define TN__MAP_ALIGN ((size_t)512)
 
@@ -38,7 +39,13 @@ void tn__page_map_release(void);
 /* Adds a region of at least TN__MAP_PAGE_BYTES that overlaps no other. On failure nothing is
  * added: TN_OUT_OF_HOST_MEMORY, or TN_UNSUPPORTED for an address of more than 57 bits. */
 tn_status tn__page_map_add(tn__mapped_region *region);
+
+/* Before the driver gets the addresses back: at once it may give them to another pool, on another
+ * thread. A region that is not in the map stays so. */
 void tn__page_map_remove(tn__mapped_region *region);
+
+/* The driver did not take them back: can not fail. */
+void tn__page_map_restore(tn__mapped_region *region);
 
 /* The pool of the region that holds the address. NULL if none does; an address that is in no
  * region but in the last page of one, behind its end, finds that one's pool. */

@@ -45,6 +45,15 @@ static tn_status end_mapping(tn_pool *pool, tn__own_mapping *mapping) {
     return TN_OK;
 }
 
+/* The same for a region's mapping. */
+static tn_status end_region(tn_pool *pool, tn__region *region, tn__own_mapping *mapping) {
+    tn_status status;
+    tn__page_map_remove(&region->map);
+    status = end_mapping(pool, mapping);
+    if (status != TN_OK) tn__page_map_restore(&region->map);
+    return status;
+}
+
 static size_t stuck_bytes(const tn__own_mapping *mapping) {
     return mapping->is_reserved && mapping->has_handle ? mapping->bytes : 0;
 }
@@ -192,7 +201,7 @@ static tn_status give_back(tn_pool *pool, tn__region *region, size_t *released) 
         tn__heap_change(&pool->heap, region->first, TN__PIECE_VOID);
         *released += block->mapping.bytes;
     }
-    TN_TRY(end_mapping(pool, &block->mapping));
+    TN_TRY(end_region(pool, region, &block->mapping));
     tn__heap_remove_region(&pool->heap, region);
     tn__host_free(block);
     return TN_OK;
@@ -221,7 +230,7 @@ tn_status tn__dedicated_release(tn_pool *pool, tn__release *release) {
 
 static tn_status end_guest(tn_pool *pool, tn__region *region) {
     tn__guest *guest = region->guest;
-    TN_TRY(end_mapping(pool, &guest->mapping));
+    TN_TRY(end_region(pool, region, &guest->mapping));
     tn__heap_remove_region(&pool->heap, region);
     tn__host_free(guest);
     return TN_OK;

@@ -132,10 +132,16 @@ tn_status tn__retired_unmap(tn_pool *pool, tn__piece *piece) {
 }
 
 tn_status tn__region_free(tn_pool *pool, tn__region *region) {
-    TN_TRY(pool->driver->address_free(pool->state, (void *)region->map.begin,
-                                      region->map.end - region->map.begin));
-    tn__heap_remove_region(&pool->heap, region);
-    return TN_OK;
+    tn_status status;
+    tn__page_map_remove(&region->map);
+    status = pool->driver->address_free(pool->state, (void *)region->map.begin,
+                                        region->map.end - region->map.begin);
+    if (status == TN_OK) {
+        tn__heap_remove_region(&pool->heap, region);
+    } else {
+        tn__page_map_restore(&region->map);
+    }
+    return status;
 }
 
 tn_status tn__pool_collect(tn_pool *pool) {

@@ -96,8 +96,12 @@ static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
 static tn_status free_segment(tn_pool *pool, tn__region *region) {
     tn_status status;
     tell_end(pool, region);
+    tn__page_map_remove(&region->map);
     status = pool->driver->mem_free(pool->state, (void *)region->map.begin);
-    if (status != TN_OK) tell_begin(pool, region);
+    if (status != TN_OK) {
+        tn__page_map_restore(&region->map);
+        tell_begin(pool, region);
+    }
     return status;
 }
 

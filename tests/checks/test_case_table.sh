@@ -18,7 +18,10 @@ for word in $(sed -n 's/^|[^|]*|[^|]*|\(.*\)|$/\1/p' "$source/docs/cases.md" | t
                 [ -f "$file" ] && program=$file
             done
             named=$((named + 1))
-            [ -n "$program" ] || { echo "FAIL: there is no test $word"; failures=$((failures + 1)); }
+            if [ -z "$program" ]; then
+                echo "FAIL: there is no test $word"
+                failures=$((failures + 1))
+            fi
             ;;
         *_*_*)
             named=$((named + 1))

@@ -9,7 +9,7 @@
 #define MIB MIB_BYTES
 #define GIB GIB_BYTES
 
-/* pycuda#282: a request of 4 GiB got 1 GiB. Every byte up to the last is there, and nobody else's. */
+/* pycuda#282: a request of 4 GiB got 1 GiB. Every byte to the last is there, and nobody else's. */
 static void sizes_of_4_gib_and_more_are_whole(void **state) {
     static const size_t sizes[] = {4 * GIB_BYTES, 4 * GIB_BYTES + 1, 8 * GIB_BYTES - 1,
                                    (size_t)20 << 30};

@@ -191,7 +191,7 @@ static void a_block_is_not_to_be_had_before_its_use_is_known(void **state) {
     exchanger threads[THREADS] = {0};
     fixture f;
     (void)state;
-    open_fixture(&f, 4 * (THREADS - 1) * MIB, TN_BACKING_VMM);
+    open_fixture(&f, (THREADS - 1) * (4 * MIB), TN_BACKING_VMM);
     for (int i = 0; i < THREADS; i++) {
         threads[i].f = &f;
         threads[i].stream = test_open_stream(f.device);

@@ -92,7 +92,7 @@ static void the_index_stays_shallow_for_keys_in_order(void **state) {
 /* ---- the page map ---------------------------------------------------------------------------- */
 
 static tn__mapped_region region_of(uintptr_t begin, uintptr_t end, struct tn_pool *pool) {
-    return (tn__mapped_region){begin, end, pool};
+    return (tn__mapped_region){.begin = begin, .end = end, .pool = pool};
 }
 
 static void the_page_map_finds_the_pools_of_regions_that_share_a_page(void **state) {
