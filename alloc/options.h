@@ -11,7 +11,8 @@
 /* X(kind, field, "VARIABLE", "alias" or NULL, default as text, "meaning") */
 #define TN_OPTION_TABLE(X)                                                                         \
     X(BOOL, strict, "TENURE_STRICT", NULL, "0", "a bad option value ends the process")             \
-    X(BOOL, verbose, "TENURE_VERBOSE", NULL, "0", "print version, driver and options at start")    \
+    X(BOOL, verbose, "TENURE_VERBOSE", NULL, "0",                                                  \
+      "print version, driver, options, and what pools leave")                                      \
     X(CHOICE, driver, "TENURE_DRIVER", NULL, "auto", "auto, cuda or host")                         \
     X(TEXT, cuda_library, "TENURE_CUDA_LIBRARY", NULL, "libcuda.so.1", "the CUDA driver to load")  \
     X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "2MiB", "physical handle size of VMM pools")    \

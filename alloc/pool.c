@@ -269,6 +269,7 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     tn__error_scope_begin();
     status = tn__error_scope_end(close_locked(pool));
     if (status == TN_OK) status = end_trace_locked(pool);
+    tn__pool_print_end(pool, status == TN_OK ? "its end" : "a failed end");
     pthread_mutex_unlock(&pool->mutex);
     if (status != TN_OK) {
         tn__pools_enter(pool);

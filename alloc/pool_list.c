@@ -88,14 +88,15 @@ tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__relea
 
 /* ---- exit ------------------------------------------------------------------------------------ */
 
-/* A program that exits without an end to its pools keeps its trace. A pool that another thread is
- * in is left alone: exit must not wait for it. */
-__attribute__((destructor)) static void close_traces_at_exit(void) {
+/* A program that exits without an end to its pools keeps its trace, and is told what it left. A
+ * pool that another thread is in is left alone: exit must not wait for it. */
+__attribute__((destructor)) static void end_pools_at_exit(void) {
     if (pthread_mutex_trylock(&list_mutex) != 0) return;
     for (tn_pool *pool = list; pool; pool = pool->next) {
         if (pthread_mutex_trylock(&pool->mutex) != 0) continue;
         if (pool->trace) (void)tn__trace_close(pool->trace);
         pool->trace = NULL;
+        tn__pool_print_end(pool, "the end of the process");
         pthread_mutex_unlock(&pool->mutex);
     }
     pthread_mutex_unlock(&list_mutex);

@@ -28,6 +28,10 @@ void tn__pool_note_peaks(tn_pool *pool);
 void tn__stats_write_text(tn__text *out, const tn_pool_stats *stats);
 void tn__stats_write_json(tn__text *out, const tn_pool_stats *stats, const char *indent);
 
+/* With TENURE_VERBOSE: the statistics on standard error, each of what must be 0 once all is given
+ * back with "ok" or "not all freed". */
+void tn__pool_print_end(struct tn_pool *pool, const char *when);
+
 /* ---- owners --------------------------------------------------------------------------------- */
 
 #define TN__OWNERS_MAX   512 /* told apart; blocks of further ones are added up as "others" */

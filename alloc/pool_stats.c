@@ -6,11 +6,13 @@
  * what streams have done meanwhile.
  */
 #include <inttypes.h>
+#include <stdio.h>
 
+#include "options.h"
 #include "pool_internal.h"
 
 typedef enum stat_unit { UNIT_BYTES, UNIT_COUNT } stat_unit;
-typedef enum stat_role { ROLE_PART, ROLE_WHOLE, ROLE_PEAK, ROLE_OTHER } stat_role;
+typedef enum stat_role { ROLE_PART, ROLE_WHOLE, ROLE_LEVEL, ROLE_PEAK, ROLE_OTHER } stat_role;
 
 typedef struct stat_row {
     const char *name;
@@ -120,18 +122,39 @@ tn_status tn_pool_check(tn_pool *pool) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
+static void write_row(tn__text *out, const tn_pool_stats *stats, const stat_row *row) {
+    uint64_t value = value_of(stats, row);
+    char size[24] = "";
+    if (row->unit == UNIT_BYTES) {
+        tn__text words = tn__text_begin(size, sizeof size);
+        tn__text_add_size(&words, value);
+    }
+    tn__text_add(out, "  %-20s%16" PRIu64 "  %10s  ", row->name, value, size);
+}
+
 void tn__stats_write_text(tn__text *out, const tn_pool_stats *stats) {
     for (size_t i = 0; i < ROW_COUNT; i++) {
-        const stat_row *row = &rows[i];
-        uint64_t value = value_of(stats, row);
-        char size[24] = "";
-        if (row->unit == UNIT_BYTES) {
-            tn__text words = tn__text_begin(size, sizeof size);
-            tn__text_add_size(&words, value);
-        }
-        tn__text_add(out, "  %-20s%16" PRIu64 "  %10s  %s%s\n", row->name, value, size,
-                     row->role == ROLE_PART ? "part: " : "", row->meaning);
+        write_row(out, stats, &rows[i]);
+        tn__text_add(out, "%s%s\n", rows[i].role == ROLE_PART ? "part: " : "", rows[i].meaning);
     }
+}
+
+static const char *verdict_on(const tn_pool_stats *stats, const stat_row *row) {
+    if (row->role == ROLE_PEAK || row->role == ROLE_OTHER) return "";
+    return value_of(stats, row) == 0 ? "ok" : "not all freed";
+}
+
+void tn__pool_print_end(tn_pool *pool, const char *when) {
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    char text[4096];
+    tn__text out = tn__text_begin(text, sizeof text);
+    if (!tn__options_get()->verbose) return;
+    tn__pool_fill_stats(pool, &stats);
+    for (size_t i = 0; i < ROW_COUNT; i++) {
+        write_row(&out, &stats, &rows[i]);
+        tn__text_add(&out, "%s\n", verdict_on(&stats, &rows[i]));
+    }
+    fprintf(stderr, "tenure pool %s at %s\n%s", pool->name, when, text);
 }
 
 void tn__stats_write_json(tn__text *out, const tn_pool_stats *stats, const char *indent) {

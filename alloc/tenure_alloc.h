@@ -279,8 +279,8 @@ TN_API TN_MUST_USE tn_status tn_block_info(const void *block, size_t *bytes, tn_
 TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes);
 
 /* Every statistic: X(unit, role, name, meaning). One table makes the struct, the text and the JSON
- * of tn_pool_report. The PARTs add up to the WHOLE, to the byte, at all times; PEAKs start again
- * with tn_pool_stats_reset_peaks. */
+ * of tn_pool_report. The PARTs add up to the WHOLE, to the byte, at all times; they and LEVELs are
+ * 0 once all has been given back; PEAKs start again with tn_pool_stats_reset_peaks. */
 #define TN_POOL_STATS_TABLE(X)                                                                     \
     X(BYTES, PART, live_bytes, "of blocks in callers' hands, as asked for")                        \
     X(BYTES, PART, cached_bytes, "free in pages without a live block: reusable or returnable")     \
@@ -288,12 +288,12 @@ TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size
     X(BYTES, PART, partial_bytes, "free in pages with live blocks, and rounding up of sizes")      \
     X(BYTES, PART, driver_held_bytes, "physical memory held but mapped nowhere")                   \
     X(BYTES, WHOLE, reserved_bytes, "physical memory taken from the driver")                       \
-    X(BYTES, OTHER, address_bytes, "addresses reserved")                                           \
-    X(BYTES, OTHER, owned_bytes, "part of live_bytes that tensors own: equals the ledger")         \
-    X(BYTES, OTHER, imported_bytes, "of other processes, mapped here: not reserved by this pool")  \
+    X(BYTES, LEVEL, address_bytes, "addresses reserved")                                           \
+    X(BYTES, LEVEL, owned_bytes, "part of live_bytes that tensors own: equals the ledger")         \
+    X(BYTES, LEVEL, imported_bytes, "of other processes, mapped here: not reserved by this pool")  \
     X(BYTES, PEAK, peak_live_bytes, "most live at once")                                           \
     X(BYTES, PEAK, peak_reserved_bytes, "most reserved at once")                                   \
-    X(COUNT, OTHER, live_blocks, "blocks in callers' hands")                                       \
+    X(COUNT, LEVEL, live_blocks, "blocks in callers' hands")                                       \
     X(COUNT, OTHER, allocs, "calls that gave a block")                                             \
     X(COUNT, OTHER, frees, "blocks freed")                                                         \
     X(COUNT, OTHER, stream_waits, "device-side waits to reuse a block across streams")             \

@@ -73,6 +73,7 @@ static const char *string(const cJSON *object, const char *name) {
 #define IS_PART_WHOLE                      0
 #define IS_PART_PEAK                       0
 #define IS_PART_OTHER                      0
+#define IS_PART_LEVEL                      0
 
 static void expect_statistics(const cJSON *statistics, const tn_pool_stats *stats) {
     double parts = 0.0 TN_POOL_STATS_TABLE(IS_PART);
