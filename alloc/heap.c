@@ -5,49 +5,6 @@
 
 #include "host_alloc.h"
 
-/* ---- pages -------------------------------------------------------------------------------- */
-
-tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintptr_t end) {
-    tn__page_span span;
-    span.first = (begin - region->map.begin + region->page_bytes - 1) / region->page_bytes;
-    span.end = (end - region->map.begin) / region->page_bytes;
-    if (span.end < span.first) span.end = span.first;
-    return span;
-}
-
-tn__page_span tn__pages_touched(const tn__region *region, uintptr_t begin, uintptr_t end) {
-    tn__page_span span;
-    span.first = (begin - region->map.begin) / region->page_bytes;
-    span.end = (end - region->map.begin + region->page_bytes - 1) / region->page_bytes;
-    return span;
-}
-
-/* The bits of word `word` that belong to the span. */
-static uint64_t span_mask(tn__page_span span, size_t word) {
-    uint64_t mask = ~(uint64_t)0;
-    if (word == span.first / 64) mask &= ~(uint64_t)0 << (span.first % 64);
-    if (word == span.end / 64) mask &= ((uint64_t)1 << (span.end % 64)) - 1;
-    return mask;
-}
-
-size_t tn__pages_mapped(const tn__region *region, tn__page_span span) {
-    size_t count = 0;
-    for (size_t word = span.first / 64; word * 64 < span.end; word++) {
-        count += (size_t)__builtin_popcountll(region->mapped[word] & span_mask(span, word));
-    }
-    return count;
-}
-
-void tn__pages_set_mapped(tn__region *region, tn__page_span span, int is_mapped) {
-    for (size_t word = span.first / 64; word * 64 < span.end; word++) {
-        if (is_mapped) {
-            region->mapped[word] |= span_mask(span, word);
-        } else {
-            region->mapped[word] &= ~span_mask(span, word);
-        }
-    }
-}
-
 /* ---- spare pieces --------------------------------------------------------------------------- */
 
 #define SLAB_PIECES 16
@@ -59,6 +16,7 @@ struct tn__piece_slab {
 
 static void spare_piece(tn__heap *heap, tn__piece *piece) {
     tn__uses_clear(&piece->uses);
+    piece->bytes = 0;
     piece->next = heap->spare_pieces;
     heap->spare_pieces = piece;
     heap->spare_count++;
@@ -140,17 +98,29 @@ tn__piece *tn__run_first(tn__piece *piece) {
     return piece;
 }
 
+/* The whole pages of a run that is in the index. */
+static tn__page_span idle_span(const tn__piece *first) {
+    return tn__pages_inside(first->region, first->address, first->address + first->node.major);
+}
+
 static void insert_run(tn__piece *first, tn__piece *last) {
-    tn__zone *zone = first->region->zone;
+    tn__region *region = first->region;
+    tn__zone *zone = region->zone;
+    tn__page_span idle;
     first->run_other = last;
     last->run_other = first;
     tn__tree_insert(&zone->runs, &first->node, tn__piece_end(last) - first->address,
                     first->address);
     zone->run_count++;
+    idle = idle_span(first);
+    if (idle.first == idle.end) return;
+    tn__bits_set(region->idle, idle, 1);
+    region->runs_at[idle.first] = first;
 }
 
 static void remove_run(tn__piece *first) {
     tn__zone *zone = first->region->zone;
+    tn__bits_set(first->region->idle, idle_span(first), 0);
     tn__tree_remove(&zone->runs, &first->node);
     zone->run_count--;
 }
@@ -179,28 +149,25 @@ static void leave_run(tn__piece *piece) {
     if (last != piece) insert_run(piece->next, last);
 }
 
-/* ---- indexes of VOID and RETIRED ----------------------------------------------------------- */
+/* ---- index of VOID ------------------------------------------------------------------------- */
 
-static void enter_index(tn__piece *piece) {
+static void enter_voids(tn__piece *piece) {
     tn__zone *zone = piece->region->zone;
-    int is_void = piece->kind == TN__PIECE_VOID;
-    tn__tree_insert(is_void ? &zone->voids : &zone->retired, &piece->node, piece->address, 0);
-    *(is_void ? &zone->void_count : &zone->retired_count) += 1;
+    tn__tree_insert(&zone->voids, &piece->node, piece->address, 0);
+    zone->void_count++;
 }
 
-static void leave_index(tn__piece *piece) {
+static void leave_voids(tn__piece *piece) {
     tn__zone *zone = piece->region->zone;
-    int is_void = piece->kind == TN__PIECE_VOID;
-    tn__tree_remove(is_void ? &zone->voids : &zone->retired, &piece->node);
-    *(is_void ? &zone->void_count : &zone->retired_count) -= 1;
+    tn__tree_remove(&zone->voids, &piece->node);
+    zone->void_count--;
 }
 
 /* ---- joining and cutting ------------------------------------------------------------------- */
 
 static int is_alike(tn__piece *a, tn__piece *b) {
     if (!a || !b || a->kind != b->kind) return 0;
-    if (a->kind == TN__PIECE_VOID) return 1;
-    if (a->kind != TN__PIECE_FREE) return 0;
+    if (a->kind == TN__PIECE_LIVE) return 0;
     return a->stream == b->stream && tn__uses_equal(&a->uses, &b->uses);
 }
 
@@ -209,7 +176,7 @@ static int is_alike(tn__piece *a, tn__piece *b) {
 static void absorb_next(tn__heap *heap, tn__piece *piece) {
     tn__piece *next = piece->next;
     if (piece->kind == TN__PIECE_VOID) {
-        leave_index(next);
+        leave_voids(next);
     } else if (is_run_last(next)) {
         tn__piece *first = next->run_other;
         first->run_other = piece;
@@ -221,6 +188,7 @@ static void absorb_next(tn__heap *heap, tn__piece *piece) {
 }
 
 void tn__heap_join(tn__heap *heap, tn__piece *piece) {
+    if (piece->bytes == 0) return;
     if (is_alike(piece, piece->next)) absorb_next(heap, piece);
     if (is_alike(piece->previous, piece)) absorb_next(heap, piece->previous);
 }
@@ -243,25 +211,39 @@ tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at) {
     }
     piece->bytes = at - piece->address;
     link_after(right, piece);
-    if (piece->kind != TN__PIECE_FREE) enter_index(right);
+    if (piece->kind == TN__PIECE_VOID) enter_voids(right);
+    return TN_OK;
+}
+
+tn_status tn__heap_unite(tn__heap *heap, tn__piece *piece) {
+    tn__piece *next = piece->next;
+    TN_ASSERT(piece->kind == TN__PIECE_FREE);
+    TN_ASSERT(next->kind == TN__PIECE_FREE);
+    TN_TRY(tn__uses_reserve(&piece->uses, piece->uses.count + next->uses.count));
+    for (uint32_t i = 0; i < next->uses.count; i++) {
+        tn__use use = tn__uses_items(&next->uses)[i];
+        tn__uses_add(&piece->uses, use.stream, use.epoch);
+    }
+    if (!piece->stream) piece->stream = next->stream;
+    absorb_next(heap, piece);
     return TN_OK;
 }
 
 void tn__heap_change(tn__heap *heap, tn__piece *piece, tn__piece_kind kind) {
+    (void)heap;
     TN_ASSERT(piece->kind != TN__PIECE_LIVE);
     TN_ASSERT(kind != TN__PIECE_LIVE);
     if (piece->kind == TN__PIECE_FREE) {
         leave_run(piece);
     } else {
-        leave_index(piece);
+        leave_voids(piece);
     }
     piece->kind = kind;
     if (kind == TN__PIECE_FREE) {
         enter_run(piece);
     } else {
-        enter_index(piece);
+        enter_voids(piece);
     }
-    tn__heap_join(heap, piece);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -305,6 +287,8 @@ static void consume(tn__heap *heap, tn__piece *piece, uintptr_t end) {
 
 static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *request) {
     block->kind = TN__PIECE_LIVE;
+    block->lifetime_slot = request->lifetime_slot;
+    block->born = tn__lifetime_begin(&heap->lifetimes, request->lifetime_slot, request->bytes);
     block->is_owned = request->is_owned;
     block->asked_bytes = request->asked_bytes;
     block->owner = request->owner;
@@ -316,6 +300,7 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
     heap->block_count++;
     block->age = ++heap->operation;
     heap->live_bytes += request->asked_bytes;
+    if (heap->live_bytes > heap->peak_live_bytes) heap->peak_live_bytes = heap->live_bytes;
     if (request->is_owned) heap->owned_bytes += request->asked_bytes;
     if (heap->track.is_on) {
         tn__track_take(&heap->track, block->region->tool_heap, block->address, block->bytes,
@@ -346,6 +331,7 @@ tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
 
 void tn__heap_give(tn__heap *heap, tn__piece *piece) {
     TN_ASSERT(piece->kind == TN__PIECE_LIVE);
+    tn__lifetime_end(&heap->lifetimes, piece->lifetime_slot, piece->born);
     tn__block_table_remove(&heap->blocks, piece->address);
     atomic_store_explicit(&piece->tag, 0, memory_order_release);
     heap->block_count--;
@@ -382,17 +368,27 @@ static void settle_run(tn__heap *heap, tn__piece *first) {
     }
 }
 
+/* Settles the VOID pieces of a zone; those that become alike become one. */
+static void settle_voids(tn__heap *heap, const tn__zone *zone) {
+    tn__tree_node *node = tn__tree_at_least(zone->voids, 0, 0);
+    while (node) {
+        tn__piece *piece = tn__piece_of(node);
+        tn__uses_settle(&piece->uses);
+        if (is_alike(piece->previous, piece)) {
+            piece = piece->previous;
+            absorb_next(heap, piece);
+        }
+        node = tn__tree_next(zone->voids, &piece->node);
+    }
+}
+
 void tn__heap_settle(tn__heap *heap) {
     for (int zone = 0; zone < TN__ZONE_ALL; zone++) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node))
-            settle_run(heap, tn__run_of(node));
-        root = heap->zones[zone].retired;
-        node = tn__tree_at_least(root, 0, 0);
-        for (; node; node = tn__tree_next(root, node)) {
-            tn__uses_settle(&TN__TREE_ITEM(node, tn__piece, node)->uses);
-        }
+            settle_run(heap, tn__piece_of(node));
+        settle_voids(heap, &heap->zones[zone]);
     }
 }
 
@@ -401,22 +397,29 @@ void tn__heap_settle(tn__heap *heap) {
 static void free_region(tn__region *region) {
     if (!region) return;
     tn__host_free(region->mapped);
-    tn__host_free(region->handles);
+    tn__host_free(region->idle);
+    tn__host_free(region->runs_at);
+    tn__host_free(region->views);
     tn__host_free(region);
 }
 
-static tn__region *make_region(size_t page_count, int has_handles) {
+static int fill_region(tn__region *region, size_t page_count, int has_views) {
+    size_t words = page_count / 64 + 1;
+    region->mapped = tn__host_alloc(words, sizeof *region->mapped);
+    region->idle = tn__host_alloc(words, sizeof *region->idle);
+    region->runs_at = tn__host_alloc(page_count, sizeof(tn__piece *));
+    if (!region->mapped || !region->idle || !region->runs_at) return 0;
+    if (!has_views) return 1;
+    region->views = tn__host_alloc(page_count, sizeof *region->views);
+    return region->views != NULL;
+}
+
+static tn__region *make_region(size_t page_count, int has_views) {
     tn__region *region = tn__host_alloc(1, sizeof *region);
     if (!region) return NULL;
-    region->mapped = tn__host_alloc(page_count / 64 + 1, sizeof *region->mapped);
-    if (region->mapped && has_handles) {
-        region->handles = tn__host_alloc(page_count, sizeof *region->handles);
-    }
-    if (!region->mapped || (has_handles && !region->handles)) {
-        free_region(region);
-        return NULL;
-    }
-    return region;
+    if (fill_region(region, page_count, has_views)) return region;
+    free_region(region);
+    return NULL;
 }
 
 tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kind zone,
@@ -443,11 +446,11 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     piece->kind = is_mapped ? TN__PIECE_FREE : TN__PIECE_VOID;
     region->first = piece;
     if (is_mapped) {
-        tn__pages_set_mapped(region, (tn__page_span){0, region->page_count}, 1);
+        tn__bits_set(region->mapped, (tn__page_span){0, region->page_count}, 1);
         heap->mapped_bytes += bytes;
         enter_run(piece);
     } else {
-        enter_index(piece);
+        enter_voids(piece);
     }
     region->next = heap->regions;
     heap->regions = region;
@@ -499,9 +502,10 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
         leave_run(piece);
         heap->mapped_bytes -= bytes;
     } else {
-        leave_index(piece);
+        leave_voids(piece);
     }
     heap->address_bytes -= bytes;
+    tn__windows_forget(&region->zone->windows, region);
     unlink_piece(heap, piece);
     tn__page_map_remove(&region->map);
     free_region(region);
@@ -517,6 +521,8 @@ void tn__heap_clear(tn__heap *heap) {
         tn__page_map_remove(&region->map);
         free_region(region);
     }
+    for (int zone = 0; zone < TN__ZONE_COUNT; zone++)
+        tn__windows_forget(&heap->zones[zone].windows, NULL);
     while (heap->slabs) {
         tn__piece_slab *slab = heap->slabs;
         heap->slabs = slab->next;

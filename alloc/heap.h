@@ -5,8 +5,9 @@
  *   piece    a stretch of a region that is all the same:
  *              LIVE     in a caller's hands
  *              FREE     mapped memory, with the streams that may still use it
- *              VOID     addresses with no memory behind them
- *              RETIRED  addresses whose memory has moved elsewhere; still to be unmapped
+ *              VOID     addresses with no memory of their own: never mapped, unmapped, or with the
+ *                       mapping that was left when the memory moved (heap_frames.h), and then with
+ *                       the streams that may still use it here
  *   run      neighbouring FREE pieces, as many as there are: what a block can be cut from
  *   gap      neighbouring FREE and VOID pieces: a block fits once the VOID pages are filled
  *
@@ -15,27 +16,31 @@
  *               '-------------------- gap ----------------------'
  *      |    page    |    page    |    page    |    page    |    page    |
  *
- * Invariants: the pieces of a region are in order of address and tile it; VOID and RETIRED are
- * whole pages; LIVE and FREE lie in mapped pages; neighbouring FREE pieces differ in their uses
- * (equal ones are one piece) and neighbouring VOIDs are one piece, except inside one call; every
- * LIVE piece is in the table of blocks and has a tag, the first piece of every run in its zone's
- * index of runs, and every VOID and RETIRED in theirs. A page is idle if it lies in a run as a
- * whole. The memory of a piece stays a piece's until the heap is cleared: a late look at a tag
- * finds a tag.
+ * Invariants: the pieces of a region are in order of address and tile it; VOIDs are whole pages;
+ * LIVE and FREE lie in active pages; neighbouring FREE pieces differ in their uses (equal ones are
+ * one piece), and so do neighbouring VOIDs, except inside one call; a VOID with uses has a mapping
+ * at every page; every LIVE piece is in the table of blocks and has a tag, the first piece of every
+ * run in its zone's index of runs, and every VOID in that of voids. A page is idle if it lies in a
+ * run as a whole: then its bit in region->idle is set, and at the first of neighbouring idle pages
+ * region->runs_at has their run. The memory of a piece stays a piece's until the heap is cleared: a
+ * late look at a tag finds a tag.
  *
  * A region may also be one block's own (DEDICATED zone: one page with a handle of its own, which is
  * never searched for other blocks and never moved), or a guest's: one GUEST piece of memory that
  * another process gave, which is in no index and no sum (pool_dedicated.h).
  *
- * Zones keep small blocks apart from large ones, so that a small one that lives long does not
- * split a large hole. Pages move freely between the zones.
+ * Zones keep apart what would split each other's holes: small blocks, large ones that are
+ * expected to live long (lifetime_classes.h), and other large ones. Pages move freely between them.
  */
 #ifndef TENURE_HEAP_H
 #define TENURE_HEAP_H
 
 #include "block_table.h"
+#include "heap_frames.h"
 #include "heap_track.h"
 #include "heap_tree.h"
+#include "heap_windows.h"
+#include "lifetime_classes.h"
 #include "page_map.h"
 #include "pool_order.h"
 
@@ -46,12 +51,12 @@ typedef enum tn__piece_kind {
     TN__PIECE_LIVE,
     TN__PIECE_FREE,
     TN__PIECE_VOID,
-    TN__PIECE_RETIRED,
     TN__PIECE_GUEST
 } tn__piece_kind;
 
 typedef enum tn__zone_kind {
     TN__ZONE_LARGE,
+    TN__ZONE_LONG, /* large and expected to live long */
     TN__ZONE_SMALL,
     TN__ZONE_COUNT, /* of those that are searched */
     TN__ZONE_DEDICATED = TN__ZONE_COUNT,
@@ -74,8 +79,7 @@ typedef enum tn__block_state {
 
 struct tn__piece {
     _Alignas(64) _Atomic uint64_t tag; /* LIVE: address | tn__block_state; 0: not LIVE */
-    tn__tree_node node;                /* VOID, RETIRED: by address; first of a run: by (bytes,
-                                        * address) */
+    tn__tree_node node;                /* VOID: by address; first of a run: by (bytes, address) */
     tn__piece *previous;
     tn__piece *next;
     tn__region *region;
@@ -88,18 +92,19 @@ struct tn__piece {
     const char *owner;       /* LIVE */
     const char *site;        /* LIVE */
     tn__pool_stream *stream; /* LIVE: allocated for; FREE: freed on (NULL: no use is left) */
-    tn__uses uses;           /* LIVE: recorded; FREE, RETIRED: may still run */
-    uint64_t age;      /* LIVE: when it was made, FREE: last freed; in the pool's operations */
-    uint64_t trace_id; /* LIVE: in the trace that is being written; 0: not in it */
+    tn__uses uses;           /* LIVE: recorded; FREE, VOID: may still run */
+    uint64_t age;            /* LIVE: when it was made, FREE: last freed; in operations */
+    uint64_t born;           /* LIVE: see lifetime_classes.h */
+    uint32_t lifetime_slot;  /* LIVE: likewise */
+    uint64_t trace_id;       /* LIVE: in the trace that is being written; 0: not in it */
 };
 
 typedef struct tn__zone {
     tn__tree_node *runs;
     tn__tree_node *voids;
-    tn__tree_node *retired;
     size_t run_count;
     size_t void_count;
-    size_t retired_count;
+    tn__windows windows;
 } tn__zone;
 
 struct tn__region {
@@ -108,8 +113,10 @@ struct tn__region {
     tn__zone *zone;
     size_t page_bytes;
     size_t page_count;
-    uint64_t *mapped;                /* a bit a page */
-    tn__handle *handles;             /* VMM: of each mapped page; NULL on PLAIN */
+    uint64_t *mapped;                /* a bit a page: its memory is active here */
+    uint64_t *idle;                  /* a bit a page: it lies in a run as a whole */
+    tn__piece **runs_at;             /* of the first of neighbouring idle pages: their run */
+    tn__view *views;                 /* VMM: what is mapped at each page; NULL on PLAIN */
     struct tn__dedicated *dedicated; /* NULL: not a block's own */
     struct tn__guest *guest;         /* NULL: not a guest's */
     tn__piece *first;
@@ -132,7 +139,12 @@ typedef struct tn__heap {
     size_t owned_bytes; /* part of live_bytes that tensors own */
     size_t mapped_bytes;
     size_t address_bytes;
-    size_t guest_bytes; /* as asked for; part of no other sum */
+    size_t guest_bytes;     /* as asked for; part of no other sum */
+    size_t peak_live_bytes; /* since the pool was made */
+    uint64_t claim;         /* counts the choices of frames, so that none is chosen twice */
+    size_t inactive_count;  /* frames that are active nowhere */
+    size_t dormant_count;   /* views that are not active */
+    tn__lifetimes lifetimes;
 } tn__heap;
 
 static inline uintptr_t tn__piece_end(const tn__piece *piece) {
@@ -157,7 +169,11 @@ typedef struct tn__request {
     tn__pool_stream *stream;
     tn__zone_kind zone;
     unsigned flags; /* TN_ALLOC_... */
+    tn_lifetime lifetime;
+    uint32_t lifetime_slot;
     int is_owned;
+    int only_ready; /* not what needs a wait for another stream */
+    int is_pinned;  /* no memory may move for it */
     const char *owner;
     const char *site;
 } tn__request;
@@ -189,7 +205,7 @@ tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address);
  * NULL. In order of address in each region. */
 tn__piece *tn__heap_next_block(tn__heap *heap, tn__piece *block);
 
-/* Cuts a FREE, VOID or RETIRED piece in two at an address inside; takes a spare piece. */
+/* Cuts a FREE or VOID piece in two at an address inside; takes a spare piece. */
 tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at);
 
 /* Makes the request's bytes at the address, which lie in the run, a LIVE piece for its stream.
@@ -207,35 +223,84 @@ static inline tn__piece *tn__piece_at(tn__piece *from, uintptr_t address) {
 /* Makes a LIVE piece FREE and joins it with its neighbours. piece->uses and ->stream are set. */
 void tn__heap_give(tn__heap *heap, tn__piece *piece);
 
-/* Changes the kind of a FREE, VOID or RETIRED piece to another of these, and joins what is then
- * alike. Uses and ages are left as they are. */
+/* Makes a FREE piece VOID or a VOID one FREE. Uses and ages are left as they are, and neighbours
+ * that are alike then are not joined yet. */
 void tn__heap_change(tn__heap *heap, tn__piece *piece, tn__piece_kind kind);
+
+/* Makes one FREE piece of this and the next one, with the uses of both. */
+tn_status tn__heap_unite(tn__heap *heap, tn__piece *piece);
 
 /* Forgets what has completed in every piece and joins what is then alike. */
 void tn__heap_settle(tn__heap *heap);
 
-/* Joins a FREE or VOID piece with neighbours that are alike. */
+/* Joins a FREE or VOID piece with neighbours that are alike. A piece that was joined to another is
+ * spare then, and of 0 bytes until it is used again: joining it is a no-op. */
 void tn__heap_join(tn__heap *heap, tn__piece *piece);
 
 /* The first piece of the run that a FREE piece is in. */
 tn__piece *tn__run_first(tn__piece *piece);
 
-static inline tn__piece *tn__run_of(tn__tree_node *node) {
+static inline tn__piece *tn__piece_of(tn__tree_node *node) {
     return TN__TREE_ITEM(node, tn__piece, node);
 }
 
-/* Whole pages of a mapped stretch: [first, end) are page indexes of the region. */
+/* ---- heap_pages.c: pages of regions ---------------------------------------------------------- */
+
+/* Page indexes of a region: [first, end). */
 typedef struct tn__page_span {
     size_t first;
     size_t end;
 } tn__page_span;
 tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintptr_t end);
 tn__page_span tn__pages_touched(const tn__region *region, uintptr_t begin, uintptr_t end);
-size_t tn__pages_mapped(const tn__region *region, tn__page_span span);
-void tn__pages_set_mapped(tn__region *region, tn__page_span span, int is_mapped);
 static inline uintptr_t tn__page_address(const tn__region *region, size_t page) {
     return region->map.begin + page * region->page_bytes;
 }
+static inline int tn__page_bit(const uint64_t *bits, size_t page) {
+    return (bits[page / 64] >> (page % 64)) & 1;
+}
+size_t tn__bits_count(const uint64_t *bits, tn__page_span span);
+void tn__bits_set(uint64_t *bits, tn__page_span span, int is_set);
+
+/* The first page from `from` on, below `end`, whose bit is `is_set`; `end` if there is none. */
+size_t tn__bits_find(const uint64_t *bits, size_t from, size_t end, int is_set);
+
+/* The FREE piece that an idle page begins in; the VOID piece that a page which is not active lies
+ * in. */
+tn__piece *tn__page_idle_piece(const tn__region *region, size_t page);
+tn__piece *tn__page_void_piece(const tn__region *region, size_t page);
+
+/* The frame has been mapped at the page, dormant for now; the view has been unmapped, and was
+ * dormant. */
+void tn__frame_attach(tn__heap *heap, tn__frame *frame, tn__region *region, size_t page);
+void tn__frame_detach(tn__heap *heap, tn__view *view);
+
+/* The memory of the frame is active at the view from now on, and no longer where it was before. */
+void tn__page_activate(tn__heap *heap, tn__view *view);
+
+/* The frame of an active page is active nowhere; its view stays, dormant. */
+tn__frame *tn__page_deactivate(tn__heap *heap, tn__region *region, size_t page);
+
+static inline size_t tn__view_page(const tn__view *view) {
+    return (size_t)(view - view->region->views);
+}
+
+/* The frame of an active page. */
+static inline tn__frame *tn__region_frame(const tn__region *region, size_t page) {
+    return region->views[page].frame;
+}
+
+/* The next stretch of pages from `from` on that have a mapping, active or not; 0 if there is none.
+ */
+int tn__next_mapped(const tn__region *region, size_t from, tn__page_span *out);
+
+/* ---- heap_zones.c: which blocks lie together ------------------------------------------------ */
+
+/* The zone of the request, unless it is DEDICATED; notes its class of lifetimes in it. */
+tn__zone_kind tn__heap_zone_for(tn__heap *heap, tn__request *request);
+
+/* "large", "long", "small", "dedicated". */
+const char *tn__zone_name(tn__zone_kind zone);
 
 /* ---- heap_search.c: where a block goes ------------------------------------------------------ */
 
@@ -243,18 +308,41 @@ typedef struct tn__place {
     tn__region *region;
     tn__piece *first; /* of the run or gap */
     uintptr_t address;
-    size_t missing_pages;
+    size_t missing_pages; /* not active: frames are to be made active there */
+    uint64_t cost;        /* of the driver calls for that */
 } tn__place;
 
 /* The best place in a run: 1 if found. Smallest sufficient run first, lowest address first, and
- * places that need no wait before those that do. */
+ * places that need no wait before those that do (request->only_ready: no others). */
 int tn__heap_find_run(tn__heap *heap, const tn__request *request, tn__place *out);
 
-/* The best place in a gap: fewest missing pages, then smallest gap, then lowest address. */
-int tn__heap_find_gap(tn__heap *heap, const tn__request *request, tn__place *out);
+/* The best place in a gap or window: cheapest driver calls, then smallest gap, then lowest address.
+ * When memory is scarce (not plentiful) the fewest missing pages come before all that. */
+int tn__heap_find_gap(tn__heap *heap, const tn__request *request, int is_plentiful, tn__place *out);
+
+/* 1 if all of what lies at the place can be used by the request's stream without a wait. */
+int tn__heap_place_is_ready(const tn__request *request, const tn__place *place);
 
 /* Makes the request's stream wait for all uses of what lies at the place. */
 tn_status tn__heap_wait_place(tn__order *order, const tn__request *request, const tn__place *place);
+
+/* The cheapest place among the windows of the request's size and a little more. */
+int tn__heap_find_window(tn__heap *heap, const tn__request *request, int is_plentiful,
+                         tn__place *out);
+
+/* What it takes to make a page of a window active. */
+typedef enum tn__page_state {
+    TN__PAGE_ACTIVE,  /* nothing: it is */
+    TN__PAGE_DORMANT, /* its own frame, which is idle elsewhere: no driver call */
+    TN__PAGE_EMPTY,   /* a frame must be mapped */
+    TN__PAGE_OTHER,   /* mapped to a frame that is not to be had: unmap it, then as above */
+    TN__PAGE_BLOCKED  /* the same, while work may still use that mapping */
+} tn__page_state;
+int tn__page_is_ready(const tn__request *request, const tn__region *region, size_t page);
+
+/* A frame that is chosen (DORMANT) bears the claim then, and is not to be had by the same again. */
+tn__page_state tn__page_choose(const tn__request *request, const tn__region *region, size_t page,
+                               tn__page_span window, uint64_t claim);
 
 /* The largest run of the heap in bytes. */
 size_t tn__heap_largest_run(tn__heap *heap);

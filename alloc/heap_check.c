@@ -41,7 +41,7 @@ void tn__heap_sum(tn__heap *heap, tn__heap_sums *out) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node))
-            sum_run(tn__run_of(node), &sums);
+            sum_run(tn__piece_of(node), &sums);
     }
     free_bytes = sums.cached_bytes + sums.pending_bytes + sums.partial_bytes;
     sums.partial_bytes += heap->mapped_bytes - free_bytes - heap->live_bytes;
@@ -62,7 +62,9 @@ typedef struct heap_walk {
     size_t blocks;
     size_t runs[TN__ZONE_ALL];
     size_t voids[TN__ZONE_ALL];
-    size_t retired[TN__ZONE_ALL];
+    size_t dormant;
+    size_t idle_pages; /* by their bits */
+    size_t run_pages;  /* by the runs */
 } heap_walk;
 
 #define HOLDS(condition, piece)                                                                    \
@@ -71,7 +73,7 @@ typedef struct heap_walk {
     } while (0)
 
 static tn_status broken(const char *condition, const tn__piece *piece) {
-    static const char *const kinds[] = {"LIVE", "FREE", "VOID", "RETIRED", "GUEST"};
+    static const char *const kinds[] = {"LIVE", "FREE", "VOID", "GUEST"};
     if (!piece) return TN_FAIL(TN_INVALID_STATE, "pool check: not %s", condition);
     return TN_FAIL(TN_INVALID_STATE, "pool check: not %s, at the %s piece %#zx of %zu bytes",
                    condition, kinds[piece->kind], (size_t)piece->address, piece->bytes);
@@ -85,7 +87,6 @@ static tn_status check_uses(tn__piece *piece) {
         for (uint32_t j = 0; j < i; j++)
             HOLDS(uses[i].stream != uses[j].stream, piece);
     }
-    HOLDS(piece->kind != TN__PIECE_VOID || piece->uses.count == 0, piece);
     HOLDS(piece->kind != TN__PIECE_FREE || piece->uses.count == 0 || piece->stream, piece);
     return TN_OK;
 }
@@ -94,7 +95,7 @@ static tn_status check_place(tn__piece *piece, size_t zone, const tn__heap *heap
     tn__region *region = piece->region;
     tn__page_span touched = tn__pages_touched(region, piece->address, tn__piece_end(piece));
     tn__page_span inside = tn__pages_inside(region, piece->address, tn__piece_end(piece));
-    size_t mapped = tn__pages_mapped(region, touched);
+    size_t mapped = tn__bits_count(region->mapped, touched);
     HOLDS(piece->bytes > 0, piece);
     HOLDS(piece->address % TN__BLOCK_ALIGN == 0, piece);
     HOLDS(piece->bytes % TN__BLOCK_ALIGN == 0, piece);
@@ -115,8 +116,7 @@ static tn_status check_place(tn__piece *piece, size_t zone, const tn__heap *heap
 static tn_status check_joined(tn__piece *piece) {
     tn__piece *next = piece->next;
     if (!next || piece->kind != next->kind) return TN_OK;
-    HOLDS(piece->kind != TN__PIECE_VOID, piece);
-    if (piece->kind == TN__PIECE_FREE) {
+    if (piece->kind != TN__PIECE_LIVE) {
         HOLDS(piece->stream != next->stream || !tn__uses_equal(&piece->uses, &next->uses), piece);
     }
     return TN_OK;
@@ -125,6 +125,22 @@ static tn_status check_joined(tn__piece *piece) {
 static int is_in_tree(tn__tree_node *root, const tn__tree_node *node, uint64_t major,
                       uint64_t minor) {
     return tn__tree_at_least(root, major, minor) == node;
+}
+
+static size_t whole_pages(const tn__piece *first) {
+    tn__page_span idle =
+        tn__pages_inside(first->region, first->address, first->address + first->node.major);
+    return idle.end - idle.first;
+}
+
+static tn_status check_idle(tn__piece *first) {
+    const tn__region *region = first->region;
+    tn__page_span idle =
+        tn__pages_inside(region, first->address, first->address + first->node.major);
+    if (idle.first == idle.end) return TN_OK;
+    HOLDS(tn__bits_count(region->idle, idle) == idle.end - idle.first, first);
+    HOLDS(region->runs_at[idle.first] == first, first);
+    return TN_OK;
 }
 
 static tn_status check_run(tn__piece *first, const tn__zone *zone) {
@@ -136,7 +152,7 @@ static tn_status check_run(tn__piece *first, const tn__zone *zone) {
     HOLDS(
         is_in_tree(zone->runs, &first->node, tn__piece_end(last) - first->address, first->address),
         first);
-    return TN_OK;
+    return check_idle(first);
 }
 
 static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap, heap_walk *walk) {
@@ -156,16 +172,40 @@ static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap
         walk->free_bytes += piece->bytes;
         if (tn__piece_is(piece->previous, TN__PIECE_FREE)) return TN_OK;
         walk->runs[zone_index]++;
+        walk->run_pages += whole_pages(piece);
         return check_run(piece, zone);
-    case TN__PIECE_VOID:
+    default:
         walk->voids[zone_index]++;
         HOLDS(is_in_tree(zone->voids, &piece->node, piece->address, 0), piece);
         return TN_OK;
-    default:
-        walk->retired[zone_index]++;
-        HOLDS(is_in_tree(zone->retired, &piece->node, piece->address, 0), piece);
-        return TN_OK;
     }
+}
+
+/* What is mapped at a page: an active view where there is memory, a dormant one or none where there
+ * is none. */
+static tn_status check_page(const tn__region *region, size_t page, heap_walk *walk) {
+    const tn__view *view = &region->views[page];
+    const tn__view *listed = view->frame ? view->frame->views : NULL;
+    int is_active = view->frame && view->frame->active == view;
+    HOLDS(tn__page_bit(region->mapped, page) == is_active, NULL);
+    HOLDS(view->frame == NULL || view->region == region, NULL);
+    while (listed && listed != view)
+        listed = listed->next;
+    HOLDS(view->frame == NULL || listed == view, NULL);
+    if (view->frame && !is_active) walk->dormant++;
+    return TN_OK;
+}
+
+static tn_status check_views(tn__region *region, heap_walk *walk) {
+    for (size_t page = 0; region->views && page < region->page_count; page++)
+        TN_TRY(check_page(region, page, walk));
+    for (tn__piece *piece = region->first; piece; piece = piece->next) {
+        tn__page_span span = tn__pages_inside(region, piece->address, tn__piece_end(piece));
+        if (piece->kind != TN__PIECE_VOID || piece->uses.count == 0) continue;
+        for (size_t page = span.first; page < span.end; page++)
+            HOLDS(region->views[page].frame != NULL, piece);
+    }
+    return TN_OK;
 }
 
 static tn_status check_region(tn__region *region, tn__heap *heap, heap_walk *walk) {
@@ -185,7 +225,9 @@ static tn_status check_region(tn__region *region, tn__heap *heap, heap_walk *wal
     }
     HOLDS(address == region->map.end, NULL);
     walk->address_bytes += region->map.end - region->map.begin;
-    walk->mapped_bytes += tn__pages_mapped(region, all) * region->page_bytes;
+    TN_TRY(check_views(region, walk));
+    walk->idle_pages += tn__bits_count(region->idle, all);
+    walk->mapped_bytes += tn__bits_count(region->mapped, all) * region->page_bytes;
     return TN_OK;
 }
 
@@ -196,6 +238,8 @@ static tn_status check_sums(tn__heap *heap, const heap_walk *walk) {
     HOLDS(walk->owned_bytes == heap->owned_bytes, NULL);
     HOLDS(walk->mapped_bytes == heap->mapped_bytes, NULL);
     HOLDS(walk->address_bytes == heap->address_bytes, NULL);
+    HOLDS(walk->dormant == heap->dormant_count, NULL);
+    HOLDS(walk->idle_pages == walk->run_pages, NULL);
     HOLDS(walk->free_bytes + walk->rounded_bytes == walk->mapped_bytes, NULL);
     HOLDS(sums.cached_bytes + sums.pending_bytes + sums.partial_bytes ==
               walk->free_bytes + walk->rounded_bytes - walk->live_bytes,
@@ -217,10 +261,8 @@ tn_status tn__heap_check(tn__heap *heap) {
         const tn__zone *zone = &heap->zones[i];
         HOLDS(walk.runs[i] == zone->run_count, NULL);
         HOLDS(walk.voids[i] == zone->void_count, NULL);
-        HOLDS(walk.retired[i] == zone->retired_count, NULL);
         HOLDS(tn__tree_is_valid(zone->runs, zone->run_count), NULL);
         HOLDS(tn__tree_is_valid(zone->voids, zone->void_count), NULL);
-        HOLDS(tn__tree_is_valid(zone->retired, zone->retired_count), NULL);
     }
     HOLDS(walk.blocks == heap->block_count, NULL);
     HOLDS(heap->blocks.count == heap->block_count, NULL);

@@ -16,6 +16,11 @@ static uintptr_t align_down(uintptr_t address, size_t alignment) {
     return address & ~(uintptr_t)(alignment - 1);
 }
 
+/* A captured stream can wait for nobody. */
+static int must_be_ready(const tn__request *request) {
+    return request->only_ready || request->stream->is_captured;
+}
+
 /* ---- runs ------------------------------------------------------------------------------------ */
 
 /* The first stretch of the run that the stream can use without a wait and that is long enough. */
@@ -54,22 +59,22 @@ int tn__heap_find_run(tn__heap *heap, const tn__request *request, tn__place *out
     uintptr_t address = 0;
     int found = 0;
     for (int i = 0; node && i < CANDIDATES_MAX; node = tn__tree_next(root, node), i++) {
-        tn__piece *run = tn__run_of(node);
+        tn__piece *run = tn__piece_of(node);
         if (find_ready(run, request, &address)) {
             set_place(out, run, address);
             return 1;
         }
+        if (must_be_ready(request)) continue;
         if (!found && find_low_end(run, request, &address)) {
             set_place(out, run, address);
             found = 1;
         }
     }
-    if (request->stream->is_captured) return 0; /* it can not wait for a place */
-    if (found || !node) return found;
+    if (found || !node || must_be_ready(request)) return found;
     /* All that were looked at lack the room for the alignment; this one can not. */
     node = tn__tree_at_least(root, request->bytes + request->alignment, 0);
-    if (!node || !find_low_end(tn__run_of(node), request, &address)) return 0;
-    set_place(out, tn__run_of(node), address);
+    if (!node || !find_low_end(tn__piece_of(node), request, &address)) return 0;
+    set_place(out, tn__piece_of(node), address);
     return 1;
 }
 
@@ -80,6 +85,16 @@ size_t tn__heap_largest_run(tn__heap *heap) {
         if (node && node->major > largest) largest = node->major;
     }
     return largest;
+}
+
+/* All of an idle page can be used by the stream without a wait. */
+int tn__page_is_ready(const tn__request *request, const tn__region *region, size_t page) {
+    uintptr_t end = tn__page_address(region, page + 1);
+    tn__piece *piece = tn__page_idle_piece(region, page);
+    for (; piece && piece->address < end; piece = piece->next) {
+        if (!tn__order_is_ready(request->stream, &piece->uses)) return 0;
+    }
+    return 1;
 }
 
 /* ---- gaps ------------------------------------------------------------------------------------ */
@@ -108,51 +123,76 @@ static int gap_of(tn__piece *piece, gap *out) {
     return 1;
 }
 
-static size_t missing_pages(const tn__region *region, uintptr_t begin, size_t bytes) {
-    tn__page_span span = tn__pages_touched(region, begin, begin + bytes);
-    return span.end - span.first - tn__pages_mapped(region, span);
+/* What a page costs, in tenths of a microsecond (docs/placement.md has the costs of a GPU). */
+static const uint16_t page_cost[] = {
+    [TN__PAGE_ACTIVE] = 0, [TN__PAGE_DORMANT] = 1, [TN__PAGE_EMPTY] = 291, [TN__PAGE_OTHER] = 473};
+
+tn__page_state tn__page_choose(const tn__request *request, const tn__region *region, size_t page,
+                               tn__page_span window, uint64_t claim) {
+    tn__view *view;
+    const tn__view *active;
+    if (tn__page_bit(region->mapped, page)) return TN__PAGE_ACTIVE;
+    view = &region->views[page];
+    if (!view->frame) return TN__PAGE_EMPTY;
+    active = view->is_unusable || view->frame->claim == claim ? NULL : view->frame->active;
+    if (active && !request->is_pinned &&
+        tn__page_bit(active->region->idle, tn__view_page(active))) {
+        size_t there = tn__view_page(active);
+        int is_needed = active->region == region && there >= window.first && there < window.end;
+        if (!is_needed &&
+            (!must_be_ready(request) || tn__page_is_ready(request, active->region, there))) {
+            view->frame->claim = claim;
+            return TN__PAGE_DORMANT;
+        }
+    }
+    return tn__page_void_piece(region, page)->uses.count ? TN__PAGE_BLOCKED : TN__PAGE_OTHER;
 }
 
 typedef struct gap_search {
+    tn__heap *heap;
     const tn__request *request;
+    int is_plentiful;
     tn__place best;
     size_t best_gap_bytes;
     int is_found;
 } gap_search;
 
-/* A captured stream can wait for nobody: all that it gets must be ready. */
-static int can_use(const gap_search *search, const gap *within, uintptr_t begin) {
-    const tn__request *request = search->request;
-    tn__piece *piece = tn__piece_at(within->first, begin);
-    if (!request->stream->is_captured) return 1;
-    for (; piece && piece->address < begin + request->bytes; piece = piece->next) {
-        if (!tn__order_is_ready(request->stream, &piece->uses)) return 0;
+/* Counts what the place lacks; 0 if it can not be had, or only for more than `most`. */
+static int price_place(const gap_search *search, tn__place *place, uint64_t most) {
+    tn__region *region = place->region;
+    uint64_t claim = ++search->heap->claim;
+    tn__page_span window =
+        tn__pages_touched(region, place->address, place->address + search->request->bytes);
+    size_t page = tn__bits_find(region->mapped, window.first, window.end, 0);
+    place->missing_pages = window.end - window.first - tn__bits_count(region->mapped, window);
+    place->cost = search->is_plentiful ? 0 : (uint64_t)place->missing_pages << 32;
+    for (; page < window.end && place->cost <= most;
+         page = tn__bits_find(region->mapped, page + 1, window.end, 0)) {
+        tn__page_state state = tn__page_choose(search->request, region, page, window, claim);
+        if (state == TN__PAGE_BLOCKED) return 0;
+        place->cost += page_cost[state];
     }
-    return 1;
+    return place->cost <= most;
 }
 
 static void try_window(gap_search *search, const gap *within, uintptr_t begin) {
-    tn__region *region = within->first->region;
+    tn__place place = {.region = within->first->region, .first = within->first, .address = begin};
     size_t gap_bytes = within->end - within->begin;
-    size_t missing;
     if (begin < within->begin || begin > within->end) return;
     if (within->end - begin < search->request->bytes) return;
-    if (!can_use(search, within, begin)) return;
-    missing = missing_pages(region, begin, search->request->bytes);
-    if (search->is_found) {
-        if (missing > search->best.missing_pages) return;
-        if (missing == search->best.missing_pages) {
-            if (gap_bytes > search->best_gap_bytes) return;
-            if (gap_bytes == search->best_gap_bytes && begin >= search->best.address) return;
-        }
+    if (!price_place(search, &place, search->is_found ? search->best.cost : UINT64_MAX)) return;
+    if (search->is_found && place.cost == search->best.cost) {
+        if (gap_bytes > search->best_gap_bytes) return;
+        if (gap_bytes == search->best_gap_bytes && begin >= search->best.address) return;
     }
-    search->best = (tn__place){region, within->first, begin, missing};
+    if (must_be_ready(search->request) && !tn__heap_place_is_ready(search->request, &place)) return;
+    search->best = place;
     search->best_gap_bytes = gap_bytes;
     search->is_found = 1;
 }
 
-/* The count of missing pages is least where an edge of the block lies at an edge of mapped
- * memory: between such places it changes by the same steps. */
+/* The cost is least where an edge of the block lies at an edge of mapped memory: between such
+ * places it changes by the same steps. */
 static void try_gap(gap_search *search, const gap *within) {
     const tn__request *request = search->request;
     for (tn__piece *piece = within->first; piece && piece->address < within->end;
@@ -168,13 +208,69 @@ static void try_gap(gap_search *search, const gap *within) {
     }
 }
 
-int tn__heap_find_gap(tn__heap *heap, const tn__request *request, tn__place *out) {
+/* ---- windows --------------------------------------------------------------------------------- */
+
+#define WINDOWS_TRIED 32
+
+/* The piece that the place begins in; NULL if not all of the place is FREE or VOID. */
+static tn__piece *open_piece(const tn__region *region, uintptr_t begin, uintptr_t end) {
+    tn__page_span window = tn__pages_touched(region, begin, end);
+    size_t page = tn__bits_find(region->mapped, window.first, window.end, 0);
+    tn__piece *first;
+    if (page < window.end) {
+        first = tn__page_void_piece(region, page);
+    } else {
+        page = tn__bits_find(region->idle, window.first, window.end, 1);
+        if (page == window.end) return NULL;
+        first = tn__page_idle_piece(region, page);
+    }
+    while (first->address > begin) {
+        first = first->previous;
+        if (!is_in_gap(first)) return NULL;
+    }
+    for (tn__piece *piece = first; tn__piece_end(piece) < end; piece = piece->next) {
+        if (!is_in_gap(piece->next)) return NULL;
+    }
+    return first;
+}
+
+static void try_windows(gap_search *search) {
+    const tn__request *request = search->request;
+    const tn__windows *windows = &search->heap->zones[request->zone].windows;
+    const tn__window *window = tn__windows_find(windows, request->bytes);
+    size_t most_bytes = request->bytes + request->bytes / 8;
+    for (int i = 0; window && i < WINDOWS_TRIED; window = tn__windows_next(windows, window), i++) {
+        uintptr_t begin = window->node.minor;
+        uintptr_t end = begin + window->node.major;
+        tn__piece *first;
+        gap within;
+        if (window->node.major > most_bytes) break;
+        if (begin % request->alignment) continue;
+        first = open_piece(window->region, begin, end);
+        if (!first) continue;
+        within = (gap){first, begin, end};
+        try_window(search, &within, begin);
+        if (search->is_found && search->best.cost <= search->best.missing_pages) break;
+    }
+}
+
+int tn__heap_find_window(tn__heap *heap, const tn__request *request, int is_plentiful,
+                         tn__place *out) {
+    gap_search search = {.heap = heap, .request = request, .is_plentiful = is_plentiful};
+    try_windows(&search);
+    if (search.is_found) *out = search.best;
+    return search.is_found;
+}
+
+int tn__heap_find_gap(tn__heap *heap, const tn__request *request, int is_plentiful,
+                      tn__place *out) {
     tn__tree_node *root = heap->zones[request->zone].voids;
     tn__tree_node *node = tn__tree_at_least(root, 0, 0);
-    gap_search search = {.request = request};
+    gap_search search = {.heap = heap, .request = request, .is_plentiful = is_plentiful};
+    try_windows(&search);
     for (; node; node = tn__tree_next(root, node)) {
         gap found;
-        if (!gap_of(TN__TREE_ITEM(node, tn__piece, node), &found)) continue;
+        if (!gap_of(tn__piece_of(node), &found)) continue;
         if (found.end - found.begin < request->bytes) continue;
         try_gap(&search, &found);
     }
@@ -182,13 +278,24 @@ int tn__heap_find_gap(tn__heap *heap, const tn__request *request, tn__place *out
     return search.is_found;
 }
 
-/* ---- waits ----------------------------------------------------------------------------------- */
+/* ---- readiness and waits ------------------------------------------------------------------- */
+
+int tn__heap_place_is_ready(const tn__request *request, const tn__place *place) {
+    uintptr_t end = place->address + request->bytes;
+    tn__piece *piece = tn__piece_at(place->first, place->address);
+    for (; piece && piece->address < end; piece = piece->next) {
+        if (piece->kind == TN__PIECE_VOID) continue;
+        if (!tn__order_is_ready(request->stream, &piece->uses)) return 0;
+    }
+    return 1;
+}
 
 tn_status tn__heap_wait_place(tn__order *order, const tn__request *request,
                               const tn__place *place) {
     uintptr_t end = place->address + request->bytes;
     tn__piece *piece = tn__piece_at(place->first, place->address);
     for (; piece && piece->address < end; piece = piece->next) {
+        if (piece->kind == TN__PIECE_VOID) continue;
         if (tn__order_is_ready(request->stream, &piece->uses)) continue;
         TN_TRY(tn__order_check_capture(order, request->stream->handle, "wait for another stream"));
         TN_TRY(tn__order_wait(order, request->stream, &piece->uses));

@@ -78,6 +78,19 @@ tn__tree_node *tn__tree_at_least(tn__tree_node *root, uint64_t major, uint64_t m
     return found;
 }
 
+tn__tree_node *tn__tree_at_most(tn__tree_node *root, uint64_t major, uint64_t minor) {
+    tn__tree_node *found = NULL;
+    while (root) {
+        if (is_below(root, major, minor) || (root->major == major && root->minor == minor)) {
+            found = root;
+            root = root->right;
+        } else {
+            root = root->left;
+        }
+    }
+    return found;
+}
+
 tn__tree_node *tn__tree_next(tn__tree_node *root, const tn__tree_node *node) {
     tn__tree_node *found = NULL;
     if (node->right) {

@@ -36,6 +36,9 @@ void tn__tree_remove(tn__tree_node **root, tn__tree_node *node);
 /* The node with the smallest key that is at least (major, minor); NULL if there is none. */
 tn__tree_node *tn__tree_at_least(tn__tree_node *root, uint64_t major, uint64_t minor);
 
+/* The node with the largest key that is at most (major, minor); NULL if there is none. */
+tn__tree_node *tn__tree_at_most(tn__tree_node *root, uint64_t major, uint64_t minor);
+
 /* The node after `node` in key order; NULL after the last. */
 tn__tree_node *tn__tree_next(tn__tree_node *root, const tn__tree_node *node);
 

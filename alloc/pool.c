@@ -148,7 +148,7 @@ static void free_pool(tn_pool *pool) {
     tn__event_ring_end(pool);
     tn__heap_clear(&pool->heap);
     pthread_mutex_destroy(&pool->mutex);
-    tn__host_free(pool->spare_handles);
+    tn__frames_clear(pool);
     tn__host_free(pool->name);
     tn__host_free(pool);
 }

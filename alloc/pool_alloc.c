@@ -44,6 +44,10 @@ static tn_status read_options(const tn_alloc_options *options, tn__request *requ
                "%d is no tn_lifetime", (int)options->lifetime);
     if (options->alignment > TN__BLOCK_ALIGN) request->alignment = options->alignment;
     request->flags = options->flags;
+    TN_REQUIRE((int)options->lifetime >= TN_LIFETIME_AUTO &&
+                   (int)options->lifetime <= TN_LIFETIME_OP,
+               "%d is no tn_lifetime", (int)options->lifetime);
+    request->lifetime = options->lifetime;
     request->owner = options->owner;
     request->site = options->site;
     return TN_OK;
@@ -70,6 +74,7 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
                                  tn__piece **out) {
     tn_status status;
     TN_TRY(find_stream(pool, stream, TN__GRAPH_ALLOC, NULL, &request->stream));
+    request->zone = tn__heap_zone_for(&pool->heap, request);
     /* What no device can have is not worth the procedure. */
     status = request->bytes > pool->info.memory_bytes || request->bytes > pool->limit_bytes
                  ? TN_OUT_OF_DEVICE_MEMORY
@@ -104,7 +109,6 @@ static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
                                          "is a fork of the one that opened the device");
     }
     request.bytes = tn__round_up(bytes, TN__BLOCK_ALIGN);
-    request.zone = bytes < TN__SMALL_BYTES ? TN__ZONE_SMALL : TN__ZONE_LARGE;
     if (request.flags) {
         TN_TRY(tn__dedicated_check(pool, &request));
         request.bytes = tn__dedicated_bytes(pool, bytes);

@@ -51,6 +51,7 @@ static const tn__backing rows[] = {
      .maps_handles = 1,
      .check_config = check_vmm,
      .open = open_vmm,
+     .recall = tn__pages_recall,
      .grow = tn__pages_grow,
      .release = tn__pages_release,
      .close = tn__pages_close,

@@ -44,6 +44,11 @@ typedef struct tn__backing {
     /* Sets page_bytes and what else the backing keeps in the pool. */
     tn_status (*open)(struct tn_pool *pool, const tn_pool_config *config);
 
+    /* A place for a request that no run has room for, without a driver call: one that was built for
+     * that size before and whose memory is idle elsewhere. NULL: there are none. */
+    tn_status (*recall)(struct tn_pool *pool, const tn__request *request, tn__place *out,
+                        int *is_found);
+
     /* Makes room for the request and says where: the place is in a run then.
      * TN_OUT_OF_DEVICE_MEMORY if the driver or the limit has no more; then nothing has changed. */
     tn_status (*grow)(struct tn_pool *pool, const tn__request *request, tn__effort effort,
@@ -71,6 +76,8 @@ int tn__backing_fall_back(struct tn_pool *pool);
 
 tn_status tn__pages_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,
                          tn__place *out);
+tn_status tn__pages_recall(struct tn_pool *pool, const tn__request *request, tn__place *out,
+                           int *is_found);
 tn_status tn__pages_release(struct tn_pool *pool, tn__release *release);
 tn_status tn__pages_close(struct tn_pool *pool);
 

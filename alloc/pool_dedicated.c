@@ -172,7 +172,7 @@ int tn__dedicated_find(tn_pool *pool, const tn__request *request, tn__place *out
     tn__piece *found = NULL;
     int is_ready = 0;
     for (; node && node->major == request->bytes && !is_ready; node = tn__tree_next(root, node)) {
-        tn__piece *piece = tn__run_of(node);
+        tn__piece *piece = tn__piece_of(node);
         if (!is_reusable(piece->region, request)) continue;
         is_ready = tn__order_is_ready(request->stream, &piece->uses);
         if (!found || is_ready) found = piece;
@@ -195,7 +195,7 @@ static tn_status give_back(tn_pool *pool, tn__region *region, size_t *released) 
     tn__dedicated *block = region->dedicated;
     if (region->first->kind == TN__PIECE_FREE) {
         TN_TRY(clear_mapping(pool, &block->mapping));
-        tn__pages_set_mapped(region, (tn__page_span){0, 1}, 0);
+        tn__bits_set(region->mapped, (tn__page_span){0, 1}, 0);
         pool->heap.mapped_bytes -= block->mapping.bytes;
         region->first->stream = NULL;
         tn__heap_change(&pool->heap, region->first, TN__PIECE_VOID);

@@ -1,83 +1,125 @@
 /* VMM backing: idle pages, and how memory goes back to the driver.
  *
- * An idle page lies in a run as a whole; it can move elsewhere in the pool (pool_pages.c) or go
- * back to the driver once no work uses it. A handle is then unmapped and released; one that the
- * driver does not take back is kept as a spare: reserved, mapped nowhere, and the first to be used
- * again.
+ * An idle page lies in a run as a whole; its frame can move elsewhere in the pool (pool_pages.c), or
+ * go back to the driver once no work uses it, at this address or at those where it was before.
  */
 #include "pool_idle.h"
 
 #include <stdlib.h>
 
-#include "canary.h"
 #include "host_alloc.h"
 
 /* ---- idle pages ------------------------------------------------------------------------------ */
 
+typedef struct gathering {
+    const tn__idle_filter *filter;
+    tn__idle_pages *out; /* NULL: they are counted */
+    size_t count;
+} gathering;
+
+static void add_pages(gathering *gather, tn__region *region, size_t first, size_t end,
+                      uint64_t age) {
+    if (first >= end) return;
+    if (gather->out) {
+        gather->out[gather->count] = (tn__idle_pages){region, {first, end}, age};
+    }
+    gather->count++;
+}
+
+/* Those of the span that are outside the window. */
+static void add_span(gathering *gather, tn__region *region, tn__page_span span, uint64_t age) {
+    tn__page_span window = gather->filter->window;
+    if (region != gather->filter->excluded || span.end <= window.first ||
+        span.first >= window.end) {
+        add_pages(gather, region, span.first, span.end, age);
+        return;
+    }
+    if (span.first < window.first) add_pages(gather, region, span.first, window.first, age);
+    if (span.end > window.end) add_pages(gather, region, window.end, span.end, age);
+}
+
 static int is_wanted(const tn__idle_filter *filter, tn__piece *piece) {
     if (filter->only_complete) return piece->uses.count == 0;
-    return !filter->ready_for || tn__order_is_ready(filter->ready_for, &piece->uses);
+    return !filter->ready_for || tn__order_is_ready(filter->ready_for->stream, &piece->uses);
 }
 
-/* The whole pages of a piece outside the window: those after it, else those before it. */
-static tn__page_span idle_span(const tn__idle_filter *filter, const tn__piece *piece) {
-    tn__page_span span = tn__pages_inside(piece->region, piece->address, tn__piece_end(piece));
-    if (piece->region != filter->excluded) return span;
-    if (span.end <= filter->window.first || span.first >= filter->window.end) return span;
-    if (span.end > filter->window.end) {
-        span.first = filter->window.end;
-    } else {
-        span.end = span.first < filter->window.first ? filter->window.first : span.first;
+/* A page in which one FREE piece ends and others begin. */
+static void add_shared_page(gathering *gather, tn__piece *piece, size_t page) {
+    uintptr_t end = tn__page_address(piece->region, page + 1);
+    uint64_t age = piece->age;
+    for (piece = piece->next; piece && piece->address < end; piece = piece->next) {
+        if (!is_wanted(gather->filter, piece)) return;
+        if (piece->age > age) age = piece->age;
+        if (tn__piece_end(piece) >= end) {
+            add_span(gather, piece->region, (tn__page_span){page, page + 1}, age);
+            return;
+        }
     }
-    return span;
 }
 
-/* Writes at most `capacity` of what there is; gives the count of all. */
-static size_t gather_idle(tn_pool *pool, const tn__idle_filter *filter, tn__idle_pages *out,
-                          size_t capacity) {
-    size_t count = 0;
+/* The idle pages that begin in the piece. */
+static void gather_piece(gathering *gather, tn__piece *piece) {
+    tn__page_span inside = tn__pages_inside(piece->region, piece->address, tn__piece_end(piece));
+    if (!is_wanted(gather->filter, piece)) return;
+    add_span(gather, piece->region, inside, piece->age);
+    if (tn__page_address(piece->region, inside.end) >= piece->address &&
+        tn__page_address(piece->region, inside.end) < tn__piece_end(piece) &&
+        tn__page_bit(piece->region->idle, inside.end)) {
+        add_shared_page(gather, piece, inside.end);
+    }
+}
+
+static void gather_idle(tn_pool *pool, gathering *gather) {
+    gather->count = 0;
     for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
         tn__tree_node *root = pool->heap.zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, pool->page_bytes, 0);
         for (; node; node = tn__tree_next(root, node)) {
-            tn__piece *piece = tn__run_of(node);
-            for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
-                tn__page_span span = idle_span(filter, piece);
-                if (span.first == span.end || !is_wanted(filter, piece)) continue;
-                if (count < capacity) out[count] = (tn__idle_pages){piece, span};
-                count++;
-            }
+            tn__piece *piece = tn__piece_of(node);
+            for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next)
+                gather_piece(gather, piece);
         }
     }
-    return count;
 }
 
 static int compare_age(const void *a, const void *b) {
-    const tn__piece *left = ((const tn__idle_pages *)a)->piece;
-    const tn__piece *right = ((const tn__idle_pages *)b)->piece;
+    const tn__idle_pages *left = a;
+    const tn__idle_pages *right = b;
     if (left->age != right->age) return left->age < right->age ? -1 : 1;
-    return left->address < right->address ? -1 : left->address > right->address;
+    if (left->region != right->region) return left->region < right->region ? -1 : 1;
+    return left->span.first < right->span.first ? -1 : left->span.first > right->span.first;
 }
 
 tn_status tn__idle_list(tn_pool *pool, const tn__idle_filter *filter, tn__idle_pages **out,
                         size_t *count) {
+    gathering gather = {.filter = filter};
     *out = NULL;
-    *count = tn__graph_holds(pool->graph) ? 0 : gather_idle(pool, filter, NULL, 0);
-    if (*count == 0) return TN_OK;
-    *out = tn__host_alloc(*count, sizeof **out);
-    if (!*out) return TN_OUT_OF_HOST_MEMORY;
-    gather_idle(pool, filter, *out, *count);
-    qsort(*out, *count, sizeof **out, compare_age);
+    *count = 0;
+    if (tn__graph_holds(pool->graph)) return TN_OK;
+    gather_idle(pool, &gather);
+    if (gather.count == 0) return TN_OK;
+    gather.out = tn__host_alloc(gather.count, sizeof *gather.out);
+    if (!gather.out) return TN_OUT_OF_HOST_MEMORY;
+    gather_idle(pool, &gather);
+    qsort(gather.out, gather.count, sizeof *gather.out, compare_age);
+    *out = gather.out;
+    *count = gather.count;
     return TN_OK;
 }
 
-tn_status tn__idle_isolate(tn__heap *heap, tn__piece *piece, tn__page_span span, tn__piece **out) {
-    uintptr_t begin = tn__page_address(piece->region, span.first);
-    uintptr_t end = tn__page_address(piece->region, span.end);
+tn_status tn__idle_isolate(tn__heap *heap, tn__region *region, tn__page_span span,
+                           tn__piece **out) {
+    uintptr_t begin = tn__page_address(region, span.first);
+    uintptr_t end = tn__page_address(region, span.end);
+    tn__piece *piece = tn__page_idle_piece(region, span.first);
+    tn_status status = TN_OK;
     TN_TRY(tn__heap_reserve(heap, 2));
+    while (tn__piece_end(piece) < end) {
+        TN_TRY(tn__heap_unite(heap, piece));
+    }
     if (end < tn__piece_end(piece)) TN_TRY(tn__heap_split(heap, piece, end));
     if (piece->address < begin) {
-        tn_status status = tn__heap_split(heap, piece, begin);
+        status = tn__heap_split(heap, piece, begin);
         if (status != TN_OK) {
             tn__heap_join(heap, piece);
             return status;
@@ -88,99 +130,27 @@ tn_status tn__idle_isolate(tn__heap *heap, tn__piece *piece, tn__page_span span,
     return TN_OK;
 }
 
-/* ---- handles --------------------------------------------------------------------------------- */
-
-tn_status tn__spare_handles_reserve(tn_pool *pool, size_t more) {
-    size_t needed = pool->spare_handle_count + more;
-    tn__handle *handles;
-    if (needed <= pool->spare_handle_capacity) return TN_OK;
-    needed = tn__round_up(needed, 64);
-    handles =
-        tn__host_realloc(pool->spare_handles, pool->spare_handle_capacity, needed, sizeof *handles);
-    if (!handles) return TN_OUT_OF_HOST_MEMORY;
-    pool->spare_handles = handles;
-    pool->spare_handle_capacity = needed;
-    return TN_OK;
-}
-
-tn_status tn__handle_release(tn_pool *pool, tn__handle handle) {
-    tn_status status = pool->driver->mem_release(pool->state, handle, pool->page_bytes);
-    if (status == TN_OK) {
-        tn__process_unclaim(pool->page_bytes);
-    } else {
-        pool->spare_handles[pool->spare_handle_count++] = handle;
-    }
-    return status;
-}
-
-tn__handle tn__page_remove(tn_pool *pool, tn__region *region, size_t page) {
-    tn__handle handle = region->handles[page];
-    TN_ASSERT(handle != 0 || tn__pages_mapped(region, (tn__page_span){page, page + 1}) == 1);
-    region->handles[page] = 0;
-    tn__pages_set_mapped(region, (tn__page_span){page, page + 1}, 0);
-    pool->heap.mapped_bytes -= pool->page_bytes;
-    return handle;
-}
-
 /* ---- giving back ----------------------------------------------------------------------------- */
-
-tn_status tn__retired_unmap(tn_pool *pool, tn__piece *piece) {
-    TN_TRY(pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes));
-    piece->stream = NULL;
-    tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
-    return TN_OK;
-}
-
-tn_status tn__region_free(tn_pool *pool, tn__region *region) {
-    tn_status status;
-    tn__page_map_remove(&region->map);
-    status = pool->driver->address_free(pool->state, (void *)region->map.begin,
-                                        region->map.end - region->map.begin);
-    if (status == TN_OK) {
-        tn__heap_remove_region(&pool->heap, region);
-    } else {
-        tn__page_map_restore(&region->map);
-    }
-    return status;
-}
 
 tn_status tn__pool_collect(tn_pool *pool) {
     int any = 0;
     tn_status status = tn__order_poll(&pool->order, &any);
     if (any) tn__heap_settle(&pool->heap);
-    if (status != TN_OK) return status;
-    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
-        tn__tree_node *node = tn__tree_at_least(pool->heap.zones[zone].retired, 0, 0);
-        while (node) {
-            tn__piece *piece = TN__TREE_ITEM(node, tn__piece, node);
-            node = tn__tree_next(pool->heap.zones[zone].retired, node);
-            if (piece->uses.count == 0 || TN__CANARY(TN__CANARY_UNMAP)) {
-                TN_TRY(tn__retired_unmap(pool, piece));
-            }
-        }
-    }
     tn__dedicated_collect(pool);
-    return TN_OK;
+    return status;
 }
 
-static tn_status release_pages(tn_pool *pool, const tn__idle_pages *idle, tn__release *release) {
+/* Gives the page's frame back, and where it was is VOID then. One that the driver does not take
+ * back stays with the pool as a spare. */
+static tn_status release_page(tn_pool *pool, tn__region *region, size_t page) {
     tn__piece *piece = NULL;
-    tn_status status = TN_OK;
-    size_t pages = idle->span.end - idle->span.first;
-    TN_TRY(tn__spare_handles_reserve(pool, pages));
-    TN_TRY(tn__idle_isolate(&pool->heap, idle->piece, idle->span, &piece));
-    status = pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes);
-    if (status != TN_OK) {
-        tn__heap_join(&pool->heap, piece);
-        return status;
-    }
-    for (size_t page = idle->span.first; page < idle->span.end; page++) {
-        tn_status now = tn__handle_release(pool, tn__page_remove(pool, piece->region, page));
-        if (now == TN_OK) release->released_bytes += pool->page_bytes;
-        if (status == TN_OK) status = now;
-    }
+    tn__frame *frame;
+    TN_TRY(tn__idle_isolate(&pool->heap, region, (tn__page_span){page, page + 1}, &piece));
+    TN_ASSERT(piece->uses.count == 0);
+    frame = tn__page_deactivate(&pool->heap, region, page);
     tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
-    return status;
+    tn__heap_join(&pool->heap, piece);
+    return tn__frame_release(pool, frame);
 }
 
 /* The pages that are still to be given back: up to the least, but not beyond the most. */
@@ -192,23 +162,45 @@ static size_t pages_to_release(const tn_pool *pool, const tn__release *release) 
     return least < most ? least : most;
 }
 
+static tn_status release_pages(tn_pool *pool, const tn__idle_pages *idle, tn__release *release) {
+    for (size_t page = idle->span.end; page-- > idle->span.first;) {
+        if (pages_to_release(pool, release) == 0) return TN_OK;
+        if (!tn__frame_is_complete(tn__region_frame(idle->region, page))) continue;
+        TN_TRY(release_page(pool, idle->region, page));
+        release->released_bytes += pool->page_bytes;
+    }
+    return TN_OK;
+}
+
+/* Each spare is tried once: those whose old mappings are in use stay. */
+static tn_status release_spares(tn_pool *pool, tn__release *release) {
+    tn__frame *frame = pool->spare_frames;
+    tn_status status = TN_OK;
+    pool->spare_frames = NULL;
+    while (frame) {
+        tn__frame *next = frame->next;
+        if (status != TN_OK || pages_to_release(pool, release) == 0 ||
+            !tn__frame_is_complete(frame)) {
+            tn__frame_spare(pool, frame);
+        } else {
+            status = tn__frame_release(pool, frame);
+            if (status == TN_OK) release->released_bytes += pool->page_bytes;
+        }
+        frame = next;
+    }
+    return status;
+}
+
 tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
     tn__idle_filter filter = {.only_complete = 1};
     tn__idle_pages *idle = NULL;
     size_t count = 0;
-    size_t wanted;
     tn_status status;
-    while (pool->spare_handle_count > 0 && pages_to_release(pool, release) > 0) {
-        TN_TRY(tn__handle_release(pool, pool->spare_handles[--pool->spare_handle_count]));
-        release->released_bytes += pool->page_bytes;
-    }
     TN_TRY(tn__pool_collect(pool));
+    TN_TRY(release_spares(pool, release));
     status = tn__idle_list(pool, &filter, &idle, &count);
     for (size_t i = 0; i < count && status == TN_OK; i++) {
-        tn__page_span *span = &idle[i].span;
-        wanted = pages_to_release(pool, release);
-        if (wanted == 0) break;
-        if (span->end - span->first > wanted) span->first = span->end - wanted;
+        if (pages_to_release(pool, release) == 0) break;
         status = release_pages(pool, &idle[i], release);
     }
     tn__host_free(idle);

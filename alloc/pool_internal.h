@@ -8,6 +8,7 @@
  *   pool_backing.c   the table of what a pool's memory can come from
  *   pool_pages.c     VMM: pages made, moved, filled into gaps
  *   pool_idle.c      VMM: idle pages found and given back
+ *   pool_frames.c    VMM: physical handles made and released, mappings undone
  *   pool_segments.c  segments taken and given back
  *   pool_peer.c      access by other devices
  *   pool_graph.c     graph pools: captures, and the memory of graphs
@@ -76,9 +77,7 @@ struct tn_pool {
     void *callback_context;
     tn__trace_writer *trace;       /* NULL: none is written */
     struct tn__event_ring *events; /* NULL: none are kept */
-    tn__handle *spare_handles;     /* physical pages that are mapped nowhere */
-    size_t spare_handle_count;
-    size_t spare_handle_capacity;
+    tn__frame *spare_frames;       /* active nowhere */
     tn__own_mapping *stuck; /* given up, but not yet taken back by the driver */
     size_t stuck_bytes;     /* of them: memory that the pool reserved */
     size_t peak_live_bytes;
@@ -90,7 +89,7 @@ struct tn_pool {
 };
 
 static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
-    return pool->spare_handle_count * pool->page_bytes + pool->stuck_bytes;
+    return pool->heap.inactive_count * pool->page_bytes + pool->stuck_bytes;
 }
 static inline size_t tn__pool_reserved_bytes(const tn_pool *pool) {
     return pool->heap.mapped_bytes + tn__pool_held_bytes(pool);
@@ -114,6 +113,11 @@ static inline tn_status tn__pool_release(tn_pool *pool, tn__release *release) {
     TN_TRY(pool->backing->release(pool, release));
     return tn__dedicated_release(pool, release);
 }
+
+/* ---- pool_frames.c --------------------------------------------------------------------------- */
+
+/* VMM: frees the records of all frames: the memory is given back, or the driver is gone. */
+void tn__frames_clear(tn_pool *pool);
 
 /* ---- pool_idle.c ----------------------------------------------------------------------------- */
 

@@ -1,8 +1,8 @@
 /* Peers of a pool: other devices that may touch its memory, and whose streams may use it.
  *
  * Access belongs to a mapping. So all that is mapped gets it when a peer comes, what is mapped
- * later gets it then (tn__pool_set_access), and all of it loses it when the peer goes. Memory that
- * is mapped is a stretch of pieces that are not VOID, whole pages on both ends.
+ * later gets it then (tn__pool_set_access), and all of it loses it when the peer goes. That goes
+ * for kept mappings too (heap_frames.h).
  *
  * Invariant: the peers are order.peers; each is retained, and its streams are watched.
  */
@@ -43,18 +43,13 @@ static int is_unmapped(const tn__region *region) {
 }
 
 static tn_status sweep_region(sweep *change, const tn__region *region) {
-    const tn__piece *piece = is_unmapped(region) ? NULL : region->first;
-    while (piece && change->done < change->limit) {
-        uintptr_t begin = piece->address;
-        int is_mapped = piece->kind != TN__PIECE_VOID;
-        while (piece->next && (piece->next->kind != TN__PIECE_VOID) == is_mapped)
-            piece = piece->next;
-        if (is_mapped) {
-            TN_TRY(set_peer_access(change->pool, begin, tn__piece_end(piece), change->ordinal,
-                                   change->is_allowed));
-            change->done++;
-        }
-        piece = piece->next;
+    tn__page_span span = {0, 0};
+    if (is_unmapped(region)) return TN_OK;
+    while (change->done < change->limit && tn__next_mapped(region, span.end, &span)) {
+        TN_TRY(set_peer_access(change->pool, tn__page_address(region, span.first),
+                               tn__page_address(region, span.end), change->ordinal,
+                               change->is_allowed));
+        change->done++;
     }
     return TN_OK;
 }

@@ -3,6 +3,7 @@
  * The first step is find a run: no driver call. Then, in this order, each step only after the
  * one before did not serve, freeing no more than is needed, and each followed by a new search:
  *
+ *   0 a place that was built for such a block before and whose memory is idle elsewhere
  *   1 place the block in a gap: pages that are idle elsewhere move there, new ones are made; above
  *     a soft limit what is idle is used up first: this pool's also behind waits on the device, then
  *     the other pools'
@@ -61,6 +62,12 @@ static tn_status find_room(tn_pool *pool, const tn__request *request, tn__effort
     return pool->backing->grow(pool, request, effort, out);
 }
 
+/* Without a driver call, where the backing can. */
+static tn_status recall(tn_pool *pool, const tn__request *request, tn__place *out, int *is_found) {
+    *is_found = 0;
+    return pool->backing->recall ? pool->backing->recall(pool, request, out, is_found) : TN_OK;
+}
+
 static int is_shortage(tn_status status) {
     return status == TN_OUT_OF_DEVICE_MEMORY || status == TN_OUT_OF_ADDRESS_SPACE;
 }
@@ -81,11 +88,14 @@ static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *
     tn__zone_kind zone = request->zone;
     tn_status status = find_room_all(pool, request, out);
     if (!is_shortage(status) || zone == TN__ZONE_DEDICATED) return status;
-    request->zone = zone == TN__ZONE_SMALL ? TN__ZONE_LARGE : TN__ZONE_SMALL;
-    if (tn__heap_find_run(&pool->heap, request, out)) {
-        status = tn__heap_wait_place(&pool->order, request, out);
-    } else if (status == TN_OUT_OF_ADDRESS_SPACE) {
-        status = pool->backing->grow(pool, request, TN__EFFORT_ALL, out);
+    for (int other = 0; other < TN__ZONE_COUNT && is_shortage(status); other++) {
+        if (other == (int)zone) continue;
+        request->zone = (tn__zone_kind)other;
+        if (tn__heap_find_run(&pool->heap, request, out)) {
+            status = tn__heap_wait_place(&pool->order, request, out);
+        } else if (status == TN_OUT_OF_ADDRESS_SPACE) {
+            status = pool->backing->grow(pool, request, TN__EFFORT_ALL, out);
+        }
     }
     request->zone = zone;
     return status;
@@ -293,7 +303,10 @@ static tn_status report_addresses(const tn_pool *pool, size_t bytes) {
 tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out) {
     ladder l = {pool, request, request->stream->handle, pool->wait_us_max};
     tn_status status;
+    int is_found = 0;
     if (find_run(pool, request, out)) return tn__heap_wait_place(&pool->order, request, out);
+    status = recall(pool, request, out, &is_found);
+    if (status != TN_OK || is_found) return status;
     tn__error_scope_begin();
     status = climb(&l, out);
     if (status == TN_OUT_OF_ADDRESS_SPACE) status = report_addresses(pool, request->asked_bytes);

@@ -30,7 +30,7 @@ static void add_holes(tn__heap *heap, fragmentation *out) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node)) {
-            const tn__piece *run = tn__run_of(node);
+            const tn__piece *run = tn__piece_of(node);
             size_t bytes = tn__piece_end(run->run_other) - run->address;
             int class_index = 63 - __builtin_clzll(bytes);
             out->hole_count++;
@@ -68,7 +68,7 @@ static void add_pages(const tn__region *region, fragmentation *out) {
     for (size_t page = 0; page < region->page_count; page++) {
         uintptr_t begin = tn__page_address(region, page);
         size_t covered;
-        if (tn__pages_mapped(region, (tn__page_span){page, page + 1}) == 0) continue;
+        if (!tn__page_bit(region->mapped, page)) continue;
         covered = covered_bytes(&at, begin, begin + region->page_bytes);
         out->page_counts[fill_class(covered, region->page_bytes)]++;
     }

@@ -54,12 +54,12 @@ static void write_free(tn__text *out, const tn_pool *pool, tn__piece *piece) {
 }
 
 static void write_piece(tn__text *out, const tn_pool *pool, tn__piece *piece) {
-    static const char *const kinds[] = {"live", "free", "void", "retired", "imported"};
+    static const char *const kinds[] = {"live", "free", "void", "imported"};
     tn__text_add(out, "{\"kind\": \"%s\", \"offset\": %zu, \"bytes\": %zu", kinds[piece->kind],
                  (size_t)(piece->address - piece->region->map.begin), piece->bytes);
     if (piece->kind == TN__PIECE_LIVE) write_live(out, pool, piece);
     if (piece->kind == TN__PIECE_FREE) write_free(out, pool, piece);
-    if (piece->kind == TN__PIECE_RETIRED || piece->kind == TN__PIECE_GUEST) write_uses(out, piece);
+    if (piece->kind == TN__PIECE_VOID || piece->kind == TN__PIECE_GUEST) write_uses(out, piece);
     tn__text_add(out, "}");
 }
 
@@ -70,22 +70,17 @@ static void write_mapped(tn__text *out, const tn__region *region) {
     size_t page = 0;
     int is_first = 1;
     while (page < region->page_count) {
-        size_t end = page;
-        while (end < region->page_count &&
-               tn__pages_mapped(region, (tn__page_span){end, end + 1}) == 1)
-            end++;
-        if (end > page) {
-            tn__text_add(out, "%s[%zu, %zu]", is_first ? "" : ", ", page, end - page);
-            is_first = 0;
-        }
-        page = end + 1;
+        size_t begin = tn__bits_find(region->mapped, page, region->page_count, 1);
+        page = tn__bits_find(region->mapped, begin, region->page_count, 0);
+        if (begin == page) continue;
+        tn__text_add(out, "%s[%zu, %zu]", is_first ? "" : ", ", begin, page - begin);
+        is_first = 0;
     }
 }
 
 static const char *zone_name(const tn_pool *pool, const tn__region *region) {
     if (region->guest) return "imported";
-    if (region->dedicated) return "dedicated";
-    return region->zone == &pool->heap.zones[TN__ZONE_SMALL] ? "small" : "large";
+    return tn__zone_name((tn__zone_kind)(region->zone - pool->heap.zones));
 }
 
 static void write_region(tn__text *out, const tn_pool *pool, const tn__region *region) {

@@ -183,9 +183,9 @@ static void pages_move_while_their_last_use_still_runs(void **state) {
     assert_true(test_sim_get()->now_us() < 1e6);
     test_sim_write(f->device, f->a, large, 64 * MIB, 10);
     EXPECT_OK(tn_stream_synchronize(f->device, f->a));
-    EXPECT_OK(tn_pool_trim(f->pool, SIZE_MAX, NULL)); /* learns it, and unmaps what moved away */
+    EXPECT_OK(tn_pool_trim(f->pool, SIZE_MAX, NULL)); /* learns it; the old mappings are kept */
     (void)test_pool_stats(f->pool);
-    assert_true(test_calls(f->device, TN_CALL_MEM_UNMAP) > 0);
+    assert_int_equal(test_calls(f->device, TN_CALL_MEM_UNMAP), 0);
     test_give(f->pool, large, f->a);
     test_give(f->pool, kept, f->a);
     test_give(f->pool, last, f->a);

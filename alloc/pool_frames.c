@@ -1,0 +1,165 @@
+/* VMM backing: frames made and released, and their mappings undone. See heap_frames.h.
+ *
+ * Mappings are kept when memory moves, and undone only when they are in the way: when another frame
+ * is wanted at the page, when the frame goes back to the driver, or when there are more of them
+ * than VIEWS_PER_FRAME for each frame of the pool: then the oldest go, many at a time. No mapping is
+ * undone while work may use it.
+ */
+#include <stdlib.h>
+
+#include "canary.h"
+#include "host_alloc.h"
+#include "pool_idle.h"
+
+#define VIEWS_PER_FRAME 8
+#define VIEWS_LEAST     1024 /* kept in any case */
+
+/* ---- views ----------------------------------------------------------------------------------- */
+
+tn_status tn__views_unmap(tn_pool *pool, tn__region *region, tn__page_span span) {
+    size_t bytes = (span.end - span.first) * region->page_bytes;
+    if (bytes == 0) return TN_OK;
+    TN_TRY(
+        pool->driver->mem_unmap(pool->state, (void *)tn__page_address(region, span.first), bytes));
+    for (size_t page = span.first; page < span.end; page++)
+        tn__frame_detach(&pool->heap, &region->views[page]);
+    return TN_OK;
+}
+
+static int is_complete(const tn__view *view) {
+    if (TN__CANARY(TN__CANARY_UNMAP)) return 1;
+    return tn__page_void_piece(view->region, tn__view_page(view))->uses.count == 0;
+}
+
+int tn__frame_is_complete(const tn__frame *frame) {
+    for (const tn__view *view = frame->views; view; view = view->next) {
+        if (view != frame->active && !is_complete(view)) return 0;
+    }
+    return 1;
+}
+
+typedef struct view_list {
+    tn__view **views;
+    size_t count;
+} view_list;
+
+static void gather_dormant(tn_pool *pool, view_list *list) {
+    for (tn__region *region = pool->heap.regions; region; region = region->next) {
+        tn__page_span span = {0, 0};
+        while (region->views && tn__next_mapped(region, span.end, &span)) {
+            for (size_t page = span.first; page < span.end; page++) {
+                tn__view *view = &region->views[page];
+                if (tn__page_bit(region->mapped, page) || !is_complete(view)) continue;
+                list->views[list->count++] = view;
+            }
+        }
+    }
+}
+
+static int compare_views(const void *a, const void *b) {
+    const tn__view *left = *(tn__view *const *)a;
+    const tn__view *right = *(tn__view *const *)b;
+    if (left->age != right->age) return left->age < right->age ? -1 : 1;
+    return left < right ? -1 : left > right;
+}
+
+/* A quarter of what may be kept, so that it is long until the next time. */
+void tn__views_limit(tn_pool *pool) {
+    size_t most = VIEWS_PER_FRAME * (pool->heap.mapped_bytes / pool->page_bytes) + VIEWS_LEAST;
+    view_list list = {0};
+    tn_status status = TN_OK;
+    if (pool->heap.dormant_count <= most) return;
+    list.views = tn__host_alloc(pool->heap.dormant_count, sizeof(tn__view *));
+    if (!list.views) return;
+    gather_dormant(pool, &list);
+    qsort(list.views, list.count, sizeof(tn__view *), compare_views);
+    for (size_t i = 0; i < list.count && i < most / 4 && status == TN_OK; i++) {
+        size_t page = tn__view_page(list.views[i]);
+        status = tn__views_unmap(pool, list.views[i]->region, (tn__page_span){page, page + 1});
+    }
+    tn__host_free(list.views);
+}
+
+/* ---- frames ---------------------------------------------------------------------------------- */
+
+void tn__frame_spare(tn_pool *pool, tn__frame *frame) {
+    TN_ASSERT(frame->active == NULL);
+    frame->next = pool->spare_frames;
+    pool->spare_frames = frame;
+}
+
+static tn_status make_frame(tn_pool *pool, tn__frame **out) {
+    tn__frame *frame;
+    tn_status status;
+    frame = tn__host_alloc(1, sizeof *frame);
+    if (!frame) return TN_OUT_OF_HOST_MEMORY;
+    status = tn__pool_claim(pool, pool->page_bytes, 0);
+    if (status == TN_OK) {
+        status = pool->driver->mem_create(pool->state, pool->page_bytes, &frame->handle);
+        if (status != TN_OK) tn__process_unclaim(pool->page_bytes);
+    }
+    if (status != TN_OK) {
+        tn__host_free(frame);
+        return status;
+    }
+    pool->heap.inactive_count++;
+    *out = frame;
+    return TN_OK;
+}
+
+tn_status tn__frame_take(tn_pool *pool, tn__frame **out) {
+    tn__frame *frame = pool->spare_frames;
+    if (!frame) return make_frame(pool, out);
+    pool->spare_frames = frame->next;
+    *out = frame;
+    return TN_OK;
+}
+
+tn_status tn__frame_release(tn_pool *pool, tn__frame *frame) {
+    tn_status status = TN_OK;
+    TN_ASSERT(frame->active == NULL);
+    while (frame->views && status == TN_OK) {
+        size_t page = tn__view_page(frame->views);
+        status = tn__views_unmap(pool, frame->views->region, (tn__page_span){page, page + 1});
+    }
+    if (status == TN_OK) {
+        status = pool->driver->mem_release(pool->state, frame->handle, pool->page_bytes);
+    }
+    if (status == TN_OK) {
+        tn__process_unclaim(pool->page_bytes);
+        tn__host_free(frame);
+        pool->heap.inactive_count--;
+    } else {
+        tn__frame_spare(pool, frame);
+    }
+    return status;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+tn_status tn__region_free(tn_pool *pool, tn__region *region) {
+    tn_status status;
+    tn__page_map_remove(&region->map);
+    status = pool->driver->address_free(pool->state, (void *)region->map.begin,
+                                        region->map.end - region->map.begin);
+    if (status == TN_OK) {
+        tn__heap_remove_region(&pool->heap, region);
+    } else {
+        tn__page_map_restore(&region->map);
+    }
+    return status;
+}
+
+/* Each frame has one view that is active, or else it is spare. */
+void tn__frames_clear(tn_pool *pool) {
+    for (tn__region *region = pool->heap.regions; region; region = region->next) {
+        for (size_t page = 0; region->views && page < region->page_count; page++) {
+            if (tn__page_bit(region->mapped, page)) tn__host_free(region->views[page].frame);
+        }
+    }
+    while (pool->spare_frames) {
+        tn__frame *frame = pool->spare_frames;
+        pool->spare_frames = frame->next;
+        tn__host_free(frame);
+    }
+}
