@@ -1,8 +1,8 @@
 /* VMM backing: frames made and released, and their mappings undone. See heap_frames.h.
  *
- * Mappings are kept when memory moves, and undone only when they are in the way: when another frame
- * is wanted at the page, when the frame goes back to the driver, or when there are more of them
- * than VIEWS_PER_FRAME for each frame of the pool: then the oldest go, many at a time. No mapping is
+ * Mappings are kept when memory moves, and undone only when they are in the way: when another
+ * frame is wanted at the page, when the frame goes back to the driver, or when there are more than
+ * VIEWS_PER_FRAME for each frame of the pool: then the oldest go, many at a time. No mapping is
  * undone while work may use it.
  */
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* VMM backing: idle pages, and how memory goes back to the driver.
  *
- * An idle page lies in a run as a whole; its frame can move elsewhere in the pool (pool_pages.c), or
- * go back to the driver once no work uses it, at this address or at those where it was before.
+ * An idle page lies in a run as a whole. Its frame can move elsewhere in the pool (pool_pages.c),
+ * or go back to the driver once no work uses it, at this address or where it was before.
  */
 #include "pool_idle.h"
 
