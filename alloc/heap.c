@@ -189,8 +189,12 @@ static void absorb_next(tn__heap *heap, tn__piece *piece) {
 
 void tn__heap_join(tn__heap *heap, tn__piece *piece) {
     if (piece->bytes == 0) return;
-    if (is_alike(piece, piece->next)) absorb_next(heap, piece);
-    if (is_alike(piece->previous, piece)) absorb_next(heap, piece->previous);
+    while (is_alike(piece, piece->next))
+        absorb_next(heap, piece);
+    while (is_alike(piece->previous, piece)) {
+        piece = piece->previous;
+        absorb_next(heap, piece);
+    }
 }
 
 tn_status tn__heap_split(tn__heap *heap, tn__piece *piece, uintptr_t at) {

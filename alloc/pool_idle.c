@@ -107,24 +107,30 @@ tn_status tn__idle_list(tn_pool *pool, const tn__idle_filter *filter, tn__idle_p
     return TN_OK;
 }
 
+/* Cuts at both ends first, so that what lies outside keeps its uses. */
+static tn_status cut_span(tn__heap *heap, tn__piece **piece, uintptr_t begin, uintptr_t end) {
+    tn__piece *last;
+    TN_TRY(tn__heap_reserve(heap, 2));
+    if ((*piece)->address < begin) {
+        TN_TRY(tn__heap_split(heap, *piece, begin));
+        *piece = (*piece)->next;
+    }
+    last = tn__piece_at(*piece, end - 1);
+    if (tn__piece_end(last) > end) TN_TRY(tn__heap_split(heap, last, end));
+    while (tn__piece_end(*piece) < end)
+        TN_TRY(tn__heap_unite(heap, *piece));
+    return TN_OK;
+}
+
 tn_status tn__idle_isolate(tn__heap *heap, tn__region *region, tn__page_span span,
                            tn__piece **out) {
-    uintptr_t begin = tn__page_address(region, span.first);
     uintptr_t end = tn__page_address(region, span.end);
     tn__piece *piece = tn__page_idle_piece(region, span.first);
-    tn_status status = TN_OK;
-    TN_TRY(tn__heap_reserve(heap, 2));
-    while (tn__piece_end(piece) < end) {
-        TN_TRY(tn__heap_unite(heap, piece));
-    }
-    if (end < tn__piece_end(piece)) TN_TRY(tn__heap_split(heap, piece, end));
-    if (piece->address < begin) {
-        status = tn__heap_split(heap, piece, begin);
-        if (status != TN_OK) {
-            tn__heap_join(heap, piece);
-            return status;
-        }
-        piece = piece->next;
+    tn_status status = cut_span(heap, &piece, tn__page_address(region, span.first), end);
+    if (status != TN_OK) {
+        tn__heap_join(heap, tn__piece_at(piece, end - 1));
+        tn__heap_join(heap, piece);
+        return status;
     }
     *out = piece;
     return TN_OK;
@@ -140,19 +146,6 @@ tn_status tn__pool_collect(tn_pool *pool) {
     return status;
 }
 
-/* Gives the page's frame back, and where it was is VOID then. One that the driver does not take
- * back stays with the pool as a spare. */
-static tn_status release_page(tn_pool *pool, tn__region *region, size_t page) {
-    tn__piece *piece = NULL;
-    tn__frame *frame;
-    TN_TRY(tn__idle_isolate(&pool->heap, region, (tn__page_span){page, page + 1}, &piece));
-    TN_ASSERT(piece->uses.count == 0);
-    frame = tn__page_deactivate(&pool->heap, region, page);
-    tn__heap_change(&pool->heap, piece, TN__PIECE_VOID);
-    tn__heap_join(&pool->heap, piece);
-    return tn__frame_release(pool, frame);
-}
-
 /* The pages that are still to be given back: up to the least, but not beyond the most. */
 static size_t pages_to_release(const tn_pool *pool, const tn__release *release) {
     size_t most = tn__release_room(release) / pool->page_bytes;
@@ -162,12 +155,51 @@ static size_t pages_to_release(const tn_pool *pool, const tn__release *release) 
     return least < most ? least : most;
 }
 
+/* Gives idle pages back, and where they were is VOID then. Frames that the driver does not take back
+ * stay with the pool as spares. */
+static tn_status release_span(tn_pool *pool, tn__region *region, tn__page_span span,
+                              tn__release *release) {
+    tn__heap *heap = &pool->heap;
+    tn__piece *piece = NULL;
+    tn_status status;
+    TN_TRY(tn__idle_isolate(heap, region, span, &piece));
+    status = pool->driver->mem_unmap(pool->state, (void *)piece->address, piece->bytes);
+    if (status == TN_OK) tn__heap_change(heap, piece, TN__PIECE_VOID);
+    tn__heap_join(heap, piece);
+    if (status != TN_OK) return status;
+    for (size_t page = span.first; page < span.end; page++) {
+        tn__frame *frame = tn__page_deactivate(heap, region, page);
+        tn_status now;
+        tn__frame_detach(heap, &region->views[page]);
+        now = tn__frame_release(pool, frame);
+        if (now == TN_OK) release->released_bytes += pool->page_bytes;
+        if (status == TN_OK) status = now;
+    }
+    return status;
+}
+
+/* The last pages of the span whose frames no work may use anywhere: one at least, or none. */
+static tn__page_span complete_end(const tn__region *region, tn__page_span span, size_t most) {
+    while (span.end > span.first && !tn__frame_is_complete(tn__region_frame(region, span.end - 1)))
+        span.end--;
+    for (size_t page = span.end; page-- > span.first;) {
+        if (span.end - page <= most && tn__frame_is_complete(tn__region_frame(region, page))) {
+            continue;
+        }
+        span.first = page + 1;
+        break;
+    }
+    return span;
+}
+
 static tn_status release_pages(tn_pool *pool, const tn__idle_pages *idle, tn__release *release) {
-    for (size_t page = idle->span.end; page-- > idle->span.first;) {
-        if (pages_to_release(pool, release) == 0) return TN_OK;
-        if (!tn__frame_is_complete(tn__region_frame(idle->region, page))) continue;
-        TN_TRY(release_page(pool, idle->region, page));
-        release->released_bytes += pool->page_bytes;
+    tn__page_span left = idle->span;
+    while (left.end > left.first) {
+        size_t wanted = pages_to_release(pool, release);
+        tn__page_span span = complete_end(idle->region, left, wanted);
+        if (wanted == 0 || span.first == span.end) return TN_OK;
+        TN_TRY(release_span(pool, idle->region, span, release));
+        left.end = span.first;
     }
     return TN_OK;
 }
