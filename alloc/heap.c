@@ -509,7 +509,7 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
         leave_voids(piece);
     }
     heap->address_bytes -= bytes;
-    tn__windows_forget(&region->zone->windows, region);
+    if (region->zone) tn__windows_forget(&region->zone->windows, region);
     unlink_piece(heap, piece);
     tn__page_map_remove(&region->map);
     free_region(region);

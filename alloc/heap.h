@@ -270,6 +270,9 @@ size_t tn__bits_find(const uint64_t *bits, size_t from, size_t end, int is_set);
 tn__piece *tn__page_idle_piece(const tn__region *region, size_t page);
 tn__piece *tn__page_void_piece(const tn__region *region, size_t page);
 
+/* 1 if work may still use a mapping that is not active. */
+int tn__page_is_used(const tn__region *region, size_t page);
+
 /* The frame has been mapped at the page, dormant for now; the view has been unmapped, and was
  * dormant. */
 void tn__frame_attach(tn__heap *heap, tn__frame *frame, tn__region *region, size_t page);

@@ -1,5 +1,6 @@
 /* Pages of regions: sets of them as bits, what lies there, and where frames are active. See
  * heap.h and heap_frames.h. */
+#include "canary.h"
 #include "heap.h"
 
 /* ---- spans and bits -------------------------------------------------------------------------- */
@@ -78,7 +79,13 @@ tn__piece *tn__page_void_piece(const tn__region *region, size_t page) {
     return tn__piece_of(tn__tree_at_most(region->zone->voids, tn__page_address(region, page), 0));
 }
 
+int tn__page_is_used(const tn__region *region, size_t page) {
+    if (TN__CANARY(TN__CANARY_UNMAP)) return 0;
+    return tn__page_void_piece(region, page)->uses.count > 0;
+}
+
 static int has_mapping(const tn__region *region, size_t page) {
+    if (region->guest) return 1;
     return region->views ? region->views[page].frame != NULL : tn__page_bit(region->mapped, page);
 }
 

@@ -145,7 +145,7 @@ tn__page_state tn__page_choose(const tn__request *request, const tn__region *reg
             return TN__PAGE_DORMANT;
         }
     }
-    return tn__page_void_piece(region, page)->uses.count ? TN__PAGE_BLOCKED : TN__PAGE_OTHER;
+    return tn__page_is_used(region, page) ? TN__PAGE_BLOCKED : TN__PAGE_OTHER;
 }
 
 typedef struct gap_search {

@@ -7,7 +7,6 @@
  */
 #include <stdlib.h>
 
-#include "canary.h"
 #include "host_alloc.h"
 #include "pool_idle.h"
 
@@ -26,14 +25,9 @@ tn_status tn__views_unmap(tn_pool *pool, tn__region *region, tn__page_span span)
     return TN_OK;
 }
 
-static int is_complete(const tn__view *view) {
-    if (TN__CANARY(TN__CANARY_UNMAP)) return 1;
-    return tn__page_void_piece(view->region, tn__view_page(view))->uses.count == 0;
-}
-
 int tn__frame_is_complete(const tn__frame *frame) {
     for (const tn__view *view = frame->views; view; view = view->next) {
-        if (view != frame->active && !is_complete(view)) return 0;
+        if (view != frame->active && tn__page_is_used(view->region, tn__view_page(view))) return 0;
     }
     return 1;
 }
@@ -49,7 +43,7 @@ static void gather_dormant(tn_pool *pool, view_list *list) {
         while (region->views && tn__next_mapped(region, span.end, &span)) {
             for (size_t page = span.first; page < span.end; page++) {
                 tn__view *view = &region->views[page];
-                if (tn__page_bit(region->mapped, page) || !is_complete(view)) continue;
+                if (tn__page_bit(region->mapped, page) || tn__page_is_used(region, page)) continue;
                 list->views[list->count++] = view;
             }
         }

@@ -155,8 +155,8 @@ static size_t pages_to_release(const tn_pool *pool, const tn__release *release) 
     return least < most ? least : most;
 }
 
-/* Gives idle pages back, and where they were is VOID then. Frames that the driver does not take back
- * stay with the pool as spares. */
+/* Gives idle pages back, and where they were is VOID then. Frames that the driver does not take
+ * back stay with the pool as spares. */
 static tn_status release_span(tn_pool *pool, tn__region *region, tn__page_span span,
                               tn__release *release) {
     tn__heap *heap = &pool->heap;
