@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 
+#include "canary.h"
 #include "host_alloc.h"
 
 /* ---- idle pages ------------------------------------------------------------------------------ */
@@ -39,7 +40,7 @@ static void add_span(gathering *gather, tn__region *region, tn__page_span span, 
 }
 
 static int is_wanted(const tn__idle_filter *filter, tn__piece *piece) {
-    if (filter->only_complete) return piece->uses.count == 0;
+    if (filter->only_complete) return piece->uses.count == 0 || TN__CANARY(TN__CANARY_UNMAP);
     return !filter->ready_for || tn__order_is_ready(filter->ready_for->stream, &piece->uses);
 }
 
