@@ -78,7 +78,7 @@ static void expect_refused(tn_status status, tn_status must, const char *call, i
 #define REFUSED(call)        expect_refused((call), TN_INVALID_ARGUMENT, #call, __LINE__)
 #define REFUSED_AS(call, as) expect_refused((call), (as), #call, __LINE__)
 
-/* ---- devices and streams ---------------------------------------------------------------------- */
+/* ---- devices and streams --------------------------------------------------------------------- */
 
 static void devices_that_there_are_not(void **state) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;

@@ -9,7 +9,7 @@
 
 #define MIB MIB_BYTES
 
-/* ---- the program that is under way ------------------------------------------------------------ */
+/* ---- the program that is under way ----------------------------------------------------------- */
 
 static tn_device *open_device(int ordinal) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
@@ -79,7 +79,7 @@ void public_subject_close(public_subject *s) {
     (void)unlink(s->path);
 }
 
-/* ---- words and devices ------------------------------------------------------------------------ */
+/* ---- words and devices ----------------------------------------------------------------------- */
 
 static tn_status given(int is_there) { return is_there ? TN_OK : TN_INVALID_STATE; }
 

@@ -20,7 +20,7 @@ typedef struct fault {
 
 static const char *const fault_names[] = {"driver call", "host allocation"};
 
-/* ---- what must not change --------------------------------------------------------------------- */
+/* ---- what must not change -------------------------------------------------------------------- */
 
 typedef struct pools_state {
     tn_pool_stats stats[SUBJECT_POOLS];
