@@ -6,6 +6,7 @@
  *     simulation_steps.c   blocks: what a program does with them
  *     simulation_upsets.c   what goes wrong: faults, stalls, less memory, bad calls, ends
  *     simulation_sequences.c  not random: every short sequence of calls there is
+ *     simulation_capture.c   streams that capture, graph pools
  *     simulation_check.c   what must hold after every step
  *     interval_oracle.c    the blocks as they must be, without the allocator's code
  *
@@ -30,7 +31,8 @@ enum {
     WORLD_PER_THREAD = WORLD_LEGACY + WORLD_DEVICES, /* of device 0, one a thread */
     WORLD_THREADS = 4,
     WORLD_STREAMS = WORLD_PER_THREAD + WORLD_THREADS,
-    WORLD_POOLS = 4
+    WORLD_POOLS = 4,
+    WORLD_GRAPHS = 4
 };
 
 /* What a run counts; a short run must have counted each at least once. */
@@ -52,6 +54,9 @@ enum {
     X(foreign_streams_ended)                                                                       \
     X(pools_ended)                                                                                 \
     X(leaks_refused)                                                                               \
+    X(captures)                                                                                    \
+    X(captures_aborted)                                                                            \
+    X(launches)                                                                                    \
     X(trims)                                                                                       \
     X(threads_ended)                                                                               \
     X(walks)
@@ -87,6 +92,16 @@ typedef struct world_pool {
     uint64_t out_of_memory;
 } world_pool;
 
+/* Graphs of one graph pool; each launch comes after the one before. */
+typedef struct world_graphs {
+    tn_pool *pool;
+    int last_stream; /* of the last launch */
+    int count;
+    void *graphs[WORLD_GRAPHS];
+    void *execs[WORLD_GRAPHS];
+    tn_graph_memory memories[WORLD_GRAPHS];
+} world_graphs;
+
 typedef struct world {
     uint64_t seed;
     uint64_t step;
@@ -99,6 +114,9 @@ typedef struct world {
     tn_device *devices[WORLD_DEVICES];
     world_stream streams[WORLD_STREAMS];
     world_pool pools[WORLD_POOLS];
+    world_graphs graphs;
+    int has_captures; /* then foreign streams do not end: the pools would wait for the device */
+    int capturing;    /* the stream that captures: nobody waits for it, nobody uses it */
     size_t blocks_max;
     int stalled_count;
     unsigned tolerated; /* a bit a status that calls may give now, besides TN_OK */
@@ -114,6 +132,12 @@ typedef struct world_controls {
     int (*fault)(const char *call, long nth, int and_after, int code);
     int (*set_memory)(int device, size_t bytes);
     int (*stall)(void *stream, int stalled);
+    int (*begin_capture)(void *stream, int mode);
+    int (*end_capture)(void *stream, void **graph);
+    int (*instantiate)(void **exec, void *graph, unsigned long long flags);
+    int (*launch)(void *exec, void *stream);
+    int (*exec_destroy)(void *exec);
+    int (*graph_destroy)(void *graph);
     uint64_t (*race_count)(void);
     const char *(*race_text)(uint64_t index);
     uint64_t (*call_count)(const char *call);
@@ -147,6 +171,11 @@ void world_close(world *w);
 int world_pick_stream(const world *w, world_random *random, int device);
 int world_pick_pool(const world *w, world_random *random);
 
+/* The stream's handle for the thread whose turn it is. */
+tn_stream world_name_of(const world *w, int slot);
+/* Makes the device's context current on this thread. */
+void world_make_current(const world *w, int device);
+
 /* Makes work put on `stream` from now on come after the work so far on each of the others. */
 void world_wait(world *w, int stream, uint32_t others);
 
@@ -166,6 +195,13 @@ void world_use(world *w, size_t index, int stream, int is_write, double duration
 void world_synchronize(world *w, int device);
 size_t world_choose_bytes(world_random *random);
 void world_release_stalls(world *w);
+
+/* ---- simulation_capture.c -------------------------------------------------------------------- */
+
+void world_open_graphs(world *w);
+void world_close_graphs(world *w);
+void world_graphs_moved(world *w, int from, int to);
+void world_capture(world *w, world_random *random);
 
 /* ---- simulation_check.c ---------------------------------------------------------------------- */
 

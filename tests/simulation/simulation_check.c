@@ -90,6 +90,9 @@ static void walk_blocks(world *w) {
 
 void world_walk(world *w) {
     size_t reserved[WORLD_DEVICES] = {0};
+    tn_pool_stats graphs = TN_POOL_STATS_INIT;
+    world_expect_ok(w, tn_pool_stats_get(w->graphs.pool, &graphs), "tn_pool_stats_get");
+    reserved[0] = graphs.reserved_bytes;
     for (int slot = 0; slot < WORLD_POOLS; slot++) {
         if (w->pools[slot].pool) walk_pool(w, slot, reserved);
     }

@@ -77,9 +77,7 @@ static void host_fault(world *w, world_random *random) {
 
 static void set_stalled(world *w, int slot, int is_stalled) {
     world_stream *stream = &w->streams[slot];
-    tn_device *device = w->devices[stream->device];
-    world_expect_ok(w, tn__device_driver(device)->make_current(tn__device_state(device)),
-                    "a context is made current");
+    world_make_current(w, stream->device);
     WORLD_EXPECT(w, world_sim()->stall(stream->handle, is_stalled) == 0, "a stream can not stall");
     world_tell(w, "stream %d stalls: %d", slot, is_stalled);
     stream->is_stalled = is_stalled;
@@ -118,6 +116,7 @@ static tn_status end_foreign(world *w, world_random *random, int slot) {
     if (heir == slot) heir = WORLD_LEGACY + stream->device;
     world_wait(w, heir, UINT32_C(1) << slot);
     oracle_stream_moved(&w->oracle, slot, heir);
+    world_graphs_moved(w, slot, heir);
     w->counts->foreign_streams_ended++;
     return tn__device_driver(device)->stream_destroy(tn__device_state(device), stream->handle);
 }
@@ -127,13 +126,17 @@ static void end_stream(world *w, world_random *random) {
     tn_status status;
     w->doing = "a stream ends";
     if (slot < 0 || w->streams[slot].is_stalled) return;
+    if (w->streams[slot].is_foreign && w->has_captures) return;
     if (w->streams[slot].is_foreign) {
         status = end_foreign(w, random, slot);
     } else {
         const world_stream *stream = &w->streams[slot];
         status = tn_stream_destroy(w->devices[stream->device], stream->handle);
         if (status != TN_OK && w->stalled_count) return;
-        if (status == TN_OK) oracle_stream_done(&w->oracle, slot);
+        if (status == TN_OK) {
+            oracle_stream_done(&w->oracle, slot);
+            world_graphs_moved(w, slot, ORACLE_NO_STREAM);
+        }
         w->counts->streams_ended++;
     }
     world_tell(w, "stream %d ends", slot);
@@ -149,6 +152,7 @@ static void end_thread(world *w) {
     w->doing = "a thread ends";
     world_wait(w, WORLD_LEGACY, UINT32_C(1) << slot);
     oracle_stream_moved(&w->oracle, slot, WORLD_LEGACY);
+    world_graphs_moved(w, slot, WORLD_LEGACY);
     oracle_stream_ended(&w->oracle, slot);
     w->ends_thread = 1;
 }
@@ -254,7 +258,7 @@ static void bad_call(world *w, world_random *random) {
 /* ---- one of them ----------------------------------------------------------------------------- */
 
 void world_upset(world *w, world_random *random) {
-    switch (world_below(random, 16)) {
+    switch (world_below(random, 22)) {
     case 0:
     case 1:
     case 2:
@@ -269,6 +273,15 @@ void world_upset(world *w, world_random *random) {
     case 11: end_stream(w, random); break;
     case 12: end_pool(w, random); break;
     case 13: end_thread(w); break;
+    case 14:
+    case 15:
+    case 16:
+    case 17:
+    case 18:
+    case 19:
+        tolerate(w, BIT(TN_INVALID_STATE));
+        if (w->has_captures) world_capture(w, random);
+        break;
     default: bad_call(w, random); break;
     }
     tolerate(w, 0);

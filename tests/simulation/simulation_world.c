@@ -47,6 +47,12 @@ const world_controls *world_sim(void) {
     *(void **)&sim.fault = symbol(library, "tnsim_fault");
     *(void **)&sim.set_memory = symbol(library, "tnsim_set_memory");
     *(void **)&sim.stall = symbol(library, "tnsim_stall");
+    *(void **)&sim.begin_capture = symbol(library, "cuStreamBeginCapture_v2");
+    *(void **)&sim.end_capture = symbol(library, "cuStreamEndCapture");
+    *(void **)&sim.instantiate = symbol(library, "cuGraphInstantiateWithFlags");
+    *(void **)&sim.launch = symbol(library, "cuGraphLaunch");
+    *(void **)&sim.exec_destroy = symbol(library, "cuGraphExecDestroy");
+    *(void **)&sim.graph_destroy = symbol(library, "cuGraphDestroy");
     *(void **)&sim.race_count = symbol(library, "tnsim_race_count");
     *(void **)&sim.race_text = symbol(library, "tnsim_race_text");
     *(void **)&sim.call_count = symbol(library, "tnsim_call_count");
@@ -82,7 +88,7 @@ static void open_default_streams(world *w) {
 
 static int is_usable(const world *w, int slot, int device) {
     const world_stream *stream = &w->streams[slot];
-    if (!stream->is_live || stream->device != device) return 0;
+    if (!stream->is_live || stream->device != device || slot == w->capturing) return 0;
     return slot < WORLD_PER_THREAD || slot - WORLD_PER_THREAD == w->thread;
 }
 
@@ -98,9 +104,15 @@ int world_pick_stream(const world *w, world_random *random, int device) {
 }
 
 /* A per-thread stream has no name in other threads, but the legacy stream comes after it. */
-static tn_stream name_of(const world *w, int slot) {
+tn_stream world_name_of(const world *w, int slot) {
     int is_elsewhere = slot >= WORLD_PER_THREAD && slot - WORLD_PER_THREAD != w->thread;
     return is_elsewhere ? NULL : w->streams[slot].handle;
+}
+
+void world_make_current(const world *w, int device) {
+    tn_device *of = w->devices[device];
+    world_expect_ok(w, tn__device_driver(of)->make_current(tn__device_state(of)),
+                    "a context is made current");
 }
 
 void world_wait(world *w, int stream, uint32_t others) {
@@ -109,7 +121,7 @@ void world_wait(world *w, int stream, uint32_t others) {
         if (!(others & UINT32_C(1) << slot)) continue;
         world_tell(w, "stream %d waits for %d", stream, slot);
         world_expect_ok(
-            w, tn_stream_wait(w->devices[waiter->device], waiter->handle, name_of(w, slot)),
+            w, tn_stream_wait(w->devices[waiter->device], waiter->handle, world_name_of(w, slot)),
             "a stream waits for another");
     }
 }
@@ -170,6 +182,7 @@ static void open_devices(world *w) {
     for (int d = 0; d < w->device_count; d++)
         open_device(w, d);
     open_default_streams(w);
+    world_open_graphs(w);
 }
 
 void world_open_small(world *w, size_t memory_bytes, tn_pool_backing backing) {
@@ -193,6 +206,7 @@ void world_open(world *w) {
     world_random random = world_random_of(w->seed, UINT64_MAX);
     w->memory_bytes = choose(&random, memories, sizeof memories / sizeof *memories);
     w->blocks_max = choose(&random, blocks, sizeof blocks / sizeof *blocks);
+    w->has_captures = world_one_in(&random, 2);
     w->device_count = world_one_in(&random, 2) ? 1 : 1 + (int)world_below(&random, WORLD_DEVICES);
     open_devices(w);
     for (size_t i = 1 + world_below(&random, 8); i-- > 0;)
@@ -237,6 +251,7 @@ void world_close(world *w) {
     world_walk(w);
     for (int i = 0; i < WORLD_POOLS; i++)
         close_pool(w, i);
+    world_close_graphs(w);
     for (int slot = 0; slot < WORLD_CREATED; slot++) {
         if (w->streams[slot].is_live) close_stream(w, slot);
     }
