@@ -254,6 +254,7 @@ static tn_status make_stream_room_locked(tn_device *device) {
 
 tn_status tn_stream_create(tn_device *device, tn_stream *out) {
     TN_REQUIRE(device && out, "tn_stream_create: device or out is NULL");
+    TN_TRY(tn__driver_require_present("tn_stream_create"));
     tn_stream stream = NULL;
     pthread_mutex_lock(&device->lock);
     tn_status status = make_stream_room_locked(device);
@@ -361,6 +362,7 @@ static void give_event(tn_device *device, tn__event event) {
 
 tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
     TN_REQUIRE(device, "tn_stream_wait: device is NULL");
+    TN_TRY(tn__driver_require_present("tn_stream_wait"));
     tn__event event;
     TN_TRY(take_event(device, &event));
     tn_status status = device->driver->event_record(device->state, event, other);

@@ -174,6 +174,10 @@ TN_SISTER_API void tn__device_attach(tn_device *device, tn__attachment *attachme
 /* 1 once driver calls must no longer be made: after exit began or in a forked child. */
 TN_SISTER_API int tn__driver_is_gone(void);
 
+/* TN_INVALID_STATE in a forked child. For calls that make no driver call but take a lock: there it
+ * may be one that a thread of the parent had, in the middle of a change. */
+tn_status tn__driver_refuse_fork(const char *call);
+
 /* A pool asks to hear when one of our streams ends (after its work is done). The callback runs
  * with no lock of device.c held. */
 typedef void (*tn__stream_end_callback)(void *argument, tn_stream stream, uint64_t stream_id);

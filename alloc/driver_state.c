@@ -48,6 +48,14 @@ tn_status tn__driver_require_present(const char *call) {
     }
 }
 
+tn_status tn__driver_refuse_fork(const char *call) {
+    if (tn__driver_is_gone() != GONE_BY_FORK) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "%s in a forked child: pools and devices are the parent's; fork before the first "
+                   "tn_device_create, or start a new program",
+                   call);
+}
+
 void tn__call_counts_read(const tn__call_counts *counts, tn_driver_stats *out) {
     for (int i = 0; i < TN_CALL_COUNT; i++)
         out->calls[i] = atomic_load_explicit(&counts->calls[i], memory_order_relaxed);

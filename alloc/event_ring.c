@@ -131,6 +131,7 @@ tn_status tn_pool_events_begin(tn_pool *pool, size_t capacity, int with_stacks) 
     tn__event_ring *ring;
     tn_status status = TN_OK;
     TN_REQUIRE(pool, "tn_pool_events_begin: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_events_begin"));
     TN_REQUIRE(capacity >= 1 && capacity <= TN_EVENTS_MAX,
                "tn_pool_events_begin: a ring of %zu events: it takes 1 to %zu", capacity,
                TN_EVENTS_MAX);
@@ -188,6 +189,7 @@ tn_status tn_pool_events_read(tn_pool *pool, tn_event *events, size_t capacity, 
                               uint64_t *lost) {
     tn_status status = TN_OK;
     TN_REQUIRE(pool && count, "tn_pool_events_read: pool or count is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_events_read"));
     TN_REQUIRE(events || capacity == 0, "tn_pool_events_read: events is NULL");
     pthread_mutex_lock(&pool->mutex);
     if (pool->events) {
@@ -212,6 +214,7 @@ void tn__event_ring_end(tn_pool *pool) {
 tn_status tn_pool_events_end(tn_pool *pool) {
     tn_status status = TN_OK;
     TN_REQUIRE(pool, "tn_pool_events_end: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_events_end"));
     pthread_mutex_lock(&pool->mutex);
     if (!pool->events) {
         status = TN_FAIL(TN_INVALID_STATE, "pool %s keeps no events", pool->name);

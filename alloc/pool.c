@@ -204,6 +204,7 @@ tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__g
     tn_status status;
     TN_REQUIRE(device, "tn_pool_create: device is NULL");
     TN_REQUIRE(out, "tn_pool_create: out is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_create"));
     if (!config) config = &defaults;
     TN_TRY(tn_device_info_get(device, &info));
     TN_TRY(check_config(config, &info));
@@ -333,6 +334,7 @@ static void forget_trace_marks(tn_pool *pool) {
 tn_status tn_pool_trace_begin(tn_pool *pool, const char *path) {
     tn_status status;
     TN_REQUIRE(pool, "tn_pool_trace_begin: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_trace_begin"));
     TN_REQUIRE(path && path[0], "tn_pool_trace_begin: the path is empty");
     pthread_mutex_lock(&pool->mutex);
     if (pool->trace) {
@@ -352,6 +354,7 @@ tn_status tn_pool_trace_begin(tn_pool *pool, const char *path) {
 tn_status tn_pool_trace_end(tn_pool *pool) {
     tn_status status;
     TN_REQUIRE(pool, "tn_pool_trace_end: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_trace_end"));
     pthread_mutex_lock(&pool->mutex);
     status = pool->trace ? end_trace_locked(pool)
                          : TN_FAIL(TN_INVALID_STATE, "pool %s writes no trace", pool->name);

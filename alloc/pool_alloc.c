@@ -235,6 +235,7 @@ tn_status tn_record_use(void *block, tn_stream stream) {
 tn_status tn_block_info(const void *block, size_t *bytes, tn_pool **pool) {
     tn_pool *found = NULL;
     tn__piece *piece = NULL;
+    TN_TRY(tn__driver_refuse_fork("tn_block_info"));
     TN_TRY(find_block(block, "tn_block_info", &found, &piece));
     if (bytes) *bytes = piece->asked_bytes;
     if (pool) *pool = found;

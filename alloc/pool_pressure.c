@@ -216,6 +216,7 @@ static tn_status call_back(ladder *l, tn_status shortage, int attempt, int *is_w
 tn_status tn_pool_pressure_callback_set(tn_pool *pool, tn_pressure_callback callback,
                                         void *context) {
     TN_REQUIRE(pool, "tn_pool_pressure_callback_set: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_pressure_callback_set"));
     pthread_mutex_lock(&pool->mutex);
     pool->callback = callback;
     pool->callback_context = callback ? context : NULL;

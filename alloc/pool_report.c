@@ -337,6 +337,7 @@ size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t
     fragmentation fragments;
     tn__owners owners;
     if (!pool || (format != TN_REPORT_TEXT && format != TN_REPORT_JSON)) return 0;
+    if (tn__driver_refuse_fork("tn_pool_report") != TN_OK) return 0;
     pthread_mutex_lock(&pool->mutex);
     tn__pool_fill_stats(pool, &stats);
     fragments = measure_fragmentation(pool);

@@ -174,6 +174,7 @@ tn_status tn_pool_snapshot_write(tn_pool *pool, const char *path) {
     char *part;
     tn_status status;
     TN_REQUIRE(pool, "tn_pool_snapshot_write: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_snapshot_write"));
     TN_REQUIRE(path && path[0], "tn_pool_snapshot_write: the path is empty");
     part_bytes = strlen(path) + sizeof ".part";
     part = tn__host_alloc(part_bytes, 1);

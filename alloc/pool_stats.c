@@ -75,6 +75,7 @@ void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
 
 tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out) {
     TN_REQUIRE(pool, "tn_pool_stats_get: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_stats_get"));
     TN_REQUIRE(out && out->size == sizeof *out, "tn_pool_stats_get: begin with TN_POOL_STATS_INIT");
     pthread_mutex_lock(&pool->mutex);
     tn__pool_fill_stats(pool, out);
@@ -84,6 +85,7 @@ tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out) {
 
 tn_status tn_pool_stats_reset_peaks(tn_pool *pool) {
     TN_REQUIRE(pool, "tn_pool_stats_reset_peaks: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_stats_reset_peaks"));
     pthread_mutex_lock(&pool->mutex);
     pool->peak_live_bytes = pool->heap.live_bytes;
     pool->peak_reserved_bytes = tn__pool_reserved_bytes(pool);
@@ -113,6 +115,7 @@ static tn_status check_books(tn_pool *pool) {
 tn_status tn_pool_check(tn_pool *pool) {
     tn_status status;
     TN_REQUIRE(pool, "tn_pool_check: pool is NULL");
+    TN_TRY(tn__driver_refuse_fork("tn_pool_check"));
     pthread_mutex_lock(&pool->mutex);
     status = tn__heap_check(&pool->heap);
     if (status == TN_OK) status = check_books(pool);

@@ -17,6 +17,9 @@
  * Units: every size is in bytes, every time in microseconds. Everything here is thread-safe
  * unless a function says otherwise. Every call that fails leaves all state as it was, and
  * tn_error_last() then says what, why and what to do.
+ *
+ * Once exit has begun, and in a forked child, frees and destroys do nothing and succeed, and calls
+ * that would need the driver fail. In a child every other call on a pool is TN_INVALID_STATE.
  */
 #ifndef TENURE_ALLOC_H
 #define TENURE_ALLOC_H

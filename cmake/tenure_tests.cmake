@@ -2,6 +2,7 @@
 #
 #   unit, sim, fault, fuzz   linked with the static archives: they see private symbols
 #   api, gpu, misuse         linked with the shared libraries: public headers only
+#   process                  linked with no library of ours: they load them
 #   cli                      likewise, and with what the programs under bench share
 #   tests/<kind>/*.sh        shell tests, called with the build and the source directory
 # Exit status 77 is a skip; tests/checks/listed_skips.txt lists those that are allowed.
@@ -85,6 +86,10 @@ foreach(kind api cli gpu misuse)
   foreach(source ${sources})
     tenure_add_test(${kind} ${source} "")
   endforeach()
+endforeach()
+file(GLOB sources CONFIGURE_DEPENDS tests/process/test_*.c)
+foreach(source ${sources})
+  tenure_add_test(process ${source} -unlinked)
 endforeach()
 
 include(simulation)
