@@ -51,8 +51,8 @@ tn_status tn__driver_require_present(const char *call) {
 tn_status tn__driver_refuse_fork(const char *call) {
     if (tn__driver_is_gone() != GONE_BY_FORK) return TN_OK;
     return TN_FAIL(TN_INVALID_STATE,
-                   "%s in a forked child: pools and devices are the parent's; fork before the first "
-                   "tn_device_create, or start a new program",
+                   "%s in a forked child: pools and devices are the parent's; fork before the "
+                   "first tn_device_create, or start a new program",
                    call);
 }
 

@@ -199,6 +199,35 @@ static void pages_move_behind_a_peers_work(void **state) {
     close_all(&f);
 }
 
+/* Mappings that are kept for a shape that may return are reached too, and reached no more once the
+ * peer has gone. */
+static void kept_mappings_are_reached_when_they_return(void **state) {
+    fixture f;
+    (void)state;
+    open_with(&f, 32 * MIB, 0);
+    for (int round = 0; round < 9; round++) {
+        int is_peer = round >= 3 && round < 6;
+        void *parts[4], *whole;
+        if (round == 3) EXPECT_OK(tn_pool_peer_enable(f.pool, f.devices[1]));
+        if (round == 6) EXPECT_OK(tn_pool_peer_disable(f.pool, f.devices[1]));
+        for (int i = 0; i < 4; i++)
+            parts[i] = test_take(f.pool, 8 * MIB, f.own);
+        for (int i = 0; i < 4; i++) {
+            assert_int_equal(can_reach(&f, 1, f.peer, parts[i]), is_peer);
+            if (is_peer) EXPECT_OK(touch(&f, 1, f.peer, parts[i], 10));
+            if (is_peer) EXPECT_OK(tn_record_use(parts[i], f.peer));
+            test_give(f.pool, parts[i], f.own);
+        }
+        whole = test_take(f.pool, 32 * MIB, f.own);
+        EXPECT_OK(touch(&f, 0, f.own, whole, 1));
+        assert_int_equal(can_reach(&f, 1, f.peer, (char *)whole + 31 * MIB), is_peer);
+        test_give(f.pool, whole, f.own);
+        EXPECT_OK(tn_device_synchronize(f.devices[0]));
+        EXPECT_OK(tn_device_synchronize(f.devices[1]));
+    }
+    close_all(&f);
+}
+
 /* pytorch#196258: whatever device is current when a pool unmaps. */
 static void the_callers_current_device_does_not_matter(void **state) {
     fixture f;
@@ -347,6 +376,7 @@ int main(void) {
         cmocka_unit_test(memory_is_not_unmapped_under_a_peers_work),
         cmocka_unit_test(reuse_waits_for_a_peers_work_on_the_device),
         cmocka_unit_test(pages_move_behind_a_peers_work),
+        cmocka_unit_test(kept_mappings_are_reached_when_they_return),
         cmocka_unit_test(the_callers_current_device_does_not_matter),
         cmocka_unit_test(a_peers_stream_has_blocks_and_ends),
         cmocka_unit_test(streams_of_other_devices_are_refused),
