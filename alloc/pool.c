@@ -4,6 +4,7 @@
 
 #include "event_ring.h"
 #include "host_alloc.h"
+#include "no_wait.h"
 #include "nvtx_memory.h"
 #include "options.h"
 #include "track.h"
@@ -262,13 +263,24 @@ static tn_status close_locked(tn_pool *pool) {
     return tn__order_close(&pool->order);
 }
 
+static tn_status close_unless_held(tn_pool *pool) {
+    tn_status status;
+    if (!tn__driver_wait_begin()) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "pool %s would wait for the device: not before tn_no_wait_end", pool->name);
+    }
+    tn__error_scope_begin();
+    status = tn__error_scope_end(close_locked(pool));
+    tn__driver_wait_end();
+    return status;
+}
+
 tn_status tn_pool_destroy(tn_pool *pool) {
     tn_status status;
     if (!pool || tn__driver_is_gone()) return TN_OK;
     tn__pools_leave(pool);
     pthread_mutex_lock(&pool->mutex);
-    tn__error_scope_begin();
-    status = tn__error_scope_end(close_locked(pool));
+    status = close_unless_held(pool);
     if (status == TN_OK) status = end_trace_locked(pool);
     tn__pool_print_end(pool, status == TN_OK ? "its end" : "a failed end");
     pthread_mutex_unlock(&pool->mutex);

@@ -3,6 +3,7 @@
 
 #include "canary.h"
 #include "host_alloc.h"
+#include "no_wait.h"
 
 /* ---- streams ------------------------------------------------------------------------------ */
 
@@ -171,7 +172,14 @@ static void forget_events(tn__pool_stream *stream) {
 }
 
 static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
-    TN_TRY(order->driver->synchronize(stream->device->state));
+    tn_status status;
+    if (!tn__driver_wait_begin()) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "a foreign stream ended, and the device is not to be waited for now");
+    }
+    status = order->driver->synchronize(stream->device->state);
+    tn__driver_wait_end();
+    if (status != TN_OK) return status;
     forget_events(stream);
     stream->complete = stream->epoch++;
     stream->is_used = 0;

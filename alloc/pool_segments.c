@@ -4,6 +4,7 @@
  * SHARED_BYTES share segments of that size, so that memory freed by small shapes can serve larger
  * ones; larger requests get a segment of their own size.
  */
+#include "no_wait.h"
 #include "pool_internal.h"
 
 #define SHARED_BYTES ((size_t)32 << 20)
@@ -109,10 +110,14 @@ tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
     TN_TRY(tn__pool_collect(pool));
     while (!tn__release_is_done(release) && !tn__graph_holds(pool->graph)) {
         tn__region *region = find_idle(pool, tn__release_room(release));
+        tn_status status;
         size_t bytes;
         if (!region) break;
         bytes = segment_bytes(region);
-        TN_TRY(free_segment(pool, region));
+        if (!tn__driver_wait_begin()) break;
+        status = free_segment(pool, region);
+        tn__driver_wait_end();
+        if (status != TN_OK) return status;
         tn__process_unclaim(bytes);
         tn__heap_remove_region(&pool->heap, region);
         release->released_bytes += bytes;

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "host_alloc.h"
+#include "no_wait.h"
 #include "pool_internal.h"
 
 #define NAP_NS       50000
@@ -170,7 +171,7 @@ tn_status tn__wait_some(tn__wait *wait, tn_pool *pool, int *any) {
             wait->budget_us -= waited_us;
             return TN_OK;
         }
-        if (waited_us >= wait->budget_us) {
+        if (waited_us >= wait->budget_us || !tn__may_wait()) {
             wait->budget_us = 0;
             wait->is_unfinished = 1;
             return TN_OK;

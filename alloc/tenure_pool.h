@@ -72,6 +72,15 @@ TN_API TN_MUST_USE tn_status tn_pool_pressure_callback_set(tn_pool *pool,
                                                            tn_pressure_callback callback,
                                                            void *context);
 
+/* Between begin and end, allocation, free and trim in the whole process do not wait on the host for
+ * the device, nor make a driver call that may (to free PLAIN memory does): for the launches of one
+ * collective on several GPUs, of which the first does not end before the last has begun. What would
+ * need a wait is done without: a request may fail with TN_OUT_OF_DEVICE_MEMORY, a trim give back
+ * less, and tn_pool_destroy is TN_INVALID_STATE. Nests; ends on any thread; begin waits for such
+ * calls of other threads that are under way. TN_INVALID_STATE for an end without a begin. */
+TN_API TN_MUST_USE tn_status tn_no_wait_begin(void);
+TN_API TN_MUST_USE tn_status tn_no_wait_end(void);
+
 /* ---- graph pools -------------------------------------------------------------------------- */
 
 /* Memory of captured CUDA graphs. A graph pool gives memory to streams that capture, at addresses

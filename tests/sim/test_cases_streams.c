@@ -269,6 +269,45 @@ static void no_call_waits_for_a_collective_that_is_half_launched(void **state) {
     assert_int_equal(close_with_races(&f), 0);
 }
 
+/* Memory that only a call of the driver which waits could give back is gone without meanwhile. */
+static void what_would_wait_is_put_off_between_the_launches(void **state) {
+    fixture f;
+    tn_pool *other;
+    void *sent;
+    void *x = NULL;
+    size_t released = 1;
+    (void)state;
+    open_fixture(&f, 128 * MIB, TN_BACKING_PLAIN);
+    other = test_open_pool(f.device, TN_BACKING_PLAIN, 0);
+    sent = test_take(f.pool, 64 * MIB, f.a);
+    test_give(f.pool, test_take(f.pool, 64 * MIB, f.b), f.b);
+    EXPECT_OK(tn_stream_synchronize(f.device, f.b));
+    EXPECT_OK(tn_no_wait_begin());
+    EXPECT_OK(tn_no_wait_begin());
+    test_sim_stall(f.device, f.a, 1); /* the first half runs, and waits for the second */
+    test_sim_write(f.device, f.a, sent, 64 * MIB, 10);
+    EXPECT_OK(tn_pool_trim(f.pool, 0, &released));
+    assert_int_equal(released, 0);
+    EXPECT_STATUS(tn_alloc(other, 40 * MIB, f.b, NULL, &x), TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_STATUS(tn_pool_destroy(other), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("not before tn_no_wait_end");
+    test_give(f.pool, sent, f.a);
+    EXPECT_STATUS(tn_alloc(f.pool, 128 * MIB, f.a, NULL, &x), TN_OUT_OF_DEVICE_MEMORY);
+    x = test_take(f.pool, 64 * MIB, f.b); /* what needs no wait goes on */
+    test_give(f.pool, x, f.b);
+    assert_int_equal(test_calls(f.device, TN_CALL_MEM_FREE), 0);
+    assert_int_equal(test_calls(f.device, TN_CALL_EVENT_SYNCHRONIZE), 0);
+    test_sim_stall(f.device, f.a, 0);
+    EXPECT_OK(tn_no_wait_end());
+    EXPECT_STATUS(tn_pool_destroy(other), TN_INVALID_STATE);
+    EXPECT_OK(tn_no_wait_end());
+    EXPECT_STATUS(tn_no_wait_end(), TN_INVALID_STATE);
+    EXPECT_OK(tn_pool_destroy(other));
+    x = test_take(f.pool, 128 * MIB, f.a);
+    test_give(f.pool, x, f.a);
+    assert_int_equal(close_with_races(&f), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_copy_aside_reads_what_was_there),
@@ -277,6 +316,7 @@ int main(void) {
         cmocka_unit_test(a_block_is_not_to_be_had_before_its_use_is_known),
         cmocka_unit_test(nothing_goes_back_before_the_work_on_it_is_done),
         cmocka_unit_test(no_call_waits_for_a_collective_that_is_half_launched),
+        cmocka_unit_test(what_would_wait_is_put_off_between_the_launches),
     };
     return cmocka_run_group_tests_name("sim/cases_streams", tests, NULL, NULL);
 }
