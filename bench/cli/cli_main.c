@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "replay_command.h"
+#include "report_command.h"
 #include "tenure_alloc.h"
 
 enum { EXIT_BAD_USAGE = 2 };
@@ -28,6 +29,8 @@ static void print_help(void);
 static const command commands[] = {
     {"replay", "play an allocation trace and report what it took", replay_command,
      replay_command_print_help},
+    {"report", "make a page of a pool's snapshot or of a trace", report_command,
+     report_command_print_help},
     {"options", "print every option of the library, its value and where that came from",
      options_command, options_command_print_help},
     {"help", "print this, or the help of a command", help_command, print_help},

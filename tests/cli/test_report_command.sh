@@ -1,0 +1,44 @@
+# `tenure report`: traces from files and standard input, and what it refuses.
+. "$2/tests/cli/shell_support.sh"
+good=$inputs/good_small.csv
+
+for request in "help report" "report --help" "report -h"; do
+    run_tenure $request
+    expect_status 0
+    expect_no_error
+    expect_output "Usage: tenure report FILE"
+done
+
+for name in good_small.csv good_small.csv.gz good_crlf.csv; do
+    run_tenure report "$inputs/$name"
+    expect_status 0
+    expect_no_error
+    expect_output "<!DOCTYPE html>"
+    expect_output "1,052,672"
+    expect_output "<polyline points="
+    expect_output "</html>"
+done
+feed_tenure <"$good"
+run_tenure report -
+expect_status 0
+expect_output "standard input"
+
+refused() {
+    message=$1
+    shift
+    run_tenure report "$@"
+    expect_status 2
+    expect_no_output
+    expect_error "$message"
+}
+refused "no file; see \`tenure help report\`"
+refused "unknown option --json" --json
+refused "unexpected argument more" "$good" more
+refused "no_such_file" "$work_dir/no_such_file"
+echo '{"format": "tenure pool map 1"}' >"$work_dir/odd.json"
+refused 'its format is "tenure pool map 1"' "$work_dir/odd.json"
+echo '{"format": ' >"$work_dir/cut.json"
+refused "it is no JSON object" "$work_dir/cut.json"
+echo 'op,id,size' >"$work_dir/odd.csv"
+refused "odd.csv:1:" "$work_dir/odd.csv"
+finish
