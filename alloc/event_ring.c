@@ -146,7 +146,7 @@ tn_status tn_pool_events_begin(tn_pool *pool, size_t capacity, int with_stacks) 
         ring->reserved_bytes = tn__pool_reserved_bytes(pool);
         ring->wait_count = pool->order.wait_count;
         pool->events = ring;
-        pool->observers |= TN__OBSERVE_EVENTS;
+        tn__pool_observe(pool, TN__OBSERVE_EVENTS, 1);
         ring = NULL;
     }
     pthread_mutex_unlock(&pool->mutex);
@@ -206,7 +206,7 @@ tn_status tn_pool_events_read(tn_pool *pool, tn_event *events, size_t capacity, 
 }
 
 void tn__event_ring_end(tn_pool *pool) {
-    pool->observers &= ~(unsigned)TN__OBSERVE_EVENTS;
+    tn__pool_observe(pool, TN__OBSERVE_EVENTS, 0);
     free_ring(pool->events);
     pool->events = NULL;
 }

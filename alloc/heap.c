@@ -11,7 +11,7 @@
 
 struct tn__piece_slab {
     tn__piece_slab *next;
-    unsigned char room[(SLAB_PIECES + 1) * sizeof(tn__piece)]; /* one more, to align them */
+    tn__piece pieces[SLAB_PIECES];
 };
 
 static void spare_piece(tn__heap *heap, tn__piece *piece) {
@@ -25,15 +25,12 @@ static void spare_piece(tn__heap *heap, tn__piece *piece) {
 tn_status tn__heap_reserve(tn__heap *heap, size_t count) {
     if (heap->track.is_on) TN_TRY(tn__track_reserve(&heap->track));
     while (heap->spare_count < count) {
-        tn__piece_slab *slab = tn__host_alloc(1, sizeof *slab);
-        tn__piece *piece;
+        tn__piece_slab *slab = tn__host_alloc_aligned(sizeof *slab, _Alignof(tn__piece_slab));
         if (!slab) return TN_OUT_OF_HOST_MEMORY;
         slab->next = heap->slabs;
         heap->slabs = slab;
-        piece = (tn__piece *)(void *)(((uintptr_t)slab->room + _Alignof(tn__piece) - 1) &
-                                      ~(_Alignof(tn__piece) - 1));
         for (size_t i = 0; i < SLAB_PIECES; i++)
-            spare_piece(heap, &piece[i]);
+            spare_piece(heap, &slab->pieces[i]);
     }
     return tn__block_table_reserve(&heap->blocks, count);
 }
@@ -252,13 +249,9 @@ void tn__heap_change(tn__heap *heap, tn__piece *piece, tn__piece_kind kind) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static int is_callers(const tn__piece *piece) {
-    return piece->kind == TN__PIECE_LIVE && tn__block_state_of(piece) == TN__BLOCK_LIVE;
-}
-
 tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address) {
     tn__piece *piece = tn__block_table_find(&heap->blocks, address);
-    return piece && is_callers(piece) ? piece : NULL;
+    return piece && tn__block_state_of(piece) == TN__BLOCK_LIVE ? piece : NULL;
 }
 
 tn__piece *tn__heap_next_block(tn__heap *heap, tn__piece *block) {
@@ -267,7 +260,7 @@ tn__piece *tn__heap_next_block(tn__heap *heap, tn__piece *block) {
     if (!block && region) piece = region->first;
     while (region) {
         for (; piece; piece = piece->next) {
-            if (is_callers(piece)) return piece;
+            if (tn__piece_is_callers(piece)) return piece;
         }
         region = region->next;
         if (region) piece = region->first;
@@ -298,6 +291,7 @@ static void fill_block(tn__heap *heap, tn__piece *block, const tn__request *requ
     block->owner = request->owner;
     block->site = request->site;
     block->stream = request->stream;
+    block->lane = request->lane;
     atomic_store_explicit(&block->tag, tn__block_tag(block->address, TN__BLOCK_LIVE),
                           memory_order_release);
     tn__block_table_insert(&heap->blocks, block->address, block);
@@ -333,7 +327,16 @@ tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
     return TN_OK;
 }
 
-void tn__heap_give(tn__heap *heap, tn__piece *piece) {
+/* Uses of an open epoch are not over: work that was put on a stream before the free may still touch
+ * the memory, and memory checkers are told later. */
+static void settle_piece(tn__heap *heap, tn__piece *piece) {
+    tn__uses_settle(&piece->uses);
+    if (piece->uses.count > 0 || !piece->stream) return;
+    piece->stream = NULL;
+    if (heap->track.is_on) tn__track_idle(&heap->track, piece->address, piece->bytes);
+}
+
+void tn__heap_give(tn__heap *heap, tn__piece *piece, uint64_t age) {
     TN_ASSERT(piece->kind == TN__PIECE_LIVE);
     tn__lifetime_end(&heap->lifetimes, piece->lifetime_slot, piece->born);
     tn__block_table_remove(&heap->blocks, piece->address);
@@ -342,22 +345,16 @@ void tn__heap_give(tn__heap *heap, tn__piece *piece) {
     heap->live_bytes -= piece->asked_bytes;
     if (piece->is_owned) heap->owned_bytes -= piece->asked_bytes;
     piece->kind = TN__PIECE_FREE;
+    piece->lane = NULL;
     piece->asked_bytes = 0;
     piece->is_owned = 0;
     piece->owner = NULL;
     piece->site = NULL;
     piece->trace_id = 0;
-    piece->age = ++heap->operation;
+    piece->age = age;
+    settle_piece(heap, piece);
     enter_run(piece);
     tn__heap_join(heap, piece);
-}
-
-/* Not when it is freed: work that was put on a stream before that may still touch it. */
-static void settle_piece(tn__heap *heap, tn__piece *piece) {
-    tn__uses_settle(&piece->uses);
-    if (piece->uses.count > 0 || !piece->stream) return;
-    piece->stream = NULL;
-    if (heap->track.is_on) tn__track_idle(&heap->track, piece->address, piece->bytes);
 }
 
 /* Settles the pieces of one run; those that become alike become one. */

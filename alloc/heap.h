@@ -71,29 +71,34 @@ typedef struct tn__piece tn__piece;
  * and a tag that is looked at without a lock tells at once whether the piece is still the one that
  * was meant. */
 typedef enum tn__block_state {
-    TN__BLOCK_NONE, /* the tag is 0: not a LIVE piece */
-    TN__BLOCK_LIVE, /* in a caller's hands */
-    TN__BLOCK_HELD  /* a call is at work on it */
+    TN__BLOCK_NONE,   /* the tag is 0: not a LIVE piece */
+    TN__BLOCK_LIVE,   /* in a caller's hands */
+    TN__BLOCK_HELD,   /* in a caller's hands, and a call is at work on it */
+    TN__BLOCK_CACHED, /* in a thread cache: free */
+    TN__BLOCK_HANDED  /* on its way to a thread cache: free */
 } tn__block_state;
 #define TN__TAG_STATE_MASK ((uint64_t)TN__BLOCK_ALIGN - 1)
 
 struct tn__piece {
     _Alignas(64) _Atomic uint64_t tag; /* LIVE: address | tn__block_state; 0: not LIVE */
-    tn__tree_node node;                /* VOID: by address; first of a run: by (bytes, address) */
+    struct tn__cache_lane *lane;       /* LIVE: where it goes when it is freed; NULL: to the heap */
+    tn__piece *cache_next;             /* CACHED, HANDED */
+    uint64_t freed_epoch;              /* CACHED, HANDED: of its lane's stream, at the free */
+    size_t bytes;
+    size_t asked_bytes; /* LIVE: what the caller asked for */
+    const char *owner;  /* LIVE */
+    const char *site;   /* LIVE */
+    int is_owned;       /* LIVE: by a tensor */
+    tn__piece_kind kind;
+    uint64_t age; /* in operations: LIVE: when it was made; FREE, CACHED, HANDED: last freed */
+    tn__tree_node node; /* VOID: by address; first of a run: by (bytes, address) */
     tn__piece *previous;
     tn__piece *next;
     tn__region *region;
     tn__piece *run_other; /* first and last piece of a run: each other */
     uintptr_t address;
-    size_t bytes;
-    tn__piece_kind kind;
-    int is_owned;            /* LIVE: by a tensor */
-    size_t asked_bytes;      /* LIVE: what the caller asked for */
-    const char *owner;       /* LIVE */
-    const char *site;        /* LIVE */
     tn__pool_stream *stream; /* LIVE: allocated for; FREE: freed on (NULL: no use is left) */
     tn__uses uses;           /* LIVE: recorded; FREE, VOID: may still run */
-    uint64_t age;            /* LIVE: when it was made, FREE: last freed; in operations */
     uint64_t born;           /* LIVE: see lifetime_classes.h */
     uint32_t lifetime_slot;  /* LIVE: likewise */
     uint64_t trace_id;       /* LIVE: in the trace that is being written; 0: not in it */
@@ -157,6 +162,15 @@ static inline tn__block_state tn__block_state_of(const tn__piece *piece) {
     uint64_t tag = atomic_load_explicit(&piece->tag, memory_order_relaxed);
     return (tn__block_state)(tag & TN__TAG_STATE_MASK);
 }
+/* 1 for a LIVE piece that is in a caller's hands. */
+static inline int tn__piece_is_callers(const tn__piece *piece) {
+    tn__block_state state = tn__block_state_of(piece);
+    return state == TN__BLOCK_LIVE || state == TN__BLOCK_HELD;
+}
+/* 1 for a LIVE piece that is free memory: in a thread cache. */
+static inline int tn__piece_is_cached(const tn__piece *piece) {
+    return tn__block_state_of(piece) >= TN__BLOCK_CACHED;
+}
 static inline int tn__piece_is(const tn__piece *piece, tn__piece_kind kind) {
     return piece && piece->kind == kind;
 }
@@ -167,6 +181,7 @@ typedef struct tn__request {
     size_t bytes; /* asked_bytes rounded up to TN__BLOCK_ALIGN */
     size_t alignment;
     tn__pool_stream *stream;
+    struct tn__cache_lane *lane; /* NULL: the block is not cached when it is freed */
     tn__zone_kind zone;
     unsigned flags; /* TN_ALLOC_... */
     tn_lifetime lifetime;
@@ -198,7 +213,8 @@ tn_status tn__heap_add_guest(tn__heap *heap, struct tn_pool *pool, void *address
 /* Frees everything, whatever is in it: when the driver is gone. */
 void tn__heap_clear(tn__heap *heap);
 
-/* The block in a caller's hands that begins at the address; NULL if none does. */
+/* The block in a caller's hands that begins at the address, with no call at work on it; NULL if
+ * there is none. */
 tn__piece *tn__heap_find_block(tn__heap *heap, uintptr_t address);
 
 /* The blocks in callers' hands, one after the other: after NULL comes the first, after the last
@@ -220,8 +236,9 @@ static inline tn__piece *tn__piece_at(tn__piece *from, uintptr_t address) {
     return from;
 }
 
-/* Makes a LIVE piece FREE and joins it with its neighbours. piece->uses and ->stream are set. */
-void tn__heap_give(tn__heap *heap, tn__piece *piece);
+/* Makes a LIVE piece FREE and joins it with its neighbours. piece->uses and ->stream are set; age
+ * is when it was freed. */
+void tn__heap_give(tn__heap *heap, tn__piece *piece, uint64_t age);
 
 /* Makes a FREE piece VOID or a VOID one FREE. Uses and ages are left as they are, and neighbours
  * that are alike then are not joined yet. */
@@ -362,10 +379,12 @@ typedef struct tn__heap_sums {
 int tn__piece_is_pending(tn__piece *piece);
 
 /* Pending: FREE pieces that are. Cached: the rest of idle pages. Partial: the rest of FREE, and
- * LIVE's rounding. */
+ * LIVE's rounding. Blocks in thread caches count as FREE, also for whether a page is idle. The
+ * caches are stopped. */
 void tn__heap_sum(tn__heap *heap, tn__heap_sums *out);
 
-/* TN_INVALID_STATE with the first thing that does not hold. */
-tn_status tn__heap_check(tn__heap *heap);
+/* TN_INVALID_STATE with the first thing that does not hold; *live_blocks are those in callers'
+ * hands. The caches are stopped. */
+tn_status tn__heap_check(tn__heap *heap, size_t *live_blocks);
 
 #endif

@@ -18,31 +18,45 @@ static size_t overlap(const tn__piece *piece, uintptr_t begin, uintptr_t end) {
     return end > begin ? end - begin : 0;
 }
 
-static void sum_run(tn__piece *run, tn__heap_sums *sums) {
-    const tn__region *region = run->region;
-    tn__page_span idle = tn__pages_inside(region, run->address, tn__piece_end(run->run_other));
-    uintptr_t begin = tn__page_address(region, idle.first);
-    uintptr_t end = tn__page_address(region, idle.end);
-    for (tn__piece *piece = run; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next) {
+/* Free memory: FREE pieces, and what thread caches have. */
+static int is_free_memory(const tn__piece *piece) {
+    if (!piece) return 0;
+    return piece->kind == TN__PIECE_FREE || tn__piece_is_cached(piece);
+}
+
+/* A stretch of free memory from its first piece on; gives the piece after it. */
+static tn__piece *sum_stretch(tn__piece *first, tn__heap_sums *sums) {
+    const tn__region *region = first->region;
+    tn__piece *end = first;
+    uintptr_t end_address = first->address;
+    tn__page_span idle;
+    for (; is_free_memory(end); end = end->next)
+        end_address = tn__piece_end(end);
+    idle = tn__pages_inside(region, first->address, end_address);
+    for (tn__piece *piece = first; piece != end; piece = piece->next) {
         if (tn__piece_is_pending(piece)) {
             sums->pending_bytes += piece->bytes;
         } else {
-            size_t idle_bytes = overlap(piece, begin, end);
+            size_t idle_bytes = overlap(piece, tn__page_address(region, idle.first),
+                                        tn__page_address(region, idle.end));
             sums->cached_bytes += idle_bytes;
             sums->partial_bytes += piece->bytes - idle_bytes;
         }
     }
+    return end;
+}
+
+static void sum_region(tn__region *region, tn__heap_sums *sums) {
+    tn__piece *piece = region->first;
+    while (piece)
+        piece = is_free_memory(piece) ? sum_stretch(piece, sums) : piece->next;
 }
 
 void tn__heap_sum(tn__heap *heap, tn__heap_sums *out) {
     tn__heap_sums sums = {0};
     size_t free_bytes;
-    for (int zone = 0; zone < TN__ZONE_ALL; zone++) {
-        tn__tree_node *root = heap->zones[zone].runs;
-        tn__tree_node *node = tn__tree_at_least(root, 0, 0);
-        for (; node; node = tn__tree_next(root, node))
-            sum_run(tn__piece_of(node), &sums);
-    }
+    for (tn__region *region = heap->regions; region; region = region->next)
+        sum_region(region, &sums);
     free_bytes = sums.cached_bytes + sums.pending_bytes + sums.partial_bytes;
     sums.partial_bytes += heap->mapped_bytes - free_bytes - heap->live_bytes;
     *out = sums;
@@ -59,7 +73,8 @@ typedef struct heap_walk {
     size_t mapped_bytes;
     size_t address_bytes;
     size_t guest_bytes;
-    size_t blocks;
+    size_t blocks;         /* LIVE pieces */
+    size_t callers_blocks; /* those that are in no cache */
     size_t runs[TN__ZONE_ALL];
     size_t voids[TN__ZONE_ALL];
     size_t dormant;
@@ -161,11 +176,16 @@ static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap
     case TN__PIECE_LIVE:
         HOLDS(tn__block_table_find(&heap->blocks, piece->address) == piece, piece);
         HOLDS((piece->tag & ~TN__TAG_STATE_MASK) == piece->address, piece);
+        walk->blocks++;
+        walk->rounded_bytes += piece->bytes;
+        if (tn__piece_is_cached(piece)) {
+            HOLDS(piece->lane != NULL && piece->uses.count == 0, piece);
+            return TN_OK;
+        }
         HOLDS(piece->asked_bytes > 0, piece);
         HOLDS(piece->asked_bytes <= piece->bytes, piece);
-        walk->blocks++;
+        walk->callers_blocks++;
         walk->live_bytes += piece->asked_bytes;
-        walk->rounded_bytes += piece->bytes;
         if (piece->is_owned) walk->owned_bytes += piece->asked_bytes;
         return TN_OK;
     case TN__PIECE_FREE:
@@ -247,7 +267,7 @@ static tn_status check_sums(tn__heap *heap, const heap_walk *walk) {
     return TN_OK;
 }
 
-tn_status tn__heap_check(tn__heap *heap) {
+tn_status tn__heap_check(tn__heap *heap, size_t *live_blocks) {
     heap_walk walk = {0};
     for (tn__region *region = heap->regions; region; region = region->next) {
         if (region->guest) {
@@ -266,5 +286,6 @@ tn_status tn__heap_check(tn__heap *heap) {
     }
     HOLDS(walk.blocks == heap->block_count, NULL);
     HOLDS(heap->blocks.count == heap->block_count, NULL);
+    *live_blocks = walk.callers_blocks;
     return check_sums(heap, &walk);
 }

@@ -34,6 +34,15 @@ void *tn__host_alloc(size_t count, size_t item_bytes) {
     return memory;
 }
 
+void *tn__host_alloc_aligned(size_t bytes, size_t alignment) {
+    size_t rounded = (bytes + alignment - 1) & ~(alignment - 1);
+    void *memory = is_faulted() || rounded < bytes ? NULL : aligned_alloc(alignment, rounded);
+    if (!memory) return no_memory(1, bytes);
+    memset(memory, 0, rounded);
+    atomic_fetch_add_explicit(&live_blocks, 1, memory_order_relaxed);
+    return memory;
+}
+
 void *tn__host_realloc(void *memory, size_t old_count, size_t new_count, size_t item_bytes) {
     size_t new_bytes;
     if (!memory) return tn__host_alloc(new_count, item_bytes);

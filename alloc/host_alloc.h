@@ -12,6 +12,9 @@
  * (and then TN_OUT_OF_HOST_MEMORY has been recorded as this thread's last error). */
 TN_SISTER_API void *tn__host_alloc(size_t count, size_t item_bytes);
 
+/* The same for one item at a multiple of `alignment`, a power of two. */
+TN_SISTER_API void *tn__host_alloc_aligned(size_t bytes, size_t alignment);
+
 /* Grows or shrinks; new bytes are zero. On NULL the old memory is untouched. */
 TN_SISTER_API void *tn__host_realloc(void *memory, size_t old_count, size_t new_count,
                                      size_t item_bytes);

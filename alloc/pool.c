@@ -7,6 +7,7 @@
 #include "no_wait.h"
 #include "nvtx_memory.h"
 #include "options.h"
+#include "thread_cache.h"
 #include "track.h"
 
 #define STREAMS_BEFORE_SWEEP 64
@@ -47,6 +48,7 @@ static void mark_streams(tn__piece *piece) {
 static tn_status sweep_streams(tn_pool *pool) {
     TN_TRY(tn__pool_collect(pool));
     tn__order_unmark(&pool->order);
+    tn__caches_mark_streams(pool);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next)
             mark_streams(piece);
@@ -68,15 +70,16 @@ void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id) {
     tn_pool *pool = argument;
     tn__pool_stream *stream;
     (void)handle;
-    pthread_mutex_lock(&pool->mutex);
+    tn__pool_lock_whole(pool);
     stream = tn__order_known(&pool->order, id);
     if (stream) {
+        tn__caches_end_stream(pool, stream);
         forget_stream(pool, stream);
         rename_stream(pool, stream);
         tn__heap_settle(&pool->heap);
         tn__order_remove(&pool->order, stream);
     }
-    pthread_mutex_unlock(&pool->mutex);
+    tn__pool_unlock_whole(pool);
 }
 
 void tn__pool_forget_device(tn_pool *pool, const tn__order_device *device) {
@@ -126,7 +129,7 @@ static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
 }
 
 static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_pool **out) {
-    tn_pool *pool = tn__host_alloc(1, sizeof *pool);
+    tn_pool *pool = tn__host_alloc_aligned(sizeof *pool, _Alignof(tn_pool));
     if (!pool) return TN_OUT_OF_HOST_MEMORY;
     pool->name = tn__host_strdup(config->name ? config->name : "pool");
     if (!pool->name) {
@@ -147,6 +150,7 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
 
 static void free_pool(tn_pool *pool) {
     tn__event_ring_end(pool);
+    tn__caches_close(pool);
     tn__heap_clear(&pool->heap);
     pthread_mutex_destroy(&pool->mutex);
     tn__frames_clear(pool);
@@ -184,8 +188,8 @@ static void begin_tracking(tn_pool *pool) {
         !is_host && pool->backing->kind == TN_BACKING_PLAIN && tn__nvtx_is_wanted();
     track->asks_at_free = track->tells_tools || (track->marks_memory && TN_TRACK_IS_OUTSIDE());
     track->is_on = track->marks_memory || track->tells_tools;
-    if (track->marks_memory) pool->observers |= TN__OBSERVE_TRACK;
-    if (track->tells_tools) pool->observers |= TN__OBSERVE_NVTX;
+    if (track->marks_memory) tn__pool_observe(pool, TN__OBSERVE_TRACK, 1);
+    if (track->tells_tools) tn__pool_observe(pool, TN__OBSERVE_NVTX, 1);
 }
 
 /* A pool whose backing is open and that has given nothing out. */
@@ -228,6 +232,7 @@ tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__g
         return status;
     }
     pool->graph = graph;
+    if (graph) tn__pool_observe(pool, TN__OBSERVE_GRAPH, 1);
     tn__page_map_retain();
     tn__device_retain(device);
     tn__pools_enter(pool);
@@ -245,13 +250,14 @@ tn_status tn_pool_create(tn_device *device, const tn_pool_config *config, tn_poo
 static tn_status end_trace_locked(tn_pool *pool) {
     tn__trace_writer *trace = pool->trace;
     pool->trace = NULL;
-    pool->observers &= ~(unsigned)TN__OBSERVE_TRACE;
+    tn__pool_observe(pool, TN__OBSERVE_TRACE, 0);
     return trace ? tn__trace_close(trace) : TN_OK;
 }
 
 /* Gives everything back. What a failing call leaves can be closed again. */
 static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
+    (void)tn__caches_drain(pool);
     if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
     TN_TRY(tn__graph_check_released(pool));
     TN_TRY(tn__guests_check_closed(pool));
@@ -302,6 +308,7 @@ tn_status tn_pool_destroy(tn_pool *pool) {
 static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     tn__release release = {0};
+    (void)tn__caches_drain(pool);
     TN_TRY(tn__pool_collect(pool));
     tn__pool_fill_stats(pool, &stats);
     release.least_bytes = stats.cached_bytes + stats.driver_held_bytes;
@@ -355,8 +362,8 @@ tn_status tn_pool_trace_begin(tn_pool *pool, const char *path) {
     } else {
         status = tn__trace_open(path, pool->driver->now_us(pool->state), &pool->trace);
         if (status == TN_OK) {
+            tn__pool_observe(pool, TN__OBSERVE_TRACE, 1);
             forget_trace_marks(pool);
-            pool->observers |= TN__OBSERVE_TRACE;
         }
     }
     pthread_mutex_unlock(&pool->mutex);

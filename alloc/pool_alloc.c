@@ -1,15 +1,23 @@
-/* Blocks: the public calls on them. Where their memory comes from: pool_pressure.c. */
+/* Blocks: the public calls on them. First this thread's cache, without a lock (thread_cache.h);
+ * then the heap under the pool's mutex. Where memory for it comes from: pool_pressure.c.
+ */
 #include "canary.h"
 #include "event_ring.h"
+#include "thread_cache.h"
 
 /* ---- taking a place -------------------------------------------------------------------------- */
 
-void tn__pool_note_take(tn_pool *pool, const tn__piece *block) {
+static void note_take(tn_pool *pool, tn__driver_device *state, const void *block, size_t bytes,
+                      tn_stream stream) {
     if (!pool->info.simulated || !pool->driver->note_take) return;
     tn__error_scope_begin();
-    (void)pool->driver->note_take(block->stream->device->state, (void *)block->address,
-                                  block->bytes, block->stream->handle);
+    (void)pool->driver->note_take(state, block, bytes, stream);
     (void)tn__error_scope_end(TN_OK);
+}
+
+void tn__pool_note_take(tn_pool *pool, const tn__piece *block) {
+    note_take(pool, block->stream->device->state, (void *)block->address, block->bytes,
+              block->stream->handle);
 }
 
 static tn_status take_place(tn_pool *pool, const tn__request *request, const tn__place *place,
@@ -20,11 +28,39 @@ static tn_status take_place(tn_pool *pool, const tn__request *request, const tn_
     return TN_OK;
 }
 
+/* A block that is as any other of its size. */
+static int is_cacheable(const tn__request *request) {
+    return request->alignment <= TN__BLOCK_ALIGN && !request->flags &&
+           request->lifetime == TN_LIFETIME_AUTO;
+}
+
+/* The lane that the block will have: it is made before the block, since that can fail. */
+static tn_status prepare_lane(tn_pool *pool, const tn__request *request) {
+    tn__cache *cache = NULL;
+    tn__cache_lane *lane;
+    if (is_cacheable(request)) TN_TRY(tn__cache_open(pool, &cache));
+    return cache ? tn__cache_lane_open(cache, request->stream, &lane) : TN_OK;
+}
+
+static tn__cache_lane *find_lane(tn_pool *pool, const tn__request *request) {
+    tn__cache *cache = is_cacheable(request) ? tn__cache_mine(pool) : NULL;
+    return cache ? *tn__cache_lane_slot(cache, request->stream->handle) : NULL;
+}
+
+/* What threads keep for themselves comes before anything is asked of the driver. */
+static tn_status find_room(tn_pool *pool, tn__request *request, tn__place *out) {
+    if (pool->graph) return tn__graph_find_room(pool, request, out);
+    if (!tn__heap_find_run(&pool->heap, request, out)) (void)tn__caches_drain(pool);
+    return tn__pool_find_room(pool, request, out);
+}
+
+/* Meanwhile the mutex may have been let go, and the lane with its stream have ended. */
 static tn_status allocate(tn_pool *pool, tn__request *request, tn__piece **out) {
     tn__place place;
+    TN_TRY(prepare_lane(pool, request));
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
-    TN_TRY(pool->graph ? tn__graph_find_room(pool, request, &place)
-                       : tn__pool_find_room(pool, request, &place));
+    TN_TRY(find_room(pool, request, &place));
+    request->lane = find_lane(pool, request);
     return take_place(pool, request, &place, out);
 }
 
@@ -39,9 +75,6 @@ static tn_status read_options(const tn_alloc_options *options, tn__request *requ
     TN_REQUIRE((options->alignment & (options->alignment - 1)) == 0 &&
                    options->alignment <= TN__MAP_PAGE_BYTES,
                "alignment %zu is not a power of two up to 2 MiB", options->alignment);
-    TN_REQUIRE((int)options->lifetime >= TN_LIFETIME_AUTO &&
-                   (int)options->lifetime <= TN_LIFETIME_OP,
-               "%d is no tn_lifetime", (int)options->lifetime);
     if (options->alignment > TN__BLOCK_ALIGN) request->alignment = options->alignment;
     request->flags = options->flags;
     TN_REQUIRE((int)options->lifetime >= TN_LIFETIME_AUTO &&
@@ -70,15 +103,16 @@ void tn__pool_note_alloc(tn_pool *pool, tn__piece *block) {
                                       pool->driver->now_us(pool->state));
 }
 
-static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream stream,
-                                 tn__piece **out) {
+static tn_status allocate_from_heap(tn_pool *pool, tn__request *request, tn_stream stream,
+                                    void **out) {
+    tn__piece *block = NULL;
     tn_status status;
     TN_TRY(find_stream(pool, stream, TN__GRAPH_ALLOC, NULL, &request->stream));
     request->zone = tn__heap_zone_for(&pool->heap, request);
     /* What no device can have is not worth the procedure. */
     status = request->bytes > pool->info.memory_bytes || request->bytes > pool->limit_bytes
                  ? TN_OUT_OF_DEVICE_MEMORY
-                 : allocate(pool, request, out);
+                 : allocate(pool, request, &block);
     /* Also on failure: what the driver then does not take back stays reserved. */
     tn__pool_note_peaks(pool);
     if (status == TN_OUT_OF_DEVICE_MEMORY) {
@@ -88,15 +122,45 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
         return tn__pool_report_shortage(pool, request->asked_bytes);
     }
     if (status != TN_OK) return status;
-    tn__pool_note_alloc(pool, *out);
+    tn__pool_note_alloc(pool, block);
+    *out = (void *)block->address;
     return TN_OK;
+}
+
+static tn__cache_want want_of(const tn__request *request, tn_stream stream) {
+    return (tn__cache_want){request->asked_bytes, stream, request->is_owned, request->owner,
+                            request->site};
+}
+
+/* A warm call that found its cache closed, or was short of credit, is served from it here. */
+static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream stream,
+                                 void **out) {
+    tn__cache_want want = want_of(request, stream);
+    tn__cache *cache = is_cacheable(request) ? tn__cache_mine(pool) : NULL;
+    if (cache && !atomic_load(&cache->closed) && tn__cache_take_locked(cache, &want, out)) {
+        note_take(pool, pool->state, *out, request->bytes, stream);
+        return TN_OK;
+    }
+    return allocate_from_heap(pool, request, stream, out);
+}
+
+static tn_status allocate_slowly(tn_pool *pool, tn__request *request, tn_stream stream,
+                                 size_t waiting_bytes, void **out) {
+    tn_status status;
+    if (waiting_bytes) atomic_fetch_add(&pool->waiting_bytes, waiting_bytes);
+    pthread_mutex_lock(&pool->mutex);
+    if (waiting_bytes) atomic_fetch_sub(&pool->waiting_bytes, waiting_bytes);
+    tn__cache_set_clock(pool);
+    status = allocate_locked(pool, request, stream, out);
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
 }
 
 static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
                              const tn_alloc_options *options, int is_owned, void **out) {
     tn__request request = {.asked_bytes = bytes, .is_owned = is_owned};
-    tn__piece *block = NULL;
-    tn_status status;
+    tn__cache_result result = TN__CACHE_MISS;
+    tn__cache *cache;
     TN_REQUIRE(pool, "tn_alloc: pool is NULL");
     TN_REQUIRE(out, "tn_alloc: out is NULL");
     TN_TRY(read_options(options, &request));
@@ -109,19 +173,21 @@ static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
                                          "is a fork of the one that opened the device");
     }
     request.bytes = tn__round_up(bytes, TN__BLOCK_ALIGN);
+    cache = is_cacheable(&request) ? tn__cache_mine(pool) : NULL;
+    if (cache) {
+        tn__cache_want want = want_of(&request, stream);
+        result = tn__cache_take(cache, &want, out);
+    }
+    if (result == TN__CACHE_DONE) {
+        note_take(pool, pool->state, *out, request.bytes, stream);
+        return TN_OK;
+    }
     if (request.flags) {
         TN_TRY(tn__dedicated_check(pool, &request));
         request.bytes = tn__dedicated_bytes(pool, bytes);
         request.zone = TN__ZONE_DEDICATED;
     }
-    pthread_mutex_lock(&pool->mutex);
-    status = allocate_locked(pool, &request, stream, &block);
-    if (status == TN_OK) {
-        TN_ASSERT(block);
-        *out = (void *)block->address;
-    }
-    pthread_mutex_unlock(&pool->mutex);
-    return status;
+    return allocate_slowly(pool, &request, stream, result == TN__CACHE_LATE ? bytes : 0, out);
 }
 
 tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream, const tn_alloc_options *options,
@@ -136,21 +202,24 @@ tn_status tn__alloc_owned(tn_pool *pool, size_t bytes, tn_stream stream,
 
 /* ---- blocks by address ----------------------------------------------------------------------- */
 
-/* Finds the live block, or imported one, and locks its pool; TN_INVALID_ARGUMENT, nothing locked,
- * if there is none. */
-static tn_status find_block(const void *address, const char *call, tn_pool **pool,
-                            tn__piece **out) {
-    *pool = tn__page_map_find(address);
-    TN_REQUIRE(*pool, "%s: no pool gave out %p", call, address);
-    pthread_mutex_lock(&(*pool)->mutex);
-    *out = tn__heap_find_block(&(*pool)->heap, (uintptr_t)address);
-    if (!*out) *out = tn__guest_find(*pool, (uintptr_t)address);
-    if (*out) return TN_OK;
-    pthread_mutex_unlock(&(*pool)->mutex);
+static tn_status not_live(const tn_pool *pool, const void *address, const char *call) {
     return TN_FAIL(TN_INVALID_ARGUMENT,
                    "%s: %p lies in pool %s but no live block begins there: it was freed before, or "
                    "it points into a block",
-                   call, address, (*pool)->name);
+                   call, address, pool->name);
+}
+
+static void set_state(tn__piece *block, tn__block_state state) {
+    atomic_store_explicit(&block->tag, tn__block_tag(block->address, state), memory_order_release);
+}
+
+/* Takes the block out of reach of calls that other threads make on it: from there on it is ours.
+ * Under the mutex. */
+static tn__piece *hold_block(tn_pool *pool, const void *address) {
+    uint64_t live = tn__block_tag((uintptr_t)address, TN__BLOCK_LIVE);
+    uint64_t held = tn__block_tag((uintptr_t)address, TN__BLOCK_HELD);
+    tn__piece *block = tn__heap_find_block(&pool->heap, (uintptr_t)address);
+    return block && atomic_compare_exchange_strong(&block->tag, &live, held) ? block : NULL;
 }
 
 /* Room for a use of the stream, and for the two that tn_free adds: to record a use on a stream that
@@ -164,6 +233,8 @@ static void add_use_now(tn__piece *block, tn__pool_stream *stream) {
     tn__use use = tn__order_use_now(stream);
     tn__uses_add(&block->uses, use.stream, use.epoch);
 }
+
+/* ---- tn_free --------------------------------------------------------------------------------- */
 
 void tn__pool_note_free(tn_pool *pool, const tn__piece *block) {
     pool->frees++;
@@ -180,65 +251,136 @@ static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream)
     add_use_now(block, stream);
     block->stream = stream;
     tn__pool_note_free(pool, block);
-    tn__heap_give(&pool->heap, block);
+    tn__heap_give(&pool->heap, block, ++pool->heap.operation);
 }
 
-/* A checker can say that freed memory is touched only once nothing uses it that may. What can not
- * be asked now is asked later. */
+/* A checker can say that freed memory is touched only once nothing uses it that may: where one
+ * watches, that is found out at once. What can not be asked now is asked later. */
 static void tell_free(tn_pool *pool) {
-    if (!pool->heap.track.asks_at_free) return;
+    if (!pool->heap.track.is_on) return;
     tn__error_scope_begin();
     (void)tn__pool_collect(pool);
     (void)tn__error_scope_end(TN_OK);
 }
 
-tn_status tn_free(void *block, tn_stream stream) {
-    tn_pool *pool = NULL;
-    tn__piece *piece = NULL;
+/* A thread that only frees has a cache, too: from inside it, it hands blocks over. That it can have
+ * none is no failure. */
+static void open_cache(tn_pool *pool) {
+    tn__cache *cache;
+    if (tn__cache_mine(pool)) return;
+    tn__error_scope_begin();
+    (void)tn__cache_open(pool, &cache);
+    (void)tn__error_scope_end(TN_OK);
+}
+
+/* The block is HELD by this call. */
+static tn_status free_held(tn_pool *pool, tn__piece *block, tn_stream stream) {
+    tn__cache *cache = tn__cache_mine(pool);
     tn__pool_stream *state = NULL;
     tn_status status;
-    if (!block || tn__driver_is_gone()) return TN_OK;
-    TN_TRY(find_block(block, "tn_free", &pool, &piece));
-    if (piece->kind == TN__PIECE_GUEST) {
-        status = TN_FAIL(TN_INVALID_ARGUMENT, "tn_free: %p is imported: tn_share_close it", block);
-    } else {
-        status = find_stream(pool, stream, TN__GRAPH_FREE, piece, &state);
+    if (cache && !atomic_load(&cache->closed) && tn__cache_give_locked(cache, block, stream)) {
+        return TN_OK;
     }
+    status = find_stream(pool, stream, TN__GRAPH_FREE, block, &state);
     if (status == TN_OK) {
-        give_block(pool, piece, state);
+        give_block(pool, block, state);
         tell_free(pool);
+    } else {
+        set_state(block, TN__BLOCK_LIVE);
     }
+    return status;
+}
+
+static tn_status free_locked(tn_pool *pool, void *address, tn_stream stream, tn__piece *held) {
+    if (!held) held = hold_block(pool, address);
+    if (held) return free_held(pool, held, stream);
+    TN_REQUIRE(!tn__guest_find(pool, (uintptr_t)address),
+               "tn_free: %p is imported: tn_share_close it", address);
+    return not_live(pool, address, "tn_free");
+}
+
+/* `held` is the block if it is in our hands already. */
+static tn_status free_slowly(tn_pool *pool, void *address, tn_stream stream, tn__piece *held) {
+    tn_status status;
+    pthread_mutex_lock(&pool->mutex);
+    open_cache(pool);
+    tn__cache_set_clock(pool);
+    status = free_locked(pool, address, stream, held);
     pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+tn_status tn_free(void *block, tn_stream stream) {
+    tn_pool *pool;
+    tn__cache *cache;
+    tn__piece *held = NULL;
+    if (!block || tn__driver_is_gone()) return TN_OK;
+    pool = tn__page_map_find(block);
+    TN_REQUIRE(pool, "tn_free: no pool gave out %p", block);
+    cache = tn__cache_mine(pool);
+    if (cache && tn__cache_give(cache, block, stream, &held) == TN__CACHE_DONE) return TN_OK;
+    return free_slowly(pool, block, stream, held);
+}
+
+/* ---- uses and facts -------------------------------------------------------------------------- */
+
+/* A block with uses on other streams is not for a cache: it goes to the heap when it is freed. */
+static tn_status record_use(tn_pool *pool, tn__piece *block, tn_stream stream) {
+    tn__pool_stream *state = NULL;
+    TN_TRY(find_stream(pool, stream, TN__GRAPH_USE, block, &state));
+    if (state != block->stream) {
+        TN_TRY(reserve_uses(block, state));
+        if (!TN__CANARY(TN__CANARY_RECORDED_USE)) add_use_now(block, state);
+        block->lane = NULL;
+    }
+    tn__pool_event(pool, TN_EVENT_RECORD_USE, block->address, block->asked_bytes, state,
+                   block->owner);
+    return TN_OK;
+}
+
+static tn_status record_locked(tn_pool *pool, const void *address, tn_stream stream) {
+    tn__piece *held = hold_block(pool, address);
+    tn__piece *guest = held ? NULL : tn__guest_find(pool, (uintptr_t)address);
+    tn_status status;
+    if (!held && !guest) return not_live(pool, address, "tn_record_use");
+    status = record_use(pool, held ? held : guest, stream);
+    if (held) set_state(held, TN__BLOCK_LIVE);
     return status;
 }
 
 tn_status tn_record_use(void *block, tn_stream stream) {
-    tn_pool *pool = NULL;
-    tn__piece *piece = NULL;
-    tn__pool_stream *state = NULL;
+    tn_pool *pool;
     tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
-    TN_TRY(find_block(block, "tn_record_use", &pool, &piece));
-    status = find_stream(pool, stream, TN__GRAPH_USE, piece, &state);
-    if (status == TN_OK && state != piece->stream) {
-        status = reserve_uses(piece, state);
-        if (status == TN_OK && !TN__CANARY(TN__CANARY_RECORDED_USE)) add_use_now(piece, state);
-    }
-    if (status == TN_OK) {
-        tn__pool_event(pool, TN_EVENT_RECORD_USE, piece->address, piece->asked_bytes, state,
-                       piece->owner);
-    }
+    pool = tn__page_map_find(block);
+    TN_REQUIRE(pool, "tn_record_use: no pool gave out %p", block);
+    pthread_mutex_lock(&pool->mutex);
+    status = record_locked(pool, block, stream);
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }
 
+static tn_status read_bytes(tn_pool *pool, const void *address, size_t *out) {
+    tn__piece *held = hold_block(pool, address);
+    const tn__piece *guest = held ? NULL : tn__guest_find(pool, (uintptr_t)address);
+    if (!held && !guest) return not_live(pool, address, "tn_block_info");
+    *out = held ? held->asked_bytes : guest->asked_bytes;
+    if (held) set_state(held, TN__BLOCK_LIVE);
+    return TN_OK;
+}
+
 tn_status tn_block_info(const void *block, size_t *bytes, tn_pool **pool) {
-    tn_pool *found = NULL;
-    tn__piece *piece = NULL;
+    size_t found_bytes = 0;
+    tn_pool *found;
+    tn_status status;
     TN_TRY(tn__driver_refuse_fork("tn_block_info"));
-    TN_TRY(find_block(block, "tn_block_info", &found, &piece));
-    if (bytes) *bytes = piece->asked_bytes;
-    if (pool) *pool = found;
+    found = tn__page_map_find(block);
+    TN_REQUIRE(found, "tn_block_info: no pool gave out %p", block);
+    pthread_mutex_lock(&found->mutex);
+    status = read_bytes(found, block, &found_bytes);
     pthread_mutex_unlock(&found->mutex);
+    if (status != TN_OK) return status;
+    if (bytes) *bytes = found_bytes;
+    if (pool) *pool = found;
     return TN_OK;
 }

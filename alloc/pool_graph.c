@@ -262,7 +262,7 @@ static void give_up_block(tn_pool *pool, tn__piece *block) {
     forget_captured_uses(block);
     if (block->uses.count > 0) block->stream = tn__uses_items(&block->uses)[0].stream;
     tn__pool_note_free(pool, block);
-    tn__heap_give(&pool->heap, block);
+    tn__heap_give(&pool->heap, block, ++pool->heap.operation);
 }
 
 static void give_up_blocks(tn_pool *pool) {

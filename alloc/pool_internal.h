@@ -2,6 +2,7 @@
  *
  *   pool.c           create, destroy, trim, traces
  *   pool_alloc.c     the public calls on blocks
+ *   thread_cache*.c  in front of the mutex: blocks that threads keep for themselves
  *   pool_pressure.c  where memory for a block comes from; the procedure when it is short
  *   pool_wait.c      the bounded host wait for freed memory
  *   pool_list.c      all pools of the process
@@ -19,10 +20,12 @@
  *   heap*.c          pieces of address space and where blocks go
  *   pool_order.c     streams, events, waits
  *
- * Locks, in this order: the list of pools (pool.c), then one pool's mutex, then the page map's.
+ * Locks, in this order: the list of pools (pool.c), then one pool's mutex, then the page map's or
+ * that of the registry of thread caches.
  * The list's is not held while a pool's is taken: a pool that another one needs is pinned, and its
  * destroy waits. A device's lock is never held when one of these is taken. Everything of a pool but
- * its configuration is under its mutex, and the users' callbacks run under no lock.
+ * its configuration is under its mutex, except what threads have in their caches: who needs that,
+ * too, holds the pool whole (tn__pool_lock_whole). The users' callbacks run under no lock.
  */
 #ifndef TENURE_POOL_INTERNAL_H
 #define TENURE_POOL_INTERNAL_H
@@ -38,15 +41,18 @@
 #include "process_limits.h"
 #include "trace_writer.h"
 
-/* Who watches every call on the blocks of a pool. While anybody does, all of them take the slow
- * path: what comes from a thread's cache would be seen by nobody. Set and cleared under the pool's
- * mutex; a call that has begun may still be missed. */
+/* Who watches every call on the blocks of a pool. While anybody does, nothing is cached: what comes
+ * from a thread's cache would be seen by nobody. Changed by tn__pool_observe, under the mutex. */
 enum {
     TN__OBSERVE_TRACE = 1,  /* a trace file is written */
     TN__OBSERVE_EVENTS = 2, /* events are kept: event_ring.h */
     TN__OBSERVE_NVTX = 4,   /* a tool is told of every block: nvtx_memory.h */
-    TN__OBSERVE_TRACK = 8   /* a memory checker is: track.h */
+    TN__OBSERVE_TRACK = 8,  /* a memory checker is: track.h */
+    TN__OBSERVE_GRAPH = 16, /* blocks belong to a graph */
+    TN__OBSERVE_PAUSE = 32  /* the memory is gone for now */
 };
+
+typedef struct tn__cache tn__cache;
 
 struct tn_pool {
     struct tn_pool *next; /* in the list of pools; this, serial and pins: under the list's lock */
@@ -86,7 +92,20 @@ struct tn_pool {
     uint64_t frees;
     uint64_t out_of_memory;
     tn__shortage shortage; /* the last one */
+
+    tn__cache *caches; /* see thread_cache.h */
+    size_t cache_count;
+    size_t given_bytes;          /* sum of what the caches were given */
+    atomic_size_t waiting_bytes; /* asked for by warm calls that wait for the mutex */
+    int stop_depth;              /* caches are stopped */
 };
+
+/* Locks the pool and stops its caches: for those who look at all blocks or at sums over them. */
+void tn__pool_lock_whole(tn_pool *pool);
+void tn__pool_unlock_whole(tn_pool *pool);
+
+/* An observer begins or ends; under the mutex. */
+void tn__pool_observe(tn_pool *pool, unsigned observer, int is_on);
 
 static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
     return pool->heap.inactive_count * pool->page_bytes + pool->stuck_bytes;

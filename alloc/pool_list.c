@@ -5,7 +5,7 @@
  * taken or a driver is called: a pool that is worked on is pinned instead, and leaves only when
  * nobody has it pinned. Serial numbers find the way on: what is next may have changed meanwhile.
  */
-#include "pool_internal.h"
+#include "thread_cache.h"
 
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t unpinned = PTHREAD_COND_INITIALIZER;
@@ -78,6 +78,7 @@ tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__relea
         serial = other->serial;
         if (other != pool && (is_process_wide || is_same_memory(pool, other))) {
             pthread_mutex_lock(&other->mutex);
+            (void)tn__caches_drain(other);
             status = tn__pool_release(other, release);
             pthread_mutex_unlock(&other->mutex);
         }

@@ -172,16 +172,18 @@ static void forget_events(tn__pool_stream *stream) {
 }
 
 static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
+    uint64_t last;
     tn_status status;
     if (!tn__driver_wait_begin()) {
         return TN_FAIL(TN_INVALID_STATE,
                        "a foreign stream ended, and the device is not to be waited for now");
     }
+    last = stream->epoch++;
     status = order->driver->synchronize(stream->device->state);
     tn__driver_wait_end();
     if (status != TN_OK) return status;
     forget_events(stream);
-    stream->complete = stream->epoch++;
+    stream->complete = last;
     stream->is_used = 0;
     return TN_OK;
 }
@@ -196,17 +198,18 @@ static tn_stream recordable_handle(const tn__pool_stream *stream) {
 static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
     tn_stream handle = recordable_handle(stream);
     tn__event event = NULL;
+    uint64_t last;
     tn_status status;
     TN_TRY(tn__order_check_capture(order, handle, "record an event on it"));
     TN_TRY(make_event(order->driver, stream->device, &event));
+    last = stream->epoch++;
     status = order->driver->event_record(stream->device->state, event, handle);
     if (status != TN_OK) {
         spare_event(stream->device, event);
         return status;
     }
     if (stream->closed_count == TN__CLOSED_MAX) thin_events(stream);
-    stream->closed[stream->closed_count++] = (tn__closed_epoch){stream->epoch, event};
-    stream->epoch++;
+    stream->closed[stream->closed_count++] = (tn__closed_epoch){last, event};
     stream->is_used = 0;
     return TN_OK;
 }
@@ -310,7 +313,7 @@ int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses) {
 static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use) {
     tn__pool_stream *source = use.stream;
     if (TN__CANARY(TN__CANARY_DEVICE_WAIT)) return TN_OK;
-    if (use.epoch == source->epoch) {
+    if (use.epoch > tn__order_covered(source)) {
         TN_ASSERT(source->is_used);
         TN_TRY(tn__order_close_epoch(order, source));
         if (use.epoch <= source->complete) return TN_OK;

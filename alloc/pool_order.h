@@ -9,13 +9,18 @@
  *   --use--use--[event]--use--[event]--use--use--> time on the stream
  *                  ^ completes 1   ^ completes 1, 2
  *
+ * An epoch is closed before its event is recorded: a use that is put on a stream meanwhile and
+ * still sees the epoch was put there before the event. If the event then fails, the next one
+ * covers both.
+ *
  * A pool may be used by streams of other devices, its peers. An event can be recorded only on
  * streams of the device that made it, so each device has events of its own; any stream may wait
  * for any event.
  *
  * Invariants: complete < epoch; events are in order of epoch, each above complete and below
  * epoch; a use with epoch <= complete is over and may be forgotten; what a stream has waited for
- * (waits) only grows. Everything here is under the pool's mutex.
+ * (waits) only grows. Everything here is under the pool's mutex, but for looks at the
+ * open epoch.
  */
 #ifndef TENURE_POOL_ORDER_H
 #define TENURE_POOL_ORDER_H
@@ -97,14 +102,14 @@ struct tn__pool_stream {
     tn__pool_stream *next; /* in its bucket */
     tn__order_device *device;
     tn_stream handle;
-    uint64_t thread; /* that named it first: there a per-thread stream's handle means it */
-    uint64_t id;     /* the driver's */
-    uint64_t number; /* ours: a stream that was forgotten and comes back has a new one */
-    uint64_t epoch;
+    uint64_t thread;        /* that named it first: there a per-thread stream's handle means it */
+    uint64_t id;            /* the driver's */
+    uint64_t number;        /* ours: a stream that was forgotten and comes back has a new one */
+    _Atomic uint64_t epoch; /* the open one; read without the mutex, too (thread_cache.h) */
     uint64_t complete;
     int is_captured;     /* of an open capture, in no index: no event tells when a use is over */
     int is_foreign;      /* may be destroyed without a word, and its handle given to another */
-    int is_used;         /* the open epoch has uses */
+    int is_used;         /* there are uses that no event covers */
     int is_marked;       /* by a sweep */
     uint64_t wait_epoch; /* while a host wait gathers what it waits for */
     uint32_t closed_count;
@@ -113,6 +118,12 @@ struct tn__pool_stream {
     tn__stream_waited waited[TN__WAITS_MAX];
     int64_t trace_number; /* in the trace that is being written; -1: not seen there yet */
 };
+
+/* Up to which epoch there are events, or all is over. */
+static inline uint64_t tn__order_covered(const tn__pool_stream *stream) {
+    uint32_t count = stream->closed_count;
+    return count > 0 ? stream->closed[count - 1].epoch : stream->complete;
+}
 
 #define TN__STREAM_BUCKETS 64
 #define TN__STREAM_RECENT  32

@@ -20,7 +20,7 @@
  */
 #include <stdio.h>
 
-#include "pool_internal.h"
+#include "thread_cache.h"
 
 typedef struct ladder {
     tn_pool *pool;
@@ -229,6 +229,7 @@ tn_status tn_pool_pressure_callback_set(tn_pool *pool, tn_pressure_callback call
 /* Steps 2 to 5. */
 static tn_status find_room_at_last(ladder *l, tn__place *out) {
     tn_status status;
+    (void)tn__caches_drain(l->pool);
     TN_TRY(tn__pool_collect(l->pool));
     status = find_room_hard(l->pool, l->request, out);
     if (is_shortage(status)) status = wait_and_find(l, status, out);

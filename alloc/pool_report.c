@@ -55,7 +55,7 @@ static size_t covered_bytes(const tn__piece **at, uintptr_t begin, uintptr_t end
     while (piece && piece->address < end) {
         uintptr_t first = piece->address > begin ? piece->address : begin;
         uintptr_t last = tn__piece_end(piece) < end ? tn__piece_end(piece) : end;
-        if (piece->kind == TN__PIECE_LIVE && last > first) covered += last - first;
+        if (tn__piece_is_callers(piece) && last > first) covered += last - first;
         if (tn__piece_end(piece) > end) break;
         piece = piece->next;
     }
@@ -338,7 +338,7 @@ size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t
     tn__owners owners;
     if (!pool || (format != TN_REPORT_TEXT && format != TN_REPORT_JSON)) return 0;
     if (tn__driver_refuse_fork("tn_pool_report") != TN_OK) return 0;
-    pthread_mutex_lock(&pool->mutex);
+    tn__pool_lock_whole(pool);
     tn__pool_fill_stats(pool, &stats);
     fragments = measure_fragmentation(pool);
     tn__owners_gather(pool, &owners);
@@ -347,6 +347,6 @@ size_t tn_pool_report(tn_pool *pool, tn_report_format format, char *text, size_t
     } else {
         write_json(&out, pool, &stats, &fragments, &owners);
     }
-    pthread_mutex_unlock(&pool->mutex);
+    tn__pool_unlock_whole(pool);
     return out.used;
 }

@@ -55,10 +55,11 @@ static void write_free(tn__text *out, const tn_pool *pool, tn__piece *piece) {
 
 static void write_piece(tn__text *out, const tn_pool *pool, tn__piece *piece) {
     static const char *const kinds[] = {"live", "free", "void", "imported"};
-    tn__text_add(out, "{\"kind\": \"%s\", \"offset\": %zu, \"bytes\": %zu", kinds[piece->kind],
+    tn__text_add(out, "{\"kind\": \"%s\", \"offset\": %zu, \"bytes\": %zu",
+                 tn__piece_is_cached(piece) ? "cached" : kinds[piece->kind],
                  (size_t)(piece->address - piece->region->map.begin), piece->bytes);
-    if (piece->kind == TN__PIECE_LIVE) write_live(out, pool, piece);
-    if (piece->kind == TN__PIECE_FREE) write_free(out, pool, piece);
+    if (tn__piece_is_callers(piece)) write_live(out, pool, piece);
+    if (piece->kind == TN__PIECE_FREE || tn__piece_is_cached(piece)) write_free(out, pool, piece);
     if (piece->kind == TN__PIECE_VOID || piece->kind == TN__PIECE_GUEST) write_uses(out, piece);
     tn__text_add(out, "}");
 }
@@ -180,9 +181,9 @@ tn_status tn_pool_snapshot_write(tn_pool *pool, const char *path) {
     part = tn__host_alloc(part_bytes, 1);
     if (!part) return TN_OUT_OF_HOST_MEMORY;
     snprintf(part, part_bytes, "%s.part", path);
-    pthread_mutex_lock(&pool->mutex);
+    tn__pool_lock_whole(pool);
     status = make_text(pool, &text);
-    pthread_mutex_unlock(&pool->mutex);
+    tn__pool_unlock_whole(pool);
     if (status == TN_OK) status = write_file(part, path, &text);
     tn__host_free(text.text);
     tn__host_free(part);

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "options.h"
-#include "pool_internal.h"
+#include "thread_cache.h"
 
 typedef enum stat_unit { UNIT_BYTES, UNIT_COUNT } stat_unit;
 typedef enum stat_role { ROLE_PART, ROLE_WHOLE, ROLE_LEVEL, ROLE_PEAK, ROLE_OTHER } stat_role;
@@ -37,10 +37,8 @@ static uint64_t value_of(const tn_pool_stats *stats, const stat_row *row) {
 
 void tn__pool_note_peaks(tn_pool *pool) {
     size_t reserved = tn__pool_reserved_bytes(pool);
-    if (pool->heap.live_bytes > pool->peak_live_bytes) {
-        pool->peak_live_bytes = pool->heap.live_bytes;
-    }
     if (reserved > pool->peak_reserved_bytes) pool->peak_reserved_bytes = reserved;
+    tn__caches_note_live(pool);
 }
 
 size_t tn__stats_parts(const tn_pool_stats *stats) {
@@ -53,6 +51,7 @@ size_t tn__stats_parts(const tn_pool_stats *stats) {
 
 void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
     tn__heap_sums sums;
+    tn__caches_stop(pool);
     tn__heap_sum(&pool->heap, &sums);
     out->live_bytes = pool->heap.live_bytes;
     out->cached_bytes = sums.cached_bytes;
@@ -65,11 +64,12 @@ void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
     out->imported_bytes = pool->heap.guest_bytes;
     out->peak_live_bytes = pool->peak_live_bytes;
     out->peak_reserved_bytes = pool->peak_reserved_bytes;
-    out->live_blocks = pool->heap.block_count;
+    out->live_blocks = pool->allocs - pool->frees;
     out->allocs = pool->allocs;
     out->frees = pool->frees;
     out->stream_waits = pool->order.wait_count;
     out->out_of_memory = pool->out_of_memory;
+    tn__caches_go(pool);
     TN_ASSERT(tn__stats_parts(out) == out->reserved_bytes);
 }
 
@@ -86,16 +86,17 @@ tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out) {
 tn_status tn_pool_stats_reset_peaks(tn_pool *pool) {
     TN_REQUIRE(pool, "tn_pool_stats_reset_peaks: pool is NULL");
     TN_TRY(tn__driver_refuse_fork("tn_pool_stats_reset_peaks"));
-    pthread_mutex_lock(&pool->mutex);
+    tn__pool_lock_whole(pool);
+    tn__caches_withdraw(pool);
     pool->peak_live_bytes = pool->heap.live_bytes;
     pool->peak_reserved_bytes = tn__pool_reserved_bytes(pool);
-    pthread_mutex_unlock(&pool->mutex);
+    tn__pool_unlock_whole(pool);
     return TN_OK;
 }
 
 /* ---- check ----------------------------------------------------------------------------------- */
 
-static tn_status check_books(tn_pool *pool) {
+static tn_status check_books(tn_pool *pool, size_t live_blocks) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     tn__pool_fill_stats(pool, &stats);
     if (tn__stats_parts(&stats) != stats.reserved_bytes) {
@@ -105,21 +106,21 @@ static tn_status check_books(tn_pool *pool) {
         return TN_FAIL(TN_INVALID_STATE, "pool check: %s holds %zu bytes, above its limit",
                        pool->name, stats.reserved_bytes);
     }
-    if (stats.allocs - stats.frees != stats.live_blocks ||
-        stats.live_bytes > stats.peak_live_bytes) {
+    if (stats.live_blocks != live_blocks || stats.live_bytes > stats.peak_live_bytes) {
         return TN_FAIL(TN_INVALID_STATE, "pool check: the counts of %s do not add up", pool->name);
     }
     return TN_OK;
 }
 
 tn_status tn_pool_check(tn_pool *pool) {
+    size_t live_blocks = 0;
     tn_status status;
     TN_REQUIRE(pool, "tn_pool_check: pool is NULL");
     TN_TRY(tn__driver_refuse_fork("tn_pool_check"));
-    pthread_mutex_lock(&pool->mutex);
-    status = tn__heap_check(&pool->heap);
-    if (status == TN_OK) status = check_books(pool);
-    pthread_mutex_unlock(&pool->mutex);
+    tn__pool_lock_whole(pool);
+    status = tn__heap_check(&pool->heap, &live_blocks);
+    if (status == TN_OK) status = check_books(pool, live_blocks);
+    tn__pool_unlock_whole(pool);
     return status;
 }
 

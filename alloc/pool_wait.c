@@ -10,7 +10,7 @@
 
 #include "host_alloc.h"
 #include "no_wait.h"
-#include "pool_internal.h"
+#include "thread_cache.h"
 
 #define NAP_NS       50000
 #define NEVER_NATIVE 702 /* the simulated device's answer when no work can go on */
@@ -62,11 +62,11 @@ static size_t mark_freed(tn_pool *pool) {
 static tn_status add_target(tn__wait *wait, tn_pool *pool, tn__pool_stream *stream) {
     uint64_t epoch = stream->wait_epoch;
     if (epoch <= stream->complete) return TN_OK;
-    if (epoch == stream->epoch) {
+    if (epoch > tn__order_covered(stream)) {
         tn_status status = tn__order_close_epoch(&pool->order, stream);
         if (status == TN_INVALID_STATE) {
             wait->is_unfinished = 1;
-            epoch--;
+            epoch = tn__order_covered(stream);
         } else if (status != TN_OK) {
             return status;
         }
@@ -166,7 +166,7 @@ tn_status tn__wait_some(tn__wait *wait, tn_pool *pool, int *any) {
         double waited_us;
         TN_TRY(poll_targets(wait, pool, &first, any));
         waited_us = pool->driver->now_us(pool->state) - begin_us;
-        *any |= pool->frees != frees;
+        *any |= tn__caches_drain(pool) || pool->frees != frees;
         if (*any || !first) {
             wait->budget_us -= waited_us;
             return TN_OK;

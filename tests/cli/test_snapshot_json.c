@@ -92,16 +92,21 @@ static size_t overlap(const cJSON *piece, size_t begin, size_t end) {
     return last > first ? last - first : 0;
 }
 
+/* Free memory is in the heap, or kept by a thread. */
+static int is_free(const cJSON *piece) {
+    return is_kind(piece, "free") || is_kind(piece, "cached");
+}
+
 /* The run from the piece on: idle pages in it are cached, the rest is partly used. */
 static const cJSON *add_run(const cJSON *first, size_t page_bytes, tn_pool_stats *sums) {
     size_t begin = number(first, "offset");
     size_t end = begin;
     const cJSON *piece = first;
-    for (; is_kind(piece, "free"); piece = piece->next)
+    for (; is_free(piece); piece = piece->next)
         end += number(piece, "bytes");
     begin = (begin + page_bytes - 1) / page_bytes * page_bytes;
     end = end / page_bytes * page_bytes;
-    for (piece = first; is_kind(piece, "free"); piece = piece->next) {
+    for (piece = first; is_free(piece); piece = piece->next) {
         size_t bytes = number(piece, "bytes");
         size_t idle = overlap(piece, begin, end);
         assert_int_equal(cJSON_IsTrue(member(piece, "is_pending")), is_pending(piece));
@@ -143,7 +148,7 @@ static void check_tiles(const cJSON *region) {
     const cJSON *piece;
     cJSON_ArrayForEach(piece, member(region, "pieces")) {
         size_t bytes = number(piece, "bytes");
-        int is_mapped = is_kind(piece, "live") || is_kind(piece, "free");
+        int is_mapped = is_kind(piece, "live") || is_free(piece);
         assert_int_equal(number(piece, "offset"), offset);
         assert_int_equal(mapped_bytes(region, offset, offset + bytes), is_mapped ? bytes : 0);
         offset += bytes;
@@ -160,7 +165,7 @@ static tn_pool_stats add_up(const cJSON *snapshot) {
         sums.address_bytes += number(region, "bytes");
         sums.reserved_bytes += mapped_bytes(region, 0, number(region, "bytes"));
         while (piece) {
-            if (is_kind(piece, "free")) {
+            if (is_free(piece)) {
                 piece = add_run(piece, number(region, "page_bytes"), &sums);
                 continue;
             }

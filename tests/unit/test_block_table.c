@@ -14,7 +14,8 @@ static int is_in[KEYS];
 
 /* Two of three addresses are neighbours, as blocks are; the third is far away. */
 static uintptr_t address_of(size_t i) {
-    uintptr_t base = i % 3 == 2 ? (uintptr_t)0x7f0000000000 + (i << 21) : (uintptr_t)0x700000000000;
+    uintptr_t base = (uintptr_t)0x700000000000;
+    if (i % 3 == 2) base += (uintptr_t)0xf0000000000 + (i << 21);
     return base + (i + 1) * TN__BLOCK_ALIGN;
 }
 
@@ -70,7 +71,7 @@ static void a_table_that_can_not_grow_stays_as_it_was(void **state) {
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
-/* ---- readers beside a writer ---------------------------------------------------------------- */
+/* ---- readers beside a writer --------------------------------------------------------------- */
 
 enum { STABLE = 100, READERS = 2, ROUNDS = 300 };
 

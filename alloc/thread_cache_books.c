@@ -1,0 +1,191 @@
+/* Those who need all caches of a pool: stopping them, the books, and the way back to the heap. */
+#include <sched.h>
+
+#include "thread_barrier.h"
+#include "thread_cache.h"
+
+/* ---- back to the heap ---------------------------------------------------------------------- */
+
+/* Its use is that of its stream at the free; if no event has covered that epoch, it is open and has
+ * a use now. */
+static void return_block(tn_pool *pool, tn__piece *block) {
+    tn__pool_stream *stream = block->lane->stream;
+    TN_ASSERT(block->uses.count == 0);
+    TN_ASSERT(block->stream == stream);
+    if (block->freed_epoch == stream->epoch) stream->is_used = 1;
+    tn__uses_add(&block->uses, stream, block->freed_epoch);
+    block->asked_bytes = 0;
+    block->is_owned = 0;
+    tn__heap_give(&pool->heap, block, block->age);
+}
+
+static int return_list(tn_pool *pool, tn__piece **list) {
+    int any = *list != NULL;
+    while (*list) {
+        tn__piece *block = *list;
+        *list = block->cache_next;
+        return_block(pool, block);
+    }
+    return any;
+}
+
+int tn__cache_drain_lane(tn__cache_lane *lane) {
+    tn_pool *pool = lane->cache->pool;
+    int any = 0;
+    for (size_t i = 0; i < TN__CACHE_BINS; i++) {
+        tn__cache_bin *bin = &lane->bins[i];
+        any |= return_list(pool, &bin->first);
+        bin->count = 0;
+    }
+    return any;
+}
+
+int tn__caches_drain(tn_pool *pool) {
+    int any = 0;
+    if (!pool->caches) return 0;
+    tn__caches_stop(pool);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
+        for (tn__cache_lane *lane = cache->lanes; lane; lane = lane->next)
+            any |= tn__cache_drain_lane(lane);
+    }
+    tn__caches_go(pool);
+    return any;
+}
+
+/* ---- stopping ------------------------------------------------------------------------------ */
+
+/* From here on the owner finds its cache closed, or we see that it is inside. In a forked child the
+ * owner does not exist any more. */
+static void wait_outside(tn__cache *cache) {
+    while (atomic_load(&cache->is_inside) && !tn__driver_is_gone())
+        sched_yield();
+}
+
+static void set_clock(tn_pool *pool, tn__cache *cache) {
+    uint64_t passed = cache->allocs + cache->frees;
+    if (pool->heap.operation < cache->clock + passed) {
+        pool->heap.operation = cache->clock + passed;
+    } else {
+        cache->clock = pool->heap.operation - passed;
+    }
+}
+
+void tn__cache_set_clock(tn_pool *pool) {
+    tn__cache *cache = tn__cache_mine(pool);
+    if (cache) set_clock(pool, cache);
+}
+
+static void make_up(tn_pool *pool, tn__cache *cache) {
+    if (atomic_load_explicit(&cache->handed, memory_order_relaxed)) tn__cache_collect(cache);
+    (void)return_list(pool, &cache->overflow);
+    pool->heap.live_bytes += cache->given - cache->credit;
+    pool->given_bytes += cache->credit - cache->given;
+    cache->given = cache->credit;
+    pool->heap.owned_bytes += cache->owned_bytes;
+    set_clock(pool, cache);
+    cache->clock = pool->heap.operation;
+    pool->allocs += cache->allocs;
+    pool->frees += cache->frees;
+    cache->owned_bytes = 0;
+    cache->allocs = 0;
+    cache->frees = 0;
+}
+
+void tn__caches_stop(tn_pool *pool) {
+    const tn__cache *mine = tn__cache_mine(pool);
+    int has_others = 0;
+    if (pool->stop_depth++ > 0) return;
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
+        atomic_fetch_or(&cache->closed, TN__CACHE_STOPPED);
+        if (cache != mine && cache->is_asymmetric && atomic_load(&cache->thread)) has_others = 1;
+    }
+    if (has_others) tn__barrier_all_threads();
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
+        wait_outside(cache);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
+        make_up(pool, cache);
+}
+
+void tn__caches_go(tn_pool *pool) {
+    TN_ASSERT(pool->stop_depth > 0);
+    if (--pool->stop_depth > 0) return;
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
+        atomic_fetch_and(&cache->closed, ~(unsigned)TN__CACHE_STOPPED);
+}
+
+void tn__pool_lock_whole(tn_pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    tn__caches_stop(pool);
+}
+
+void tn__pool_unlock_whole(tn_pool *pool) {
+    tn__caches_go(pool);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+void tn__pool_observe(tn_pool *pool, unsigned observer, int is_on) {
+    unsigned before = atomic_load(&pool->observers);
+    unsigned after = is_on ? before | observer : before & ~observer;
+    atomic_store(&pool->observers, after);
+    if (!before == !after) return;
+    if (after) (void)tn__caches_drain(pool);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
+        if (after) {
+            atomic_fetch_or(&cache->closed, TN__CACHE_OFF);
+        } else {
+            atomic_fetch_and(&cache->closed, ~(unsigned)TN__CACHE_OFF);
+        }
+    }
+}
+
+/* ---- live bytes ---------------------------------------------------------------------------- */
+
+static size_t most_live(const tn_pool *pool) { return pool->heap.live_bytes + pool->given_bytes; }
+
+static void withdraw(tn_pool *pool, tn__cache *cache) {
+    TN_ASSERT(cache->given == cache->credit);
+    pool->given_bytes -= cache->given;
+    cache->given = 0;
+    cache->credit = 0;
+}
+
+void tn__caches_withdraw(tn_pool *pool) {
+    TN_ASSERT(pool->stop_depth > 0);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
+        withdraw(pool, cache);
+    TN_ASSERT(pool->given_bytes == 0);
+}
+
+/* Room for `bytes` more below the peak, or a higher peak. Calls that wait for the mutex overlap
+ * with this one, so all of them may have their blocks at once. */
+static void make_room_below_peak(tn_pool *pool, size_t bytes) {
+    size_t wanted;
+    tn__caches_stop(pool);
+    tn__caches_withdraw(pool);
+    wanted = pool->heap.live_bytes + bytes + atomic_load(&pool->waiting_bytes);
+    if (wanted > pool->peak_live_bytes) pool->peak_live_bytes = wanted;
+    tn__caches_go(pool);
+}
+
+void tn__caches_note_live(tn_pool *pool) {
+    if (most_live(pool) > pool->peak_live_bytes) make_room_below_peak(pool, 0);
+}
+
+/* What the peak leaves is for all caches: each takes its part as it comes. */
+void tn__cache_top_up(tn__cache *cache, size_t bytes) {
+    tn_pool *pool = cache->pool;
+    size_t more;
+    size_t slack;
+    size_t waiting;
+    if (cache->credit >= bytes) return;
+    if (most_live(pool) + bytes - cache->credit > pool->peak_live_bytes) {
+        make_room_below_peak(pool, bytes);
+    }
+    more = bytes - cache->credit;
+    slack = pool->peak_live_bytes - most_live(pool) - more;
+    waiting = atomic_load(&pool->waiting_bytes);
+    if (slack > waiting) more += (slack - waiting) / pool->cache_count;
+    cache->credit += more;
+    cache->given += more;
+    pool->given_bytes += more;
+}
