@@ -49,29 +49,29 @@ void html_section(FILE *stream, const char *title) {
     fputs("</h2>\n", stream);
 }
 
-static void put_element(FILE *stream, const char *begin, const char *end, const char *format,
-                        va_list arguments) {
-    char text[CELL_BYTES];
-    vsnprintf(text, sizeof text, format, arguments);
+static void put_element(FILE *stream, const char *begin, const char *text, const char *end) {
     fputs(begin, stream);
     html_text(stream, text);
     fputs(end, stream);
 }
 
 void html_paragraph(FILE *stream, const char *format, ...) {
+    char text[CELL_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    put_element(stream, "<p>", "</p>\n", format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    put_element(stream, "<p>", text, "</p>\n");
 }
 
 void html_table_begin(FILE *stream, const char *columns, ...) {
     va_list titles;
-    fputs("<table>\n<tr>", stream);
     va_start(titles, columns);
+    fputs("<table>\n<tr>", stream);
     for (; *columns; columns++) {
+        const char *title = va_arg(titles, const char *);
         fputs(*columns == 'r' ? "<th class=\"n\">" : "<th>", stream);
-        html_text(stream, va_arg(titles, const char *));
+        html_text(stream, title);
     }
     va_end(titles);
     fputc('\n', stream);
@@ -80,17 +80,21 @@ void html_table_begin(FILE *stream, const char *columns, ...) {
 void html_row(FILE *stream) { fputs("<tr>", stream); }
 
 void html_cell(FILE *stream, const char *format, ...) {
+    char text[CELL_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    put_element(stream, "<td>", "\n", format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    put_element(stream, "<td>", text, "\n");
 }
 
 void html_number(FILE *stream, const char *format, ...) {
+    char text[CELL_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    put_element(stream, "<td class=\"n\">", "\n", format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    put_element(stream, "<td class=\"n\">", text, "\n");
 }
 
 void html_bar(FILE *stream, double part, double whole, const char *style) {

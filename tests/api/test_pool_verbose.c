@@ -9,7 +9,7 @@
 #include "tenure_pool.h"
 #include "test_pools.h"
 
-/* Runs the case in a child, with TENURE_VERBOSE or without, until exit; gives its standard error. */
+/* Runs the case in a child until exit, with TENURE_VERBOSE or without; gives its standard error. */
 static void read_child(void (*run)(void), int is_verbose, char *text, size_t text_bytes) {
     int ends[2];
     int result = -1;
