@@ -16,6 +16,7 @@
  */
 #include <stdlib.h>
 
+#include "event_ring.h"
 #include "host_alloc.h"
 #include "pool_idle.h"
 
@@ -310,6 +311,8 @@ static void commit_fill(filling *fill) {
         tn__page_activate(&pool->heap, &fill->place.region->views[fill->pages[i].page]);
     }
     for (size_t i = 0; i < fill->source_count; i++) {
+        tn__pool_event(pool, TN_EVENT_MOVE, fill->sources[i]->address, fill->sources[i]->bytes,
+                       fill->request->stream, NULL);
         fill->sources[i]->stream = NULL;
         tn__heap_change(&pool->heap, fill->sources[i], TN__PIECE_VOID);
     }

@@ -26,7 +26,7 @@ static const char *const fill_names[FILL_CLASSES] = {
     "empty", "to_25_percent", "to_50_percent", "to_75_percent", "below_full", "full"};
 
 static void add_holes(tn__heap *heap, fragmentation *out) {
-    for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
+    for (int zone = 0; zone < TN__ZONE_ALL; zone++) {
         tn__tree_node *root = heap->zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, 0, 0);
         for (; node; node = tn__tree_next(root, node)) {

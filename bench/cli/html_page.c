@@ -31,7 +31,6 @@ void html_page_begin(FILE *stream, const char *title) {
           ".free { fill: #9cc59c; background: #9cc59c; }\n"
           ".pending { fill: #d8a848; background: #d8a848; }\n"
           ".void { fill: #e4e4e4; background: #e4e4e4; }\n"
-          ".retired { fill: #b070a0; background: #b070a0; }\n"
           ".imported { fill: #707070; background: #707070; }\n"
           "span.key { padding: 0 8px; margin-right: 4px; }\n"
           "polyline { fill: none; stroke: #4878a8; stroke-width: 1.5; }\n"

@@ -155,7 +155,7 @@ static void write_owners(FILE *stream, const cJSON *root, owner_table *table) {
 /* ---- the map --------------------------------------------------------------------------------- */
 
 static const char *style_of(const cJSON *piece) {
-    static const char *const kinds[] = {"live", "void", "retired", "imported"};
+    static const char *const kinds[] = {"live", "void", "imported"};
     const char *kind = string(piece, "kind");
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         if (strcmp(kind, kinds[i]) == 0) return kinds[i];
@@ -210,7 +210,7 @@ static void write_region(FILE *stream, const cJSON *region) {
 }
 
 static void write_map(FILE *stream, const cJSON *root) {
-    static const char *const styles[] = {"live", "free", "pending", "void", "retired", "imported"};
+    static const char *const styles[] = {"live", "free", "pending", "void", "imported"};
     const cJSON *region;
     if (!cJSON_IsArray(member(root, "regions"))) return;
     html_section(stream, "Map");

@@ -106,6 +106,38 @@ static void everything_that_happens_is_told_in_order(void **state) {
     EXPECT_OK(tn_pool_events_end(f->pool));
 }
 
+/* The device is full: what the last block needs comes from the two that were freed. */
+static void memory_that_moves_is_told_with_where_it_was(void **state) {
+    fixture *f = *state;
+    tn_event events[32];
+    char *freed[2] = {test_take(f->pool, 30 * MIB, f->a), NULL};
+    void *kept = test_take(f->pool, 2 * MIB, f->a);
+    size_t moved = 0;
+    size_t count;
+    void *block;
+    freed[1] = test_take(f->pool, 32 * MIB, f->a);
+    for (int i = 0; i < 2; i++)
+        test_give(f->pool, freed[i], f->a);
+    EXPECT_OK(tn_pool_events_begin(f->pool, 32, 0));
+    block = test_take(f->pool, 60 * MIB, f->a);
+    count = read_all(f->pool, events, 32, NULL);
+    assert_true(count >= 2);
+    expect_event(&events[count - 1], TN_EVENT_ALLOC, block, 60 * MIB, f->a, "");
+    for (size_t i = 0; i + 1 < count; i++) {
+        const char *address = events[i].address;
+        int is_first = address >= freed[0] && address + events[i].bytes <= freed[0] + 30 * MIB;
+        int is_second = address >= freed[1] && address + events[i].bytes <= freed[1] + 32 * MIB;
+        assert_string_equal(tn_event_kind_name(events[i].kind), "move");
+        assert_true(is_first || is_second);
+        moved += events[i].bytes;
+    }
+    /* At most one of them can have stayed where it is, under the new block. */
+    assert_in_range(moved, 28 * MIB, 60 * MIB);
+    EXPECT_OK(tn_pool_events_end(f->pool));
+    test_give(f->pool, block, f->a);
+    test_give(f->pool, kept, f->a);
+}
+
 static void a_full_ring_keeps_the_last_and_counts_the_lost(void **state) {
     fixture *f = *state;
     tn_event events[16];
@@ -261,6 +293,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
         TEST(everything_that_happens_is_told_in_order),
+        TEST(memory_that_moves_is_told_with_where_it_was),
         TEST(a_full_ring_keeps_the_last_and_counts_the_lost),
         TEST(an_owner_is_copied_and_cut),
         TEST(a_stack_leads_to_the_caller),
