@@ -54,6 +54,7 @@ static const tn__backing rows[] = {
      .recall = tn__pages_recall,
      .grow = tn__pages_grow,
      .release = tn__pages_release,
+     .release_addresses = tn__pages_release_addresses,
      .close = tn__pages_close,
      .scattered_hint = "what is free is less than the whole pages that the request needs"},
     {.kind = TN_BACKING_PLAIN,

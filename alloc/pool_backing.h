@@ -57,6 +57,10 @@ typedef struct tn__backing {
     /* Gives idle memory back, longest idle first. */
     tn_status (*release)(struct tn_pool *pool, tn__release *release);
 
+    /* Gives reservations back in which nothing lies; *any becomes 1 if there were some. NULL: there
+     * are none apart from memory. */
+    tn_status (*release_addresses)(struct tn_pool *pool, int *any);
+
     /* Gives back what a pool without blocks still has once all idle memory was released. What a
      * failing call leaves can be closed again. */
     tn_status (*close)(struct tn_pool *pool);
@@ -79,6 +83,7 @@ tn_status tn__pages_grow(struct tn_pool *pool, const tn__request *request, tn__e
 tn_status tn__pages_recall(struct tn_pool *pool, const tn__request *request, tn__place *out,
                            int *is_found);
 tn_status tn__pages_release(struct tn_pool *pool, tn__release *release);
+tn_status tn__pages_release_addresses(struct tn_pool *pool, int *any);
 tn_status tn__pages_close(struct tn_pool *pool);
 
 /* ---- segments: pool_segments.c --------------------------------------------------------------- */

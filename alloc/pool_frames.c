@@ -144,6 +144,31 @@ tn_status tn__region_free(tn_pool *pool, tn__region *region) {
     return status;
 }
 
+/* VMM: neither a block, nor idle memory, nor work lies there. */
+static int is_deserted(const tn__region *region) {
+    const tn__piece *piece = region->first;
+    return region->views && !piece->next && piece->kind == TN__PIECE_VOID && !piece->uses.count;
+}
+
+static tn_status desert(tn_pool *pool, tn__region *region) {
+    tn__page_span span = {0, 0};
+    while (tn__next_mapped(region, span.end, &span)) {
+        TN_TRY(tn__views_unmap(pool, region, span));
+    }
+    return tn__region_free(pool, region);
+}
+
+tn_status tn__pages_release_addresses(tn_pool *pool, int *any) {
+    tn__region *next;
+    for (tn__region *region = pool->heap.regions; region; region = next) {
+        next = region->next;
+        if (!is_deserted(region)) continue;
+        TN_TRY(desert(pool, region));
+        *any = 1;
+    }
+    return TN_OK;
+}
+
 /* Each frame has one view that is active, or else it is spare. */
 void tn__frames_clear(tn_pool *pool) {
     for (tn__region *region = pool->heap.regions; region; region = region->next) {

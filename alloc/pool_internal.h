@@ -84,8 +84,8 @@ struct tn_pool {
     tn__trace_writer *trace;       /* NULL: none is written */
     struct tn__event_ring *events; /* NULL: none are kept */
     tn__frame *spare_frames;       /* active nowhere */
-    tn__own_mapping *stuck; /* given up, but not yet taken back by the driver */
-    size_t stuck_bytes;     /* of them: memory that the pool reserved */
+    tn__own_mapping *stuck;        /* given up, but not yet taken back by the driver */
+    size_t stuck_bytes;            /* of them: memory that the pool reserved */
     size_t peak_live_bytes;
     size_t peak_reserved_bytes;
     uint64_t allocs;

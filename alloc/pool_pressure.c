@@ -8,7 +8,8 @@
  *     a soft limit what is idle is used up first: this pool's also behind waits on the device, then
  *     the other pools'
  *   2 also idle memory that other streams may still use, behind waits on the device
- *   3 give idle segments back to the driver and ask it again (PLAIN); the other zone's holes
+ *   3 give idle segments back to the driver and ask it again (PLAIN); the other zones' holes; where
+ *     it is addresses that are short, reservations in which nothing lies
  *   4 wait on the host, bounded, for uses of this pool's freed memory; as each ends, 2 and 3 again
  *   5 take idle memory from the other pools, of the device or, at the process's limit, of all;
  *     2 and 3 again
@@ -83,8 +84,8 @@ static tn_status find_room_all(tn_pool *pool, const tn__request *request, tn__pl
     }
 }
 
-/* All that can be had without waiting for the device or asking other pools. */
-static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *out) {
+/* Each zone's holes, the request's own first. */
+static tn_status find_room_anywhere(tn_pool *pool, tn__request *request, tn__place *out) {
     tn__zone_kind zone = request->zone;
     tn_status status = find_room_all(pool, request, out);
     if (!is_shortage(status) || zone == TN__ZONE_DEDICATED) return status;
@@ -98,6 +99,29 @@ static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *
         }
     }
     request->zone = zone;
+    return status;
+}
+
+/* Reservations in which nothing lies; if there are none, what is idle goes back first. */
+static tn_status release_addresses(tn_pool *pool, int *any) {
+    tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
+    *any = 0;
+    if (!pool->backing->release_addresses) return TN_OK;
+    TN_TRY(pool->backing->release_addresses(pool, any));
+    if (*any) return TN_OK;
+    TN_TRY(tn__pool_release(pool, &everything));
+    return pool->backing->release_addresses(pool, any);
+}
+
+/* All that can be had without waiting for the device or asking other pools. */
+static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *out) {
+    tn_status status = find_room_anywhere(pool, request, out);
+    while (status == TN_OUT_OF_ADDRESS_SPACE) {
+        int any;
+        TN_TRY(release_addresses(pool, &any));
+        if (!any) break;
+        status = find_room_anywhere(pool, request, out);
+    }
     return status;
 }
 

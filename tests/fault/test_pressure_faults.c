@@ -10,7 +10,7 @@
 
 #define MIB MIB_BYTES
 
-enum { NTH_MAX = 400, HOST_NTH_MAX = 60, CUDA_OUT_OF_MEMORY = 2, CUDA_UNKNOWN = 999 };
+enum { NTH_MAX = 400, HOST_NTH_MAX = 120, CUDA_OUT_OF_MEMORY = 2, CUDA_UNKNOWN = 999 };
 
 typedef struct subject {
     tn_device *device;
@@ -177,7 +177,7 @@ static void any_host_allocation_may_fail(void **state) {
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
         const scenario *plan = &scenarios[i];
         int failed = 0;
-        for (long nth = 1; nth <= 2 * HOST_NTH_MAX; nth++) {
+        for (long nth = 1; nth <= HOST_NTH_MAX; nth++) {
             subject s;
             tn_status status;
             open_subject(&s, plan);

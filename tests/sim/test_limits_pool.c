@@ -150,6 +150,29 @@ static void addresses_have_a_budget(void **state) {
     close_fixture(&f);
 }
 
+/* Everything is free, but the reservation is too small for the block: it goes for a larger one. */
+static void reservations_in_which_nothing_lies_make_room_for_larger_ones(void **state) {
+    tn_pool_config config = config_of(TN_BACKING_VMM, 0, 0);
+    fixture f;
+    void *x;
+    (void)state;
+    config.address_bytes = 64 * MIB;
+    config.address_limit_bytes = 160 * MIB;
+    open_fixture(&f, 0, &config);
+    for (int round = 0; round < 3; round++) {
+        void *y[2];
+        for (int i = 0; i < 2; i++)
+            y[i] = test_take(f.pool, 60 * MIB, f.a);
+        for (int i = 0; i < 2; i++)
+            test_give(f.pool, y[i], f.a);
+        EXPECT_OK(tn_stream_synchronize(f.device, f.a));
+        x = test_take(f.pool, 140 * MIB, f.a);
+        assert_true(test_pool_stats(f.pool).address_bytes <= 160 * MIB);
+        test_give(f.pool, x, f.a);
+    }
+    close_fixture(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(above_the_soft_limit_busy_memory_moves_first),
@@ -157,6 +180,7 @@ int main(void) {
         cmocka_unit_test(growth_above_the_soft_limit_is_allowed_up_to_the_hard_one),
         cmocka_unit_test(a_soft_limit_above_the_hard_one_is_refused),
         cmocka_unit_test(addresses_have_a_budget),
+        cmocka_unit_test(reservations_in_which_nothing_lies_make_room_for_larger_ones),
     };
     return cmocka_run_group_tests_name("sim/limits_pool", tests, NULL, NULL);
 }
