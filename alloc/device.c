@@ -267,16 +267,19 @@ tn_status tn_stream_create(tn_device *device, tn_stream *out) {
     return status;
 }
 
-static own_stream *find_own_locked(tn_device *device, tn_stream stream) {
+/* The driver may give the handle of a stream that has just ended to a new one, before the thread
+ * that ended the old one has struck it off: then both are here, told apart by that. */
+static own_stream *find_own_locked(tn_device *device, tn_stream stream, int is_ending) {
     for (size_t i = 0; i < device->stream_count; i++) {
-        if (device->streams[i].stream == stream) return &device->streams[i];
+        own_stream *own = &device->streams[i];
+        if (own->stream == stream && own->is_ending == is_ending) return own;
     }
     return NULL;
 }
 
 int tn__device_owns_stream(tn_device *device, tn_stream stream) {
     pthread_mutex_lock(&device->lock);
-    int is_own = find_own_locked(device, stream) != NULL;
+    int is_own = find_own_locked(device, stream, 0) || find_own_locked(device, stream, 1);
     pthread_mutex_unlock(&device->lock);
     return is_own;
 }
@@ -284,17 +287,16 @@ int tn__device_owns_stream(tn_device *device, tn_stream stream) {
 /* Takes the right to end the stream: one thread gets it. */
 static tn_status claim_ending(tn_device *device, tn_stream stream) {
     pthread_mutex_lock(&device->lock);
-    own_stream *own = find_own_locked(device, stream);
-    int is_claimed = own && !own->is_ending;
-    if (is_claimed) own->is_ending = 1;
+    own_stream *own = find_own_locked(device, stream, 0);
+    if (own) own->is_ending = 1;
     pthread_mutex_unlock(&device->lock);
-    TN_REQUIRE(is_claimed, "%p is no stream made by tn_stream_create of this device", stream);
+    TN_REQUIRE(own, "%p is no stream made by tn_stream_create of this device", stream);
     return TN_OK;
 }
 
 static void settle_ending(tn_device *device, tn_stream stream, int has_ended) {
     pthread_mutex_lock(&device->lock);
-    own_stream *own = find_own_locked(device, stream);
+    own_stream *own = find_own_locked(device, stream, 1);
     own->is_ending = 0;
     if (has_ended) *own = device->streams[--device->stream_count];
     pthread_mutex_unlock(&device->lock);

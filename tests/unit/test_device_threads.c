@@ -133,10 +133,40 @@ static void threads_share_the_memory_of_a_device(void **state) {
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
+/* The simulated driver, as the real one, gives the handle of an ended stream to the next: also to
+ * another thread's, before the thread that ended it has come back. */
+static void *make_and_end_streams(void *argument) {
+    enum { STREAMS = 3000 };
+    worker *self = argument;
+    for (int i = 0; i < STREAMS; i++) {
+        tn_stream stream = NULL;
+        check(self, tn_stream_create(self->device, &stream));
+        if (stream) check(self, tn_stream_destroy(self->device, stream));
+    }
+    return NULL;
+}
+
+static void a_stream_may_get_the_handle_of_one_that_is_just_ending(void **state) {
+    (void)state;
+    pthread_t threads[THREADS];
+    worker workers[THREADS];
+    tn_device *device = test_open_sim(0, 0);
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (worker){.device = device, .index = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, make_and_end_streams, &workers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        EXPECT_OK(workers[i].first_failure);
+    }
+    test_close_sim(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_share_a_device_its_streams_and_its_watchers),
         cmocka_unit_test(threads_share_the_memory_of_a_device),
+        cmocka_unit_test(a_stream_may_get_the_handle_of_one_that_is_just_ending),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
