@@ -16,7 +16,11 @@ static _Atomic int gone;
 static pthread_once_t watch_once = PTHREAD_ONCE_INIT;
 static int watch_failed;
 
-static void mark_exit(void) { atomic_store(&gone, GONE_BY_EXIT); }
+/* The exit of a forked child stays that of a forked child. */
+static void mark_exit(void) {
+    int before = NOT_GONE;
+    atomic_compare_exchange_strong(&gone, &before, GONE_BY_EXIT);
+}
 
 static void mark_fork(void) { atomic_store(&gone, GONE_BY_FORK); }
 

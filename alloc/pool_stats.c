@@ -153,6 +153,7 @@ void tn__pool_print_end(tn_pool *pool, const char *when) {
     char text[4096];
     tn__text out = tn__text_begin(text, sizeof text);
     if (!tn__options_get()->verbose) return;
+    if (tn__driver_refuse_fork(when) != TN_OK) return; /* the parent tells of its pools */
     tn__pool_fill_stats(pool, &stats);
     for (size_t i = 0; i < ROW_COUNT; i++) {
         write_row(&out, &stats, &rows[i]);

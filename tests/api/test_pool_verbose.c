@@ -74,6 +74,29 @@ static void leave_a_block(void) {
     EXPECT_STATUS(tn_pool_destroy(pool), TN_LEAK);
 }
 
+static void fork_with_a_pool(void) {
+    tn_device *device = test_open_host();
+    tn_pool *pool = open_named(device, "shared");
+    void *block = test_take(pool, 3000, NULL);
+    int result = -1;
+    pid_t child = fork();
+    if (child == 0) exit(0);
+    assert_int_equal(waitpid(child, &result, 0), child);
+    assert_int_equal(result, 0);
+    test_give(pool, block, NULL);
+    EXPECT_OK(tn_pool_destroy(pool));
+    EXPECT_OK(tn_device_destroy(device));
+}
+
+static void a_forked_child_tells_nothing_of_its_parents_pools(void **state) {
+    static char text[32768];
+    (void)state;
+    read_child(fork_with_a_pool, 1, text, sizeof text);
+    assert_int_equal(count_of(text, "tenure pool shared at "), 1);
+    expect_has(text, "tenure pool shared at its end\n");
+    assert_int_equal(count_of(text, "not all freed"), 0);
+}
+
 static void a_pool_that_leaves_nothing_is_ok(void **state) {
     static char text[32768];
     (void)state;
@@ -121,6 +144,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_pool_that_leaves_nothing_is_ok),
         cmocka_unit_test(what_is_left_is_told_at_a_failed_end_and_at_exit),
+        cmocka_unit_test(a_forked_child_tells_nothing_of_its_parents_pools),
         cmocka_unit_test(without_it_nothing_is_printed),
     };
     return cmocka_run_group_tests_name("api/pool_verbose", tests, NULL, NULL);
