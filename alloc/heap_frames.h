@@ -34,12 +34,13 @@ struct tn__view {
     struct tn__region *region;
     uint64_t age;    /* dormant: since when, in operations of the pool */
     int is_unusable; /* mapped, but without access: it must be unmapped before anything else */
+    int is_paused;   /* active, but nothing is mapped here: the pool is paused (pool_pause.h) */
 };
 
 struct tn__frame {
-    tn__frame *next; /* spare frames */
-    tn__handle handle;
-    tn__view *active; /* NULL: a spare frame */
+    tn__frame *next;   /* spare frames */
+    tn__handle handle; /* 0: given back, the pool is paused */
+    tn__view *active;  /* NULL: a spare frame */
     tn__view *views;
     uint64_t claim; /* the filling that has chosen it last */
 };

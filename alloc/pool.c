@@ -261,6 +261,7 @@ static tn_status close_locked(tn_pool *pool) {
     if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
     TN_TRY(tn__graph_check_released(pool));
     TN_TRY(tn__guests_check_closed(pool));
+    TN_TRY(tn__pause_close(pool));
     TN_TRY(tn__pool_wait_freed(pool));
     tn__heap_settle(&pool->heap);
     TN_TRY(tn__pool_release(pool, &everything));

@@ -90,6 +90,9 @@ static tn_status read_options(const tn_alloc_options *options, tn__request *requ
  * block. */
 static tn_status find_stream(tn_pool *pool, tn_stream handle, tn__graph_call call,
                              const tn__piece *block, tn__pool_stream **out) {
+    if (call != TN__GRAPH_FREE) {
+        TN_TRY(tn__pause_check(pool, call == TN__GRAPH_ALLOC ? "tn_alloc" : "tn_record_use"));
+    }
     return pool->graph ? tn__graph_find_stream(pool, handle, call, block, out)
                        : tn__pool_find_stream(pool, handle, out);
 }

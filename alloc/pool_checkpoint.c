@@ -173,6 +173,7 @@ static tn_status restore_locked(tn_pool *pool, const tn_checkpoint *checkpoint, 
     tn_status status;
     TN_REQUIRE(checkpoint->pool_number == pool->graph->number,
                "tn_pool_restore: the checkpoint is of another pool than %s", pool->name);
+    TN_TRY(tn__pause_check(pool, "tn_pool_restore"));
     TN_TRY(tn__order_check_capture(&pool->order, handle, "wait for what uses its blocks"));
     TN_TRY(tn__pool_find_stream(pool, handle, &stream));
     TN_TRY(check_live(pool, checkpoint));

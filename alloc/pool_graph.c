@@ -162,6 +162,7 @@ static tn_status lock_graph(tn_pool *pool, const char *call) {
 static tn_status begin_locked(tn_pool *pool, tn_stream stream) {
     tn__capture_status status;
     uint64_t id = 0;
+    TN_TRY(tn__pause_check(pool, "tn_graph_capture_begin"));
     if (pool->graph->is_open) {
         return TN_FAIL(TN_INVALID_STATE,
                        "pool %s has a capture open already: end or abort it first", pool->name);

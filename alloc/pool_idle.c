@@ -96,7 +96,7 @@ tn_status tn__idle_list(tn_pool *pool, const tn__idle_filter *filter, tn__idle_p
     gathering gather = {.filter = filter};
     *out = NULL;
     *count = 0;
-    if (tn__graph_holds(pool->graph)) return TN_OK;
+    if (tn__graph_holds(pool->graph) || tn__pause_is_done(pool)) return TN_OK;
     gather_idle(pool, &gather);
     if (gather.count == 0) return TN_OK;
     gather.out = tn__host_alloc(gather.count, sizeof *gather.out);

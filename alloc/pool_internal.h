@@ -13,6 +13,7 @@
  *   pool_segments.c  segments taken and given back
  *   pool_peer.c      access by other devices
  *   pool_graph.c     graph pools: captures, and the memory of graphs
+ *   pool_pause.c     memory given back and taken again at the same addresses
  *   pool_checkpoint.c  graph pools: which blocks are live, taken down and made so again
  *   pool_dedicated.c blocks with a physical handle of their own
  *   pool_share.c     blocks exported to and imported from other processes
@@ -37,6 +38,7 @@
 #include "pool_dedicated.h"
 #include "pool_graph.h"
 #include "pool_owned.h"
+#include "pool_pause.h"
 #include "pool_report.h"
 #include "process_limits.h"
 #include "trace_writer.h"
@@ -90,6 +92,9 @@ struct tn_pool {
     size_t peak_reserved_bytes;
     uint64_t allocs;
     uint64_t frees;
+    tn__pause *pause;    /* NULL: the pool is not paused */
+    tn__contents contents;
+    size_t paused_bytes; /* of active pages, whose memory a pause has given back */
     uint64_t out_of_memory;
     tn__shortage shortage; /* the last one */
 
@@ -111,7 +116,7 @@ static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
     return pool->heap.inactive_count * pool->page_bytes + pool->stuck_bytes;
 }
 static inline size_t tn__pool_reserved_bytes(const tn_pool *pool) {
-    return pool->heap.mapped_bytes + tn__pool_held_bytes(pool);
+    return pool->heap.mapped_bytes - pool->paused_bytes + tn__pool_held_bytes(pool);
 }
 /* What the pool's own limit leaves to take from the driver. */
 static inline size_t tn__pool_headroom(const tn_pool *pool) {
@@ -188,6 +193,7 @@ typedef struct tn__wait {
     size_t count;
     double budget_us;  /* what may still be waited */
     int is_unfinished; /* some use had not completed within that, or its stream captures */
+    int is_of_live;    /* also uses of blocks that are live */
 } tn__wait;
 
 tn_status tn__wait_begin(tn__wait *wait, tn_pool *pool);
@@ -200,6 +206,9 @@ void tn__wait_end(tn__wait *wait);
 /* Waits for all of it. TN_INVALID_STATE if some use does not end within the pool's bound, or is on
  * a stream that captures. */
 tn_status tn__pool_wait_freed(tn_pool *pool);
+
+/* The same for uses of live blocks, too. */
+tn_status tn__pool_wait_uses(tn_pool *pool);
 
 /* ---- pool_list.c ----------------------------------------------------------------------------- */
 

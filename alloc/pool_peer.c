@@ -101,6 +101,7 @@ static tn_status check_peer(tn_pool *pool, tn_device *peer, const tn_device_info
 }
 
 static tn_status add_peer_locked(tn_pool *pool, tn__order_device *added, int *is_added) {
+    TN_TRY(tn__pause_check(pool, "tn_pool_peer_enable"));
     if (*find_peer(pool, added->owner)) return TN_OK;
     TN_TRY(change_access(pool, added->ordinal, 1));
     added->next = pool->order.peers;
@@ -167,6 +168,7 @@ static tn_status remove_peer_locked(tn_pool *pool, const tn_device *device,
     tn__order_device **at = find_peer(pool, device);
     tn__order_device *peer = *at;
     TN_REQUIRE(peer, "tn_pool_peer_disable: the device is no peer of pool %s", pool->name);
+    TN_TRY(tn__pause_check(pool, "tn_pool_peer_disable"));
     TN_TRY(tn__pool_collect(pool));
     if (tn__order_device_is_busy(&pool->order, peer)) {
         return TN_FAIL(TN_IN_USE,

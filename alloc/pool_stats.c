@@ -1,8 +1,8 @@
 /* The statistics of a pool: see pool_report.h. Their names, units and meaning are one table, in
  * tenure_alloc.h; a new statistic is a row there and a line in tn__pool_fill_stats.
  *
- * Invariant: the PARTs add up to the WHOLE. It is asserted whenever statistics are filled and is
- * part of tn_pool_check. Filling them walks the free pieces: which of them are pending depends on
+ * Invariant: the PARTs add up to the WHOLE, and in a paused pool to what it has given up besides.
+ * It is asserted whenever statistics are filled and is part of tn_pool_check. Filling them walks the free pieces: which of them are pending depends on
  * what streams have done meanwhile.
  */
 #include <inttypes.h>
@@ -46,7 +46,7 @@ size_t tn__stats_parts(const tn_pool_stats *stats) {
     for (size_t i = 0; i < ROW_COUNT; i++) {
         if (rows[i].role == ROLE_PART) sum += value_of(stats, &rows[i]);
     }
-    return (size_t)sum;
+    return (size_t)sum - stats->paused_bytes;
 }
 
 void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
@@ -59,6 +59,7 @@ void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
     out->partial_bytes = sums.partial_bytes;
     out->driver_held_bytes = tn__pool_held_bytes(pool);
     out->reserved_bytes = tn__pool_reserved_bytes(pool);
+    out->paused_bytes = pool->paused_bytes;
     out->address_bytes = pool->heap.address_bytes;
     out->owned_bytes = pool->heap.owned_bytes;
     out->imported_bytes = pool->heap.guest_bytes;

@@ -41,12 +41,13 @@ static int is_given_up(const tn__piece *piece) {
 }
 
 /* Gives the count of streams that may be waited for. */
-static size_t mark_freed(tn_pool *pool) {
+static size_t mark_pieces(tn_pool *pool, int is_of_live) {
     size_t count = 0;
     clear_marks(&pool->order);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next) {
-            if (is_given_up(piece)) mark_uses(piece);
+            int is_live = piece->kind == TN__PIECE_LIVE;
+            if (is_given_up(piece) || (is_of_live && is_live)) mark_uses(piece);
         }
     }
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
@@ -77,7 +78,7 @@ static tn_status add_target(tn__wait *wait, tn_pool *pool, tn__pool_stream *stre
 }
 
 tn_status tn__wait_begin(tn__wait *wait, tn_pool *pool) {
-    size_t count = mark_freed(pool);
+    size_t count = mark_pieces(pool, wait->is_of_live);
     wait->count = 0;
     wait->is_unfinished = 0;
     wait->targets = wait->local;
@@ -184,18 +185,22 @@ tn_status tn__wait_some(tn__wait *wait, tn_pool *pool, int *any) {
     }
 }
 
-tn_status tn__pool_wait_freed(tn_pool *pool) {
-    tn__wait wait = {.budget_us = pool->wait_us_max};
+static tn_status wait_for_all(tn_pool *pool, int is_of_live) {
+    tn__wait wait = {.budget_us = pool->wait_us_max, .is_of_live = is_of_live};
     tn_status status = tn__wait_begin(&wait, pool);
     int any = 1;
     while (status == TN_OK && any)
         status = tn__wait_some(&wait, pool, &any);
     if (status == TN_OK && wait.is_unfinished) {
         status = TN_FAIL(TN_INVALID_STATE,
-                         "work that uses freed memory of pool %s did not end within %.3f s, or is "
+                         "work that uses %smemory of pool %s did not end within %.3f s, or is "
                          "being captured",
-                         pool->name, pool->wait_us_max / 1e6);
+                         is_of_live ? "" : "freed ", pool->name, pool->wait_us_max / 1e6);
     }
     tn__wait_end(&wait);
     return status;
 }
+
+tn_status tn__pool_wait_freed(tn_pool *pool) { return wait_for_all(pool, 0); }
+
+tn_status tn__pool_wait_uses(tn_pool *pool) { return wait_for_all(pool, 1); }

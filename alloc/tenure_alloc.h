@@ -294,6 +294,7 @@ TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size
     X(BYTES, LEVEL, address_bytes, "addresses reserved")                                           \
     X(BYTES, LEVEL, owned_bytes, "part of live_bytes that tensors own: equals the ledger")         \
     X(BYTES, LEVEL, imported_bytes, "of other processes, mapped here: not reserved by this pool")  \
+    X(BYTES, LEVEL, paused_bytes, "given up by a pause: the parts add up to reserved and this")    \
     X(BYTES, PEAK, peak_live_bytes, "most live at once")                                           \
     X(BYTES, PEAK, peak_reserved_bytes, "most reserved at once")                                   \
     X(COUNT, LEVEL, live_blocks, "blocks in callers' hands")                                       \

@@ -153,6 +153,30 @@ TN_API void tn_checkpoint_destroy(tn_checkpoint *checkpoint);
 
 /* ---- pause and resume --------------------------------------------------------------------- */
 
+/* Gives all physical memory of a pool back to the driver, that of live blocks too. Their addresses
+ * stay theirs, and nobody may touch them until tn_pool_resume. With keep_contents what live blocks
+ * hold is copied to host memory first (locked memory if there is any) and back at the resume; else
+ * their contents are undefined then. Waits, at most as long as a request that is short, for work
+ * that uses the pool's blocks: what has been put on their own streams, and all recorded uses.
+ * Launches of graphs are no recorded uses: of a graph pool none may be under way.
+ *
+ * While paused: tn_alloc and tn_record_use are TN_INVALID_STATE; tn_free works; live_bytes says
+ * what is live, paused_bytes what the pool has given up and will take again, reserved_bytes what it
+ * still has: 0, but for what the driver did not take back. tn_pool_destroy works once no block is
+ * live.
+ *
+ * TN_UNSUPPORTED without VMM pages; TN_INVALID_STATE while paused or a capture is open in it, and
+ * if work does not end or is being captured; TN_IN_USE while a block has a handle of its own, that
+ * others may share; TN_OUT_OF_HOST_MEMORY; TN_DRIVER_ERROR. After a failure the pool is as it was,
+ * but for idle memory that has gone back; or, if the driver refused to undo what was done, it is
+ * paused (another call says so) and keeps its memory until it is resumed. */
+TN_API TN_MUST_USE tn_status tn_pool_pause(tn_pool *pool, int keep_contents);
+
+/* Takes memory again, for the blocks that are live, at their addresses, and puts contents back that
+ * were kept. TN_INVALID_STATE if the pool is not paused; TN_OUT_OF_DEVICE_MEMORY, TN_DRIVER_ERROR
+ * and TN_OUT_OF_HOST_MEMORY leave it paused with its contents kept: call again. */
+TN_API TN_MUST_USE tn_status tn_pool_resume(tn_pool *pool);
+
 /* ---- sharing ------------------------------------------------------------------------------ */
 
 /* Lets another device of the same driver read and write the pool's memory, all that it has and all

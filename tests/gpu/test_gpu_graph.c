@@ -15,7 +15,7 @@
 static gpu_side gpu;
 static tn_stream other;
 
-/* ---- the driver's calls on captures ----------------------------------------------------------- */
+/* ---- the driver's calls on captures -------------------------------------------------------- */
 
 static struct {
     int (*begin)(void *stream, int mode);
@@ -75,7 +75,7 @@ static void drop(tn_pool *pool, const captured *graph) {
     EXPECT_OK(tn_graph_memory_release(pool, graph->memory, gpu.stream));
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------- */
+/* ---- blocks -------------------------------------------------------------------------------- */
 
 static tn_pool *open_pool(void) {
     tn_pool *pool = NULL;
@@ -126,7 +126,7 @@ static void churn(uint64_t *seed) {
     if (gpu_random(seed) % 8 == 0) EXPECT_OK(tn_pool_trim(gpu.pool, 0, NULL));
 }
 
-/* ---- tests ------------------------------------------------------------------------------------ */
+/* ---- tests --------------------------------------------------------------------------------- */
 
 /* input -> first -> second -> result; a third block takes the place of the first. */
 static void launches_compute_the_same_each_time(void **state) {

@@ -9,7 +9,7 @@ tn_pool_stats test_pool_stats(tn_pool *pool) {
     EXPECT_OK(tn_pool_stats_get(pool, &stats));
     assert_int_equal(stats.live_bytes + stats.cached_bytes + stats.pending_bytes +
                          stats.partial_bytes + stats.driver_held_bytes,
-                     stats.reserved_bytes);
+                     stats.reserved_bytes + stats.paused_bytes);
     return stats;
 }
 
