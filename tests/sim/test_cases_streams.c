@@ -208,6 +208,32 @@ static void a_block_is_not_to_be_had_before_its_use_is_known(void **state) {
     assert_int_equal(close_with_races(&f), 0);
 }
 
+/* ---- rmm#850: stealing from another stream makes the two run one after the other ------------- */
+
+/* Each stream gets memory of its own and keeps to it; both run at the same time all along. */
+static void streams_with_memory_to_spare_run_side_by_side(void **state) {
+    const test_sim *sim = test_sim_get();
+    const double kernel_us = 1000;
+    double begin_us;
+    fixture f;
+    (void)state;
+    open_fixture(&f, 0, TN_BACKING_VMM);
+    begin_us = sim->now_us();
+    for (int round = 0; round < 100; round++) {
+        tn_stream streams[2] = {f.a, f.b};
+        for (int i = 0; i < 2; i++) {
+            void *x = test_take(f.pool, 8 * MIB, streams[i]);
+            test_sim_write(f.device, streams[i], x, 8 * MIB, kernel_us);
+            test_give(f.pool, x, streams[i]);
+        }
+    }
+    assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
+    assert_int_equal(test_pool_stats(f.pool).reserved_bytes, 16 * MIB);
+    EXPECT_OK(tn_device_synchronize(f.device));
+    assert_true(sim->now_us() - begin_us < 1.1 * 100 * kernel_us); /* 2 x that, one by one */
+    assert_int_equal(close_with_races(&f), 0);
+}
+
 /* ---- llama.cpp#22155: a cache that is flushed under kernels that are still queued ------------ */
 
 static void nothing_goes_back_before_the_work_on_it_is_done(void **state) {
@@ -314,6 +340,7 @@ int main(void) {
         cmocka_unit_test(a_copy_aside_brings_the_right_bytes),
         cmocka_unit_test(blocks_of_the_default_stream_are_fenced_before_reuse),
         cmocka_unit_test(a_block_is_not_to_be_had_before_its_use_is_known),
+        cmocka_unit_test(streams_with_memory_to_spare_run_side_by_side),
         cmocka_unit_test(nothing_goes_back_before_the_work_on_it_is_done),
         cmocka_unit_test(no_call_waits_for_a_collective_that_is_half_launched),
         cmocka_unit_test(what_would_wait_is_put_off_between_the_launches),
