@@ -123,6 +123,7 @@ static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
         config->soft_limit_bytes ? config->soft_limit_bytes : pool->limit_bytes;
     pool->address_limit_bytes =
         config->address_limit_bytes ? config->address_limit_bytes : SIZE_MAX;
+    pool->keep_streams_apart = config->keep_streams_apart != 0;
     pool->wait_us_max = config->wait_us_max ? (double)config->wait_us_max : WAIT_US_MAX_DEFAULT;
     pool->address_bytes = config->address_bytes ? config->address_bytes : pool->info.memory_bytes;
     return pool->backing->open(pool, config);

@@ -71,6 +71,7 @@ struct tn_pool {
     size_t soft_limit_bytes;
     size_t address_limit_bytes; /* SIZE_MAX: none */
     double wait_us_max;
+    int keep_streams_apart;
     size_t address_bytes; /* VMM: to reserve at a time */
     size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 

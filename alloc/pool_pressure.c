@@ -3,7 +3,8 @@
  * The first step is find a run: no driver call. Then, in this order, each step only after the
  * one before did not serve, freeing no more than is needed, and each followed by a new search:
  *
- *   0 a place that was built for such a block before and whose memory is idle elsewhere
+ *   0 a place that was built for such a block before and whose memory is idle elsewhere; in a pool
+ *     that keeps streams apart, before that and before any run that needs a wait: what needs none
  *   1 place the block in a gap: pages that are idle elsewhere move there, new ones are made; above
  *     a soft limit what is idle is used up first: this pool's also behind waits on the device, then
  *     the other pools'
@@ -326,15 +327,38 @@ static tn_status report_addresses(const tn_pool *pool, size_t bytes) {
                               : "destroy pools that are idle, or give them an address_limit_bytes");
 }
 
-tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out) {
-    ladder l = {pool, request, request->stream->handle, pool->wait_us_max};
+/* Steps before the first: what needs no wait for another stream, be it new. */
+static tn_status find_room_apart(ladder *l, tn__place *out) {
+    tn_pool *pool = l->pool;
+    tn_status status;
+    if (find_run(pool, l->request, out)) return TN_OK;
+    status = tn__order_check_capture(&pool->order, l->stream, "grow");
+    if (status == TN_OK) status = tn__pool_collect(pool);
+    if (status != TN_OK) return status;
+    if (is_softly_limited(pool, l->request)) return TN_OUT_OF_DEVICE_MEMORY;
+    return find_room(pool, l->request, TN__EFFORT_READY, out);
+}
+
+static tn_status find_room_shared(ladder *l, tn__place *out) {
     tn_status status;
     int is_found = 0;
-    if (find_run(pool, request, out)) return tn__heap_wait_place(&pool->order, request, out);
-    status = recall(pool, request, out, &is_found);
-    if (status != TN_OK || is_found) return status;
+    if (find_run(l->pool, l->request, out)) {
+        return tn__heap_wait_place(&l->pool->order, l->request, out);
+    }
+    status = recall(l->pool, l->request, out, &is_found);
+    return status != TN_OK || is_found ? status : climb(l, out);
+}
+
+tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out) {
+    ladder l = {pool, request, request->stream->handle, pool->wait_us_max};
+    tn_status status = TN_OUT_OF_DEVICE_MEMORY;
     tn__error_scope_begin();
-    status = climb(&l, out);
+    if (pool->keep_streams_apart) {
+        request->only_ready = 1;
+        status = find_room_apart(&l, out);
+        request->only_ready = 0;
+    }
+    if (is_shortage(status)) status = find_room_shared(&l, out);
     if (status == TN_OUT_OF_ADDRESS_SPACE) status = report_addresses(pool, request->asked_bytes);
     return tn__error_scope_end(status);
 }

@@ -216,9 +216,10 @@ typedef struct tn_pool_config {
     size_t soft_limit_bytes; /* above it, idle memory is used up before the pool grows; 0: none */
     size_t address_limit_bytes; /* VMM: most addresses to reserve; 0: no limit but the driver's */
     uint64_t wait_us_max;       /* longest a request waits on the host for freed memory; 0: 10 s */
+    int keep_streams_apart; /* 1: rather grow than make a stream wait for another: more memory */
 } tn_pool_config;
 #define TN_POOL_CONFIG_INIT                                                                        \
-    { sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0, 0, 0, 0 }
+    { sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0, 0, 0, 0, 0 }
 
 TN_API TN_MUST_USE tn_status tn_pool_create(tn_device *device, const tn_pool_config *config,
                                             tn_pool **out);

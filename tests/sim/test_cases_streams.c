@@ -210,27 +210,62 @@ static void a_block_is_not_to_be_had_before_its_use_is_known(void **state) {
 
 /* ---- rmm#850: stealing from another stream makes the two run one after the other ------------- */
 
-/* Each stream gets memory of its own and keeps to it; both run at the same time all along. */
-static void streams_with_memory_to_spare_run_side_by_side(void **state) {
+/* Two streams take turns; gives how long their work took. */
+static double run_two_streams(int keep_streams_apart, tn_pool_stats *stats) {
     const test_sim *sim = test_sim_get();
-    const double kernel_us = 1000;
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
     double begin_us;
     fixture f;
-    (void)state;
     open_fixture(&f, 0, TN_BACKING_VMM);
+    EXPECT_OK(tn_pool_destroy(f.pool));
+    config.keep_streams_apart = keep_streams_apart;
+    EXPECT_OK(tn_pool_create(f.device, &config, &f.pool));
     begin_us = sim->now_us();
     for (int round = 0; round < 100; round++) {
         tn_stream streams[2] = {f.a, f.b};
         for (int i = 0; i < 2; i++) {
             void *x = test_take(f.pool, 8 * MIB, streams[i]);
-            test_sim_write(f.device, streams[i], x, 8 * MIB, kernel_us);
+            test_sim_write(f.device, streams[i], x, 8 * MIB, 1000);
             test_give(f.pool, x, streams[i]);
         }
     }
-    assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
-    assert_int_equal(test_pool_stats(f.pool).reserved_bytes, 16 * MIB);
+    *stats = test_pool_stats(f.pool);
     EXPECT_OK(tn_device_synchronize(f.device));
-    assert_true(sim->now_us() - begin_us < 1.1 * 100 * kernel_us); /* 2 x that, one by one */
+    begin_us = sim->now_us() - begin_us;
+    assert_int_equal(close_with_races(&f), 0);
+    return begin_us;
+}
+
+/* Where it is asked for, each stream gets memory of its own and keeps to it: both run at the same
+ * time all along, for twice the memory. */
+static void streams_that_are_kept_apart_run_side_by_side(void **state) {
+    tn_pool_stats stats;
+    (void)state;
+    assert_true(run_two_streams(1, &stats) < 110e3); /* 100 kernels of 1 ms, and what it costs */
+    assert_int_equal(stats.stream_waits, 0);
+    assert_int_equal(stats.reserved_bytes, 16 * MIB);
+    assert_true(run_two_streams(0, &stats) >= 200e3);
+    assert_int_equal(stats.reserved_bytes, 8 * MIB);
+}
+
+/* Apart as long as there is memory for it. */
+static void streams_that_are_kept_apart_share_when_memory_is_short(void **state) {
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    fixture f;
+    void *x;
+    (void)state;
+    open_fixture(&f, 0, TN_BACKING_VMM);
+    EXPECT_OK(tn_pool_destroy(f.pool));
+    config.keep_streams_apart = 1;
+    config.limit_bytes = 24 * MIB;
+    EXPECT_OK(tn_pool_create(f.device, &config, &f.pool));
+    x = test_take(f.pool, 16 * MIB, f.a);
+    test_sim_write(f.device, f.a, x, 16 * MIB, 1e5);
+    test_give(f.pool, x, f.a);
+    x = test_take(f.pool, 16 * MIB, f.b);
+    assert_int_equal(test_pool_stats(f.pool).stream_waits, 1);
+    test_sim_write(f.device, f.b, x, 16 * MIB, 10);
+    test_give(f.pool, x, f.b);
     assert_int_equal(close_with_races(&f), 0);
 }
 
@@ -340,7 +375,8 @@ int main(void) {
         cmocka_unit_test(a_copy_aside_brings_the_right_bytes),
         cmocka_unit_test(blocks_of_the_default_stream_are_fenced_before_reuse),
         cmocka_unit_test(a_block_is_not_to_be_had_before_its_use_is_known),
-        cmocka_unit_test(streams_with_memory_to_spare_run_side_by_side),
+        cmocka_unit_test(streams_that_are_kept_apart_run_side_by_side),
+        cmocka_unit_test(streams_that_are_kept_apart_share_when_memory_is_short),
         cmocka_unit_test(nothing_goes_back_before_the_work_on_it_is_done),
         cmocka_unit_test(no_call_waits_for_a_collective_that_is_half_launched),
         cmocka_unit_test(what_would_wait_is_put_off_between_the_launches),
