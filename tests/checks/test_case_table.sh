@@ -10,6 +10,7 @@ program=
 
 for word in $(sed -n 's/^|[^|]*|[^|]*|\(.*\)|$/\1/p' "$source/docs/cases.md" | tr ';,()' '    '); do
     case $word in
+        *\`*) ;; # the name of something else
         */*)
             kind=${word%%/*}
             name=${word#*/}

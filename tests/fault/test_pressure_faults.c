@@ -1,7 +1,7 @@
 /* The N-th failure, once and from then on, of every driver call and every host allocation while
  * memory is short: under limits, with a user's callback that frees, and where AUTO has to take
- * plain memory. A request that fails gives nothing away, the bytes that count against the process's limit
- * are those that the pools hold, and once the fault is over the same request is served. */
+ * plain memory. A request that fails gives nothing away, the bytes that count against the process's
+ * limit are those that the pools hold, and once the fault is over the same request is served. */
 #include <string.h>
 
 #include "host_alloc.h"
