@@ -62,8 +62,9 @@ typedef struct tn__driver {
 
     /* Memory pools of the driver's own; NULL on the host driver. Memory is given and taken back in
      * the order of the stream, and kept by the pool until it is trimmed: its release threshold is
-     * set to the most. reserved: physical memory of the pool, in use or not. */
-    tn_status (*mempool_create)(tn__driver_device *device, tn__mempool *out);
+     * set to the most. maximum_bytes: never more than that, where the driver can see to it (CUDA
+     * 12.2); 0: no maximum. reserved: physical memory of the pool, in use or not. */
+    tn_status (*mempool_create)(tn__driver_device *device, size_t maximum_bytes, tn__mempool *out);
     tn_status (*mempool_destroy)(tn__driver_device *device, tn__mempool pool);
     tn_status (*mempool_alloc)(tn__driver_device *device, tn__mempool pool, size_t bytes,
                                tn_stream stream, void **out);

@@ -87,7 +87,8 @@ tn_status tn__cuda_mem_alloc(tn__driver_device *device, size_t bytes, void **out
 tn_status tn__cuda_mem_free(tn__driver_device *device, void *address);
 tn_status tn__cuda_host_alloc(tn__driver_device *device, size_t bytes, void **out);
 tn_status tn__cuda_host_free(tn__driver_device *device, void *address);
-tn_status tn__cuda_mempool_create(tn__driver_device *device, tn__mempool *out);
+tn_status tn__cuda_mempool_create(tn__driver_device *device, size_t maximum_bytes,
+                                  tn__mempool *out);
 tn_status tn__cuda_mempool_destroy(tn__driver_device *device, tn__mempool pool);
 tn_status tn__cuda_mempool_alloc(tn__driver_device *device, tn__mempool pool, size_t bytes,
                                  tn_stream stream, void **out);

@@ -75,7 +75,8 @@ static int keep_memory(const tn__driver_device *device, void *pool) {
     return device->cu->mempool_set(pool, TN__CU_MEMPOOL_RELEASE_THRESHOLD, &threshold);
 }
 
-tn_status tn__cuda_mempool_create(tn__driver_device *device, tn__mempool *out) {
+tn_status tn__cuda_mempool_create(tn__driver_device *device, size_t maximum_bytes,
+                                  tn__mempool *out) {
     const char *name = "cuMemPoolCreate()";
     tn__cuda_call call;
     void *pool = NULL;
@@ -83,7 +84,8 @@ tn_status tn__cuda_mempool_create(tn__driver_device *device, tn__mempool *out) {
     TN_TRY(require_mempools(device));
     TN_TRY(tn__cuda_begin(device, TN_CALL_MEM_CREATE, &call));
     tn__cu_pool_properties properties = {.type = TN__CU_MEM_ALLOCATION_TYPE_PINNED,
-                                         .location = location_of(device)};
+                                         .location = location_of(device),
+                                         .maximum_bytes = maximum_bytes};
     int code = device->cu->mempool_create(&pool, &properties);
     if (code == TN__CU_SUCCESS) {
         name = "cuMemPoolSetAttribute(release threshold)";

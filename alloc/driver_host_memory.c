@@ -154,11 +154,22 @@ size_t tn__host_memory_used(tn__host_memory *memory) {
     return used;
 }
 
-size_t tn__host_memory_held(tn__host_memory *memory) {
+size_t tn__host_memory_held(const tn__host_memory *memory) {
+    return memory->arena.extent_bytes + memory->direct_bytes;
+}
+
+/* What a failure leaves, the next reset or the close gives back; until then there is no arena. */
+tn_status tn__host_memory_reset(tn__host_memory *memory) {
+    tn_status status;
     pthread_mutex_lock(&memory->lock);
-    size_t held = memory->arena.extent_bytes + memory->direct_bytes;
+    TN_ASSERT(!memory->block_count);
+    status = tn__host_arena_close(&memory->arena);
+    if (status == TN_OK) {
+        const tn__extent_source *source = memory->source.take ? &memory->source : NULL;
+        (void)tn__host_arena_open(&memory->arena, source);
+    }
     pthread_mutex_unlock(&memory->lock);
-    return held;
+    return status;
 }
 
 size_t tn__host_memory_round(const tn__host_memory *memory, size_t bytes) {

@@ -56,8 +56,12 @@ void tn__host_memory_purge(tn__host_memory *memory);
 /* Of blocks, rounded up. */
 size_t tn__host_memory_used(tn__host_memory *memory);
 
-/* With a source: what has been taken from it, for blocks and by jemalloc for later ones. */
-size_t tn__host_memory_held(tn__host_memory *memory);
+/* With a source: what has been taken from it, for blocks and by jemalloc for later ones. No call is
+ * under way in another thread; one may be in this, that asks the source. */
+size_t tn__host_memory_held(const tn__host_memory *memory);
+
+/* Gives back all that is held while there are no blocks. */
+tn_status tn__host_memory_reset(tn__host_memory *memory);
 
 /* A size that the memory comes in without waste, at least `bytes`. */
 size_t tn__host_memory_round(const tn__host_memory *memory, size_t bytes);

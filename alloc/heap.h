@@ -183,7 +183,8 @@ typedef struct tn__request {
     tn__pool_stream *stream;
     struct tn__cache_lane *lane; /* NULL: the block is not cached when it is freed */
     tn__zone_kind zone;
-    unsigned flags; /* TN_ALLOC_... */
+    unsigned flags;     /* TN_ALLOC_... */
+    int needs_complete; /* only memory whose uses are known complete: the host will use it */
     tn_lifetime lifetime;
     uint32_t lifetime_slot;
     int is_owned;

@@ -115,6 +115,9 @@ static tn_status check_place(tn__piece *piece, size_t zone, const tn__heap *heap
     HOLDS(piece->address % TN__BLOCK_ALIGN == 0, piece);
     HOLDS(piece->bytes % TN__BLOCK_ALIGN == 0, piece);
     HOLDS(region->zone == &heap->zones[zone], piece);
+    /* A segment on its way back to a provider of the caller's is in no map. */
+    HOLDS(region->map.is_in_map || piece->kind == TN__PIECE_VOID, piece);
+    if (!region->map.is_in_map) return TN_OK;
     HOLDS(tn__page_map_find((void *)piece->address) == region->map.pool, piece);
     HOLDS(tn__page_map_find((void *)(tn__piece_end(piece) - 1)) == region->map.pool, piece);
     HOLDS((piece->kind == TN__PIECE_LIVE) == (tn__block_state_of(piece) != TN__BLOCK_NONE), piece);

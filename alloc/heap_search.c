@@ -16,12 +16,17 @@ static uintptr_t align_down(uintptr_t address, size_t alignment) {
     return address & ~(uintptr_t)(alignment - 1);
 }
 
-/* A captured stream can wait for nobody. */
+/* A captured stream can wait for nobody, and the host does not. */
 static int must_be_ready(const tn__request *request) {
-    return request->only_ready || request->stream->is_captured;
+    return request->only_ready || request->needs_complete || request->stream->is_captured;
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
+
+static int is_usable(const tn__request *request, tn__uses *uses) {
+    return request->needs_complete ? tn__uses_are_complete(uses)
+                                   : tn__order_is_ready(request->stream, uses);
+}
 
 /* The first stretch of the run that the stream can use without a wait and that is long enough. */
 static int find_ready(tn__piece *run, const tn__request *request, uintptr_t *out) {
@@ -29,7 +34,7 @@ static int find_ready(tn__piece *run, const tn__request *request, uintptr_t *out
     int pieces = 0;
     for (tn__piece *piece = run; tn__piece_is(piece, TN__PIECE_FREE) && pieces < PIECES_MAX;
          piece = piece->next, pieces++) {
-        if (!tn__order_is_ready(request->stream, &piece->uses)) {
+        if (!is_usable(request, &piece->uses)) {
             begin = 0;
             continue;
         }

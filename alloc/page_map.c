@@ -76,13 +76,19 @@ static map_leaf *make_leaf(uintptr_t page) {
     return leaf;
 }
 
+/* Under the mutex: the region's slot of one of its pages. */
+static _Atomic(struct tn_pool *) *slot_of(const tn__mapped_region *region, uintptr_t page) {
+    int is_second = region->begin > page << TN__MAP_PAGE_SHIFT;
+    return &find_leaf(page)->slots[leaf_index(page)][is_second];
+}
+
 /* Under the mutex: puts `to` where `from` is, in the region's slot of one of its pages. */
 static void replace_slot(const tn__mapped_region *region, uintptr_t page, struct tn_pool *from,
                          struct tn_pool *to) {
     map_leaf *leaf = find_leaf(page);
     uintptr_t page_begin = page << TN__MAP_PAGE_SHIFT;
     int is_second = region->begin > page_begin;
-    _Atomic(struct tn_pool *) *entry = &leaf->slots[leaf_index(page)][is_second];
+    _Atomic(struct tn_pool *) *entry = slot_of(region, page);
     TN_CHECK(atomic_load(entry) == from);
     if (is_second) {
         uint16_t border = (uint16_t)((region->begin - page_begin) / TN__MAP_ALIGN);
@@ -106,6 +112,10 @@ tn_status tn__page_map_add(tn__mapped_region *region) {
     for (uintptr_t page = first; page <= last && status == TN_OK;
          page = (page | (LEVEL_COUNT - 1)) + 1) {
         if (!make_leaf(page)) status = TN_OUT_OF_HOST_MEMORY;
+    }
+    for (uintptr_t page = first; page <= last && status == TN_OK; page++) {
+        if (!atomic_load(slot_of(region, page))) continue;
+        status = TN_FAIL(TN_IN_USE, "memory at %#zx is a pool's already", (size_t)region->begin);
     }
     for (uintptr_t page = first; page <= last && status == TN_OK; page++)
         replace_slot(region, page, NULL, region->pool);

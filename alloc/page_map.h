@@ -36,8 +36,9 @@ typedef struct tn__mapped_region {
 void tn__page_map_retain(void);
 void tn__page_map_release(void);
 
-/* Adds a region of at least TN__MAP_PAGE_BYTES that overlaps no other. On failure nothing is
- * added: TN_OUT_OF_HOST_MEMORY, or TN_UNSUPPORTED for an address of more than 57 bits. */
+/* Adds a region of at least TN__MAP_PAGE_BYTES. On failure nothing is added: TN_OUT_OF_HOST_MEMORY,
+ * TN_UNSUPPORTED for an address of more than 57 bits, or TN_IN_USE if it overlaps another (but for
+ * the last page of that one, where only its pool can tell). */
 tn_status tn__page_map_add(tn__mapped_region *region);
 
 /* Before the driver gets the addresses back: at once it may give them to another pool, on another

@@ -17,6 +17,7 @@
 
 /* Its work is done, so nothing uses memory on it any more; its id never comes back. */
 static void forget_stream(tn_pool *pool, tn__pool_stream *stream) {
+    tn__uses_forget(&pool->given, stream);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next) {
             tn__uses_forget(&piece->uses, stream);
@@ -36,11 +37,15 @@ static void rename_stream(tn_pool *pool, tn__pool_stream *stream) {
     }
 }
 
+static void mark_uses(tn__uses *uses) {
+    const tn__use *items = tn__uses_items(uses);
+    for (uint32_t i = 0; i < uses->count; i++)
+        items[i].stream->is_marked = 1;
+}
+
 static void mark_streams(tn__piece *piece) {
-    const tn__use *uses = tn__uses_items(&piece->uses);
     if (piece->stream) piece->stream->is_marked = 1;
-    for (uint32_t i = 0; i < piece->uses.count; i++)
-        uses[i].stream->is_marked = 1;
+    mark_uses(&piece->uses);
 }
 
 /* Foreign streams come and go without a word: those that no piece speaks of are forgotten when
@@ -49,6 +54,7 @@ static tn_status sweep_streams(tn_pool *pool) {
     TN_TRY(tn__pool_collect(pool));
     tn__order_unmark(&pool->order);
     tn__caches_mark_streams(pool);
+    mark_uses(&pool->given);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next)
             mark_streams(piece);
@@ -126,6 +132,8 @@ static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
     pool->keep_streams_apart = config->keep_streams_apart != 0;
     pool->wait_us_max = config->wait_us_max ? (double)config->wait_us_max : WAIT_US_MAX_DEFAULT;
     pool->address_bytes = config->address_bytes ? config->address_bytes : pool->info.memory_bytes;
+    pool->most_bytes = pool->info.memory_bytes;
+    pool->segment_alignment = TN__MAP_PAGE_BYTES;
     return pool->backing->open(pool, config);
 }
 
@@ -152,6 +160,7 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
 static void free_pool(tn_pool *pool) {
     tn__event_ring_end(pool);
     tn__caches_close(pool);
+    tn__uses_clear(&pool->given);
     tn__heap_clear(&pool->heap);
     pthread_mutex_destroy(&pool->mutex);
     tn__frames_clear(pool);
@@ -183,7 +192,7 @@ static tn_status begin_option_events(tn_pool *pool) {
 /* Who is told of blocks stays the same for the life of a pool. */
 static void begin_tracking(tn_pool *pool) {
     tn__heap_track *track = &pool->heap.track;
-    int is_host = pool->info.driver == TN_DRIVER_HOST;
+    int is_host = pool->info.driver == TN_DRIVER_HOST || pool->backing->is_host_memory;
     track->marks_memory = is_host && TN_TRACK_IS_ON();
     track->tells_tools =
         !is_host && pool->backing->kind == TN_BACKING_PLAIN && tn__nvtx_is_wanted();
@@ -267,7 +276,7 @@ static tn_status close_locked(tn_pool *pool) {
     tn__heap_settle(&pool->heap);
     TN_TRY(tn__pool_release(pool, &everything));
     TN_TRY(tn__dedicated_close(pool));
-    TN_TRY(pool->backing->close(pool));
+    tn__uses_clear(&pool->given);
     return tn__order_close(&pool->order);
 }
 
@@ -290,6 +299,8 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     pthread_mutex_lock(&pool->mutex);
     status = close_unless_held(pool);
     if (status == TN_OK) status = end_trace_locked(pool);
+    /* Last: whatever fails, a pool that is still there can be used. */
+    if (status == TN_OK) status = pool->backing->close(pool);
     tn__pool_print_end(pool, status == TN_OK ? "its end" : "a failed end");
     pthread_mutex_unlock(&pool->mutex);
     if (status != TN_OK) {

@@ -113,7 +113,7 @@ static tn_status allocate_from_heap(tn_pool *pool, tn__request *request, tn_stre
     TN_TRY(find_stream(pool, stream, TN__GRAPH_ALLOC, NULL, &request->stream));
     request->zone = tn__heap_zone_for(&pool->heap, request);
     /* What no device can have is not worth the procedure. */
-    status = request->bytes > pool->info.memory_bytes || request->bytes > pool->limit_bytes
+    status = request->bytes > pool->most_bytes || request->bytes > pool->limit_bytes
                  ? TN_OUT_OF_DEVICE_MEMORY
                  : allocate(pool, request, &block);
     /* Also on failure: what the driver then does not take back stays reserved. */
@@ -175,6 +175,7 @@ static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
         return TN_FAIL(TN_INVALID_STATE, "tn_alloc after the driver is gone: the process exits, or "
                                          "is a fork of the one that opened the device");
     }
+    request.needs_complete = pool->backing->is_host_memory;
     request.bytes = tn__round_up(bytes, TN__BLOCK_ALIGN);
     cache = is_cacheable(&request) ? tn__cache_mine(pool) : NULL;
     if (cache) {
@@ -250,11 +251,13 @@ void tn__pool_note_free(tn_pool *pool, const tn__piece *block) {
 
 /* The block may still be in use by the stream that it was made for, and by this one. */
 static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream) {
+    tn__region *region = block->region;
     if (block->stream) add_use_now(block, block->stream);
     add_use_now(block, stream);
     block->stream = stream;
     tn__pool_note_free(pool, block);
     tn__heap_give(&pool->heap, block, ++pool->heap.operation);
+    if (pool->backing->freed) pool->backing->freed(pool, region, stream);
 }
 
 /* A checker can say that freed memory is touched only once nothing uses it that may: where one

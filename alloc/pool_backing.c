@@ -37,6 +37,16 @@ static tn_status open_plain(tn_pool *pool, const tn_pool_config *config) {
     return TN_OK;
 }
 
+static tn_status take_plain(tn_pool *pool, const tn__request *request, size_t bytes, void **out) {
+    (void)request;
+    return pool->driver->mem_alloc(pool->state, bytes, out);
+}
+
+static tn_status give_plain(tn_pool *pool, void *address, size_t bytes) {
+    (void)bytes;
+    return pool->driver->mem_free(pool->state, address);
+}
+
 /* Segments went back with the rest of the idle memory. */
 static tn_status close_nothing(tn_pool *pool) {
     TN_ASSERT(!pool->heap.regions);
@@ -45,27 +55,35 @@ static tn_status close_nothing(tn_pool *pool) {
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
-static const tn__backing rows[] = {
-    {.kind = TN_BACKING_VMM,
-     .name = "vmm",
-     .maps_handles = 1,
-     .check_config = check_vmm,
-     .open = open_vmm,
-     .recall = tn__pages_recall,
-     .grow = tn__pages_grow,
-     .release = tn__pages_release,
-     .release_addresses = tn__pages_release_addresses,
-     .close = tn__pages_close,
-     .scattered_hint = "what is free is less than the whole pages that the request needs"},
-    {.kind = TN_BACKING_PLAIN,
-     .name = "plain",
-     .check_config = check_nothing,
-     .open = open_plain,
-     .grow = tn__segments_grow,
-     .release = tn__segments_release,
-     .close = close_nothing,
-     .scattered_hint = "memory is free but in pieces that are too small: VMM backing could use it"},
-};
+static const tn__backing vmm_row = {
+    .kind = TN_BACKING_VMM,
+    .name = "vmm",
+    .maps_handles = 1,
+    .check_config = check_vmm,
+    .open = open_vmm,
+    .recall = tn__pages_recall,
+    .grow = tn__pages_grow,
+    .release = tn__pages_release,
+    .release_addresses = tn__pages_release_addresses,
+    .close = tn__pages_close,
+    .scattered_hint = "what is free is less than the whole pages that the request needs"};
+
+static const tn__backing plain_row = {
+    .kind = TN_BACKING_PLAIN,
+    .name = "plain",
+    .check_config = check_nothing,
+    .open = open_plain,
+    .grow = tn__segments_grow,
+    .release = tn__segments_release,
+    .close = close_nothing,
+    .shared_bytes = (size_t)32 << 20,
+    .take = take_plain,
+    .give = give_plain,
+    .scattered_hint = "memory is free but in pieces that are too small: VMM backing could use it"};
+
+static const tn__backing *const rows[] = {&vmm_row,           &plain_row,
+                                          &tn__backing_async, &tn__backing_caller,
+                                          &tn__backing_host,  &tn__backing_pinned};
 
 const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *info) {
     if (kind == TN_BACKING_AUTO) {
@@ -73,7 +91,7 @@ const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *
         kind = is_vmm ? TN_BACKING_VMM : TN_BACKING_PLAIN;
     }
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        if (rows[i].kind == kind) return &rows[i];
+        if (rows[i]->kind == kind) return rows[i];
     }
     return NULL;
 }

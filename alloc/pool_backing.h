@@ -1,7 +1,11 @@
 /* What a pool's memory comes from: one row of functions for each tn_pool_backing.
  *
- *   VMM      pool_pages.c, pool_idle.c   physical pages mapped under blocks where they are wanted
+ *   VMM      pool_pages.c, pool_idle.c   physical pages, mapped where a block wants them
  *   PLAIN    pool_segments.c             segments of the driver's plain memory call
+ *   ASYNC    pool_async.c                a memory pool of the driver's own
+ *   CALLER   pool_caller.c               segments of the caller's functions
+ *   HOST     pool_host.c                 segments of pageable host memory
+ *   PINNED   pool_host.c                 segments of pinned host memory
  *
  * Nothing else in a pool asks which backing it has: what differs is a member here. Every function
  * is called with the pool's mutex held, but for check_config and open, which see a pool that
@@ -36,7 +40,11 @@ static inline size_t tn__release_room(const tn__release *release) {
 typedef struct tn__backing {
     tn_pool_backing kind;
     const char *name;
-    int maps_handles; /* so that peers, and blocks with a handle of their own, are possible */
+    int maps_handles;   /* so that peers, and blocks with a handle of their own, are possible */
+    int is_host_memory; /* not of a device: no limit for devices counts it, and it is given out only
+                         * once its uses are complete, since the CPU uses it without a stream */
+    int is_pinned;
+    int is_cheap_to_grow; /* cheaper than to ask first what has completed */
 
     /* TN_UNSUPPORTED or TN_INVALID_ARGUMENT in words, if the device can not back such a pool. */
     tn_status (*check_config)(const tn_pool_config *config, const tn_device_info *info);
@@ -65,6 +73,26 @@ typedef struct tn__backing {
      * failing call leaves can be closed again. */
     tn_status (*close)(struct tn_pool *pool);
 
+    /* Tells of memory that the backing holds beyond what is mapped. NULL: there is none. */
+    size_t (*held_bytes)(const struct tn_pool *pool);
+
+    /* A block in the region has been freed on the stream. NULL: the heap keeps it. */
+    void (*freed)(struct tn_pool *pool, tn__region *region, tn__pool_stream *stream);
+
+    /* ---- of segments: their provider -------------------------------------------------------- */
+
+    size_t shared_bytes; /* smaller requests share segments of that size; 0: none do */
+    int claims_itself;   /* take claims the bytes (tn__pool_claim), and give unclaims them */
+    int is_unlocked;     /* both are called without the pool's mutex */
+    tn_status (*take)(struct tn_pool *pool, const tn__request *request, size_t bytes, void **out);
+    tn_status (*give)(struct tn_pool *pool, void *address, size_t bytes);
+    size_t (*round)(const struct tn_pool *pool, size_t bytes); /* a size without waste; NULL: any */
+
+    /* ---- words ------------------------------------------------------------------------------ */
+
+    /* What there is of such memory; NULL: ask the device. */
+    void (*memory_info)(size_t *free_bytes, size_t *total_bytes);
+
     /* Said of a shortage while as much memory as was asked for is free. */
     const char *scattered_hint;
 } tn__backing;
@@ -91,5 +119,22 @@ tn_status tn__pages_close(struct tn_pool *pool);
 tn_status tn__segments_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,
                             tn__place *out);
 tn_status tn__segments_release(struct tn_pool *pool, tn__release *release);
+
+/* One segment more for the request. May let the pool's mutex go. */
+tn_status tn__segment_add(struct tn_pool *pool, const tn__request *request, tn__place *out);
+
+/* The segment of at most that size that has been idle for longest and that nothing may still use;
+ * NULL: none. */
+tn__region *tn__segment_find_idle(struct tn_pool *pool, size_t most_bytes);
+
+/* Gives an idle one back to the provider. May let the pool's mutex go. */
+tn_status tn__segment_give(struct tn_pool *pool, tn__region *region);
+
+/* ---- further rows ---------------------------------------------------------------------------- */
+
+extern const tn__backing tn__backing_async;
+extern const tn__backing tn__backing_caller;
+extern const tn__backing tn__backing_host;
+extern const tn__backing tn__backing_pinned;
 
 #endif

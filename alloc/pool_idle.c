@@ -143,6 +143,7 @@ tn_status tn__pool_collect(tn_pool *pool) {
     int any = 0;
     tn_status status = tn__order_poll(&pool->order, &any);
     if (any) tn__heap_settle(&pool->heap);
+    tn__uses_settle(&pool->given);
     tn__dedicated_collect(pool);
     return status;
 }

@@ -51,7 +51,8 @@ enum {
     TN__OBSERVE_NVTX = 4,   /* a tool is told of every block: nvtx_memory.h */
     TN__OBSERVE_TRACK = 8,  /* a memory checker is: track.h */
     TN__OBSERVE_GRAPH = 16, /* blocks belong to a graph */
-    TN__OBSERVE_PAUSE = 32  /* the memory is gone for now */
+    TN__OBSERVE_PAUSE = 32, /* the memory is gone for now */
+    TN__OBSERVE_HOST = 64   /* the CPU uses blocks at once: only what is complete is given out */
 };
 
 typedef struct tn__cache tn__cache;
@@ -75,6 +76,8 @@ struct tn_pool {
     size_t address_bytes; /* VMM: to reserve at a time */
     size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 
+    size_t most_bytes; /* no request is larger */
+
     _Atomic unsigned observers; /* TN__OBSERVE_...; 0: nobody */
     tn__graph *graph;           /* NULL: no graph pool */
 
@@ -89,6 +92,10 @@ struct tn_pool {
     tn__frame *spare_frames;       /* active nowhere */
     tn__own_mapping *stuck;        /* given up, but not yet taken back by the driver */
     size_t stuck_bytes;            /* of them: memory that the pool reserved */
+    void *store;                   /* the backing's own state */
+    size_t segment_alignment;      /* segments: what their provider aligns to, as far as is known */
+    size_t transit_bytes; /* segments: on their way from or to a provider of the caller's */
+    tn__uses given;       /* uses that memory given back in stream order was still in */
     size_t peak_live_bytes;
     size_t peak_reserved_bytes;
     uint64_t allocs;
@@ -114,7 +121,9 @@ void tn__pool_unlock_whole(tn_pool *pool);
 void tn__pool_observe(tn_pool *pool, unsigned observer, int is_on);
 
 static inline size_t tn__pool_held_bytes(const tn_pool *pool) {
-    return pool->heap.inactive_count * pool->page_bytes + pool->stuck_bytes;
+    size_t bytes = pool->heap.inactive_count * pool->page_bytes + pool->stuck_bytes;
+    if (pool->backing->held_bytes) bytes += pool->backing->held_bytes(pool);
+    return bytes + pool->transit_bytes;
 }
 static inline size_t tn__pool_reserved_bytes(const tn_pool *pool) {
     return pool->heap.mapped_bytes - pool->paused_bytes + tn__pool_held_bytes(pool);
@@ -149,6 +158,18 @@ void tn__frames_clear(tn_pool *pool);
 /* Learns what has completed, and unmaps what was waiting for that. Never waits. */
 tn_status tn__pool_collect(tn_pool *pool);
 
+/* What there is of the memory that the pool is of. */
+static inline void tn__pool_memory_info(const tn_pool *pool, size_t *free_bytes,
+                                        size_t *total_bytes) {
+    *free_bytes = 0;
+    *total_bytes = pool->info.memory_bytes;
+    if (pool->backing->memory_info) {
+        pool->backing->memory_info(free_bytes, total_bytes);
+    } else {
+        (void)pool->driver->memory_info(pool->state, free_bytes, total_bytes);
+    }
+}
+
 /* ---- pool_alloc.c ---------------------------------------------------------------------------- */
 
 /* Tells the simulated device that a block is handed out; it only watches for races. */
@@ -169,6 +190,10 @@ tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out
  * as reserved and `uncounted_bytes`. What is given back, or could not be had, is unclaimed:
  * tn__process_unclaim. */
 tn_status tn__pool_claim(tn_pool *pool, size_t bytes, size_t uncounted_bytes);
+static inline void tn__pool_unclaim(const tn_pool *pool, size_t bytes) {
+    if (!pool->backing->is_host_memory) tn__process_unclaim(bytes);
+}
+
 /* ---- pool_peer.c ----------------------------------------------------------------------------- */
 
 /* Lets the pool's device and its peers touch memory that has just been mapped. */

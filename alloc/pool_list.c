@@ -62,11 +62,20 @@ static void unpin(tn_pool *pool) {
     pthread_mutex_unlock(&list_mutex);
 }
 
-/* Two handles of one GPU share its memory; host devices have each their own. */
+/* Two handles of one GPU share its memory; host devices have each their own. Pools of host memory
+ * share the machine's. */
 static int is_same_memory(const tn_pool *a, const tn_pool *b) {
+    if (a->backing->is_host_memory || b->backing->is_host_memory) {
+        return a->backing->is_host_memory && b->backing->is_host_memory;
+    }
     if (a->device == b->device) return 1;
     return a->driver == b->driver && a->info.driver == TN_DRIVER_CUDA &&
            a->info.simulated == b->info.simulated && a->info.ordinal == b->info.ordinal;
+}
+
+/* The process's limits do not count host memory. */
+static int can_help(const tn_pool *pool, const tn_pool *other, int is_process_wide) {
+    return is_process_wide ? !other->backing->is_host_memory : is_same_memory(pool, other);
 }
 
 tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__release *release) {
@@ -76,7 +85,7 @@ tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__relea
         tn_pool *other = pin_before(serial);
         if (!other) break;
         serial = other->serial;
-        if (other != pool && (is_process_wide || is_same_memory(pool, other))) {
+        if (other != pool && can_help(pool, other, is_process_wide)) {
             pthread_mutex_lock(&other->mutex);
             (void)tn__caches_drain(other);
             status = tn__pool_release(other, release);

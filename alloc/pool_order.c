@@ -379,7 +379,8 @@ void tn__order_sweep(tn__order *order) {
         tn__pool_stream *stream = order->buckets[bucket];
         while (stream) {
             tn__pool_stream *next = stream->next;
-            if (!stream->is_marked && !stream->is_used && stream->closed_count == 0) {
+            int is_held = stream->is_marked || stream->hold_count > 0;
+            if (!is_held && !stream->is_used && stream->closed_count == 0) {
                 tn__order_remove(order, stream);
             }
             stream = next;

@@ -60,6 +60,7 @@ void tn__uses_clear(tn__uses *uses);
 
 /* Forgets uses that are known complete; frees the heap memory when none is left. */
 void tn__uses_settle(tn__uses *uses);
+int tn__uses_are_complete(tn__uses *uses);
 int tn__uses_has(tn__uses *uses, const tn__pool_stream *stream);
 void tn__uses_forget(tn__uses *uses, const tn__pool_stream *stream);
 int tn__uses_equal(tn__uses *a, tn__uses *b);
@@ -111,6 +112,7 @@ struct tn__pool_stream {
     int is_foreign;      /* may be destroyed without a word, and its handle given to another */
     int is_used;         /* there are uses that no event covers */
     int is_marked;       /* by a sweep */
+    uint32_t hold_count; /* calls that use it without the pool's mutex: it is not swept */
     uint64_t wait_epoch; /* while a host wait gathers what it waits for */
     uint32_t closed_count;
     uint32_t waited_next; /* the one to forget next */

@@ -41,7 +41,7 @@ tn_status tn__pool_claim(tn_pool *pool, size_t bytes, size_t uncounted_bytes) {
                        "%zu more bytes exceed the limit of pool %s, which has %zu reserved", bytes,
                        pool->name, tn__pool_reserved_bytes(pool));
     }
-    return tn__process_claim(bytes, pool->growth);
+    return pool->backing->is_host_memory ? TN_OK : tn__process_claim(bytes, pool->growth);
 }
 
 static size_t growth_of(const tn_pool *pool, const tn__request *request) {
@@ -163,6 +163,7 @@ static tn_status wait_and_find(ladder *l, tn_status shortage, tn__place *out) {
 static size_t process_lack(const tn_pool *pool, const tn__request *request, tn__growth growth) {
     size_t wanted = growth_of(pool, request);
     size_t headroom = tn__process_headroom(growth);
+    if (pool->backing->is_host_memory) return 0;
     return wanted > headroom ? wanted - headroom : 0;
 }
 
@@ -218,7 +219,7 @@ static void fill_pressure(const ladder *l, tn_status shortage, int attempt, tn_p
                          .cached_bytes = stats.cached_bytes,
                          .pending_bytes = stats.pending_bytes,
                          .reserved_bytes = stats.reserved_bytes};
-    (void)l->pool->driver->memory_info(l->pool->state, &out->device_free_bytes, &total_bytes);
+    tn__pool_memory_info(l->pool, &out->device_free_bytes, &total_bytes);
 }
 
 /* *is_worth_it: the callback says that it freed something. */
@@ -301,7 +302,7 @@ static int is_softly_limited(tn_pool *pool, const tn__request *request) {
 static tn_status climb(ladder *l, tn__place *out) {
     tn_pool *pool = l->pool;
     tn_status status = tn__order_check_capture(&pool->order, l->stream, "grow");
-    if (status == TN_OK) status = tn__pool_collect(pool);
+    if (status == TN_OK && !pool->backing->is_cheap_to_grow) status = tn__pool_collect(pool);
     if (status != TN_OK) return status;
     if (is_softly_limited(pool, l->request)) {
         status = find_room_softly(l, out);

@@ -264,9 +264,7 @@ tn_status tn__pool_report_shortage(tn_pool *pool, size_t asked_bytes) {
     tn__owners owners;
     tn__pool_fill_stats(pool, &facts.stats);
     facts.largest_hole_bytes = tn__heap_largest_run(&pool->heap);
-    facts.device_total_bytes = pool->info.memory_bytes;
-    (void)pool->driver->memory_info(pool->state, &facts.device_free_bytes,
-                                    &facts.device_total_bytes);
+    tn__pool_memory_info(pool, &facts.device_free_bytes, &facts.device_total_bytes);
     facts.process_limit_bytes = tn__process_limit(TN__GROWTH_HARD);
     facts.process_reserved_bytes = tn__process_claimed();
     facts.hint = hint_for(pool, &facts);

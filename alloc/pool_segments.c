@@ -1,13 +1,19 @@
-/* PLAIN backing: segments of the driver's ordinary memory, for devices without VMM.
+/* Backings of segments: what their provider gives is one region of one page, and comes and goes as
+ * a whole.
  *
- * A segment is one region of one page: it comes and goes as a whole. Requests below
- * SHARED_BYTES share segments of that size, so that memory freed by small shapes can serve larger
- * ones; larger requests get a segment of their own size.
+ * Requests share segments of the provider's shared_bytes if they are smaller, so that memory freed
+ * by small shapes can serve larger ones; larger requests get a segment of their own size.
+ *
+ * What a provider gives is looked at before it is used: at least 2 MiB, aligned to 512 bytes, apart
+ * from all memory of pools. What its calls say and do is undone if what follows fails.
+ *
+ * A provider of the caller's is called without the pool's mutex, so that it may use what it likes.
+ * Meanwhile the bytes count as held (transit_bytes), a segment on its way back is one VOID piece,
+ * and the request's stream is kept from being forgotten.
  */
 #include "no_wait.h"
+#include "no_wait.h"
 #include "pool_internal.h"
-
-#define SHARED_BYTES ((size_t)32 << 20)
 
 static size_t segment_bytes(const tn__region *region) {
     return region->map.end - region->map.begin;
@@ -26,47 +32,139 @@ static void tell_end(tn_pool *pool, tn__region *region) {
                          region->tool_heap);
 }
 
+/* ---- the provider's calls -------------------------------------------------------------------- */
+
+static tn_status take(tn_pool *pool, const tn__request *request, size_t bytes, void **out) {
+    tn_status status;
+    if (!pool->backing->is_unlocked) return pool->backing->take(pool, request, bytes, out);
+    pool->transit_bytes += bytes;
+    request->stream->hold_count++;
+    pthread_mutex_unlock(&pool->mutex);
+    status = pool->backing->take(pool, request, bytes, out);
+    pthread_mutex_lock(&pool->mutex);
+    request->stream->hold_count--;
+    pool->transit_bytes -= bytes;
+    return status;
+}
+
+static tn_status give(tn_pool *pool, void *address, size_t bytes) {
+    tn_status status;
+    if (!pool->backing->is_unlocked) return pool->backing->give(pool, address, bytes);
+    pool->transit_bytes += bytes;
+    pthread_mutex_unlock(&pool->mutex);
+    status = pool->backing->give(pool, address, bytes);
+    pthread_mutex_lock(&pool->mutex);
+    pool->transit_bytes -= bytes;
+    return status;
+}
+
+static tn_status claim(tn_pool *pool, size_t bytes) {
+    return pool->backing->claims_itself ? TN_OK : tn__pool_claim(pool, bytes, 0);
+}
+
+static void unclaim(const tn_pool *pool, size_t bytes) {
+    if (!pool->backing->claims_itself) tn__pool_unclaim(pool, bytes);
+}
+
+/* ---- adding ---------------------------------------------------------------------------------- */
+
+/* TN_IN_USE: it is memory that a pool has already. */
+static tn_status check_memory(const tn_pool *pool, const void *address, size_t bytes) {
+    uintptr_t begin = (uintptr_t)address;
+    if (!address || begin % TN__BLOCK_ALIGN || begin + bytes < begin) {
+        return TN_FAIL(TN_DRIVER_ERROR,
+                       "pool %s was given %zu bytes of memory at %p: not at all, or not aligned to "
+                       "%zu bytes",
+                       pool->name, bytes, address, TN__BLOCK_ALIGN);
+    }
+    for (const tn__region *region = pool->heap.regions; region; region = region->next) {
+        if (region->map.begin >= begin + bytes || begin >= region->map.end) continue;
+        return TN_FAIL(TN_IN_USE, "pool %s was given memory at %p that it has already", pool->name,
+                       address);
+    }
+    return TN_OK;
+}
+
+static uintptr_t aligned_begin(const void *address, const tn__request *request) {
+    return ((uintptr_t)address + request->alignment - 1) & ~(uintptr_t)(request->alignment - 1);
+}
+
+/* Makes a region of what was taken. *is_misplaced: it is too short to be aligned as requested; then
+ * the alignment that the provider gives is known. */
+static tn_status adopt(tn_pool *pool, const tn__request *request, void *address, size_t bytes,
+                       int *is_misplaced, tn__region **out) {
+    TN_TRY(check_memory(pool, address, bytes));
+    if (aligned_begin(address, request) + request->bytes > (uintptr_t)address + bytes) {
+        *is_misplaced = 1;
+        pool->segment_alignment = (size_t)1 << __builtin_ctzll((uintptr_t)address);
+        return TN_FAIL(TN_DRIVER_ERROR, "memory at %p is aligned to %zu bytes only", address,
+                       pool->segment_alignment);
+    }
+    return tn__heap_add_region(&pool->heap, pool, request->zone, address, bytes, bytes, 1, out);
+}
+
 static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t bytes,
-                             tn__place *out) {
-    const size_t align_mask = TN__BLOCK_ALIGN - 1;
+                             int *is_misplaced, tn__place *out) {
     tn__region *region = NULL;
     void *address = NULL;
-    tn_status status = TN_OK;
-    TN_TRY(tn__pool_claim(pool, bytes, 0));
-    status = pool->driver->mem_alloc(pool->state, bytes, &address);
-    if (status == TN_OK && (uintptr_t)address & align_mask) {
-        status = TN_FAIL(TN_DRIVER_ERROR, "the driver gave memory at %p, not aligned to %zu bytes",
-                         address, TN__BLOCK_ALIGN);
+    tn_status status;
+    TN_TRY(claim(pool, bytes));
+    status = take(pool, request, bytes, &address);
+    if (status != TN_OK) {
+        unclaim(pool, bytes);
+        return status;
     }
-    if (status == TN_OK) {
-        status = tn__heap_add_region(&pool->heap, pool, request->zone, address, bytes, bytes, 1,
-                                     &region);
-    }
+    status = adopt(pool, request, address, bytes, is_misplaced, &region);
     if (status != TN_OK) {
         tn__saved_error saved;
         tn__error_save(&saved);
-        if (!address || pool->driver->mem_free(pool->state, address) == TN_OK) {
-            tn__process_unclaim(bytes);
+        /* What is somebody's already, or nothing, is not ours to give back. */
+        if (status == TN_IN_USE || !address || give(pool, address, bytes) == TN_OK) {
+            unclaim(pool, bytes);
         }
         tn__error_restore(&saved);
-        return status;
+        return status == TN_IN_USE ? TN_DRIVER_ERROR : status;
     }
     tell_begin(pool, region);
     out->region = region;
     out->first = region->first;
-    out->address =
-        (region->map.begin + request->alignment - 1) & ~(uintptr_t)(request->alignment - 1);
+    out->address = aligned_begin(address, request);
     out->missing_pages = 0;
     return TN_OK;
 }
 
-static tn_status try_segments(tn_pool *pool, const tn__request *request, tn__place *out) {
-    size_t unit = tn__round_up(TN__MAP_PAGE_BYTES, pool->page_bytes);
-    size_t slack = request->alignment > TN__BLOCK_ALIGN ? request->alignment : 0;
-    size_t least = tn__round_up(request->bytes + slack, unit);
+/* Room for the alignment only if the provider is known not to give it by itself. */
+static size_t least_bytes(const tn_pool *pool, const tn__request *request) {
+    size_t alignment = pool->segment_alignment;
+    size_t bytes = request->bytes;
+    if (request->alignment > alignment) bytes += request->alignment - alignment;
+    if (bytes < TN__MAP_PAGE_BYTES) bytes = TN__MAP_PAGE_BYTES;
+    return tn__round_up(bytes, pool->page_bytes);
+}
+
+static tn_status add_own_segment(tn_pool *pool, const tn__request *request, int *is_misplaced,
+                                 tn__place *out) {
+    size_t least = least_bytes(pool, request);
+    size_t round = pool->backing->round ? pool->backing->round(pool, least) : least;
     tn_status status = TN_OUT_OF_DEVICE_MEMORY;
-    if (least < SHARED_BYTES) status = add_segment(pool, request, SHARED_BYTES, out);
-    if (status == TN_OUT_OF_DEVICE_MEMORY) status = add_segment(pool, request, least, out);
+    if (round > least) status = add_segment(pool, request, round, is_misplaced, out);
+    if (status == TN_OUT_OF_DEVICE_MEMORY) {
+        status = add_segment(pool, request, least, is_misplaced, out);
+    }
+    return status;
+}
+
+tn_status tn__segment_add(tn_pool *pool, const tn__request *request, tn__place *out) {
+    size_t shared = pool->backing->shared_bytes;
+    tn_status status = TN_OUT_OF_DEVICE_MEMORY;
+    int is_misplaced = 0;
+    if (least_bytes(pool, request) < shared) {
+        status = add_segment(pool, request, shared, &is_misplaced, out);
+    }
+    if (status == TN_OUT_OF_DEVICE_MEMORY) {
+        status = add_own_segment(pool, request, &is_misplaced, out);
+    }
+    if (is_misplaced) status = add_own_segment(pool, request, &is_misplaced, out);
     return status;
 }
 
@@ -74,17 +172,18 @@ tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effor
                             tn__place *out) {
     for (;;) {
         tn__release release = {.least_bytes = request->bytes, .most_bytes = SIZE_MAX};
-        tn_status status = try_segments(pool, request, out);
+        tn_status status = tn__segment_add(pool, request, out);
         if (status != TN_OUT_OF_DEVICE_MEMORY || effort != TN__EFFORT_ALL) return status;
-        TN_TRY(tn__segments_release(pool, &release));
+        TN_TRY(pool->backing->release(pool, &release));
         if (release.released_bytes == 0) return status;
     }
 }
 
-/* The segment of at most that size that has been idle for longest and that nothing may still
- * use; NULL: none. */
-static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
+/* ---- giving back ----------------------------------------------------------------------------- */
+
+tn__region *tn__segment_find_idle(tn_pool *pool, size_t most_bytes) {
     tn__region *oldest = NULL;
+    if (tn__graph_holds(pool->graph)) return NULL;
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         tn__piece *piece = region->first;
         if (piece->next || piece->kind != TN__PIECE_FREE || piece->uses.count) continue;
@@ -94,32 +193,45 @@ static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
     return oldest;
 }
 
-static tn_status free_segment(tn_pool *pool, tn__region *region) {
+/* While it is with the provider, nobody finds the segment. */
+static void set_found(tn_pool *pool, tn__region *region, int is_found) {
+    const tn__page_span page = {0, 1};
+    tn__bits_set(region->mapped, page, is_found);
+    pool->heap.mapped_bytes += is_found ? segment_bytes(region) : -segment_bytes(region);
+    tn__heap_change(&pool->heap, region->first, is_found ? TN__PIECE_FREE : TN__PIECE_VOID);
+}
+
+tn_status tn__segment_give(tn_pool *pool, tn__region *region) {
+    size_t bytes = segment_bytes(region);
+    int is_hidden = pool->backing->is_unlocked;
     tn_status status;
     tell_end(pool, region);
     tn__page_map_remove(&region->map);
-    status = pool->driver->mem_free(pool->state, (void *)region->map.begin);
+    if (is_hidden) set_found(pool, region, 0);
+    status = give(pool, (void *)region->map.begin, bytes);
     if (status != TN_OK) {
+        if (is_hidden) set_found(pool, region, 1);
         tn__page_map_restore(&region->map);
         tell_begin(pool, region);
+        return status;
     }
-    return status;
+    unclaim(pool, bytes);
+    tn__heap_remove_region(&pool->heap, region);
+    return TN_OK;
 }
 
 tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
     TN_TRY(tn__pool_collect(pool));
-    while (!tn__release_is_done(release) && !tn__graph_holds(pool->graph)) {
-        tn__region *region = find_idle(pool, tn__release_room(release));
+    while (!tn__release_is_done(release)) {
+        tn__region *region = tn__segment_find_idle(pool, tn__release_room(release));
         tn_status status;
         size_t bytes;
         if (!region) break;
         bytes = segment_bytes(region);
         if (!tn__driver_wait_begin()) break;
-        status = free_segment(pool, region);
+        status = tn__segment_give(pool, region);
         tn__driver_wait_end();
         if (status != TN_OK) return status;
-        tn__process_unclaim(bytes);
-        tn__heap_remove_region(&pool->heap, region);
         release->released_bytes += bytes;
     }
     return TN_OK;

@@ -61,6 +61,7 @@ void tn__pool_fill_stats(tn_pool *pool, tn_pool_stats *out) {
     out->reserved_bytes = tn__pool_reserved_bytes(pool);
     out->paused_bytes = pool->paused_bytes;
     out->address_bytes = pool->heap.address_bytes;
+    out->pinned_bytes = pool->backing->is_pinned ? out->reserved_bytes : 0;
     out->owned_bytes = pool->heap.owned_bytes;
     out->imported_bytes = pool->heap.guest_bytes;
     out->peak_live_bytes = pool->peak_live_bytes;

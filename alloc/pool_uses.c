@@ -53,6 +53,14 @@ void tn__uses_settle(tn__uses *uses) {
     if (uses->count == 0) tn__uses_clear(uses);
 }
 
+int tn__uses_are_complete(tn__uses *uses) {
+    const tn__use *items = tn__uses_items(uses);
+    for (uint32_t i = 0; i < uses->count; i++) {
+        if (items[i].epoch > items[i].stream->complete) return 0;
+    }
+    return 1;
+}
+
 int tn__uses_has(tn__uses *uses, const tn__pool_stream *stream) {
     const tn__use *items = tn__uses_items(uses);
     for (uint32_t i = 0; i < uses->count; i++) {

@@ -18,11 +18,11 @@
 /* ---- what to wait for ------------------------------------------------------------------------ */
 
 /* Each stream's latest use of freed memory goes to wait_epoch. */
-static void mark_uses(tn__piece *piece) {
-    const tn__use *uses = tn__uses_items(&piece->uses);
-    for (uint32_t i = 0; i < piece->uses.count; i++) {
-        tn__pool_stream *stream = uses[i].stream;
-        if (uses[i].epoch > stream->wait_epoch) stream->wait_epoch = uses[i].epoch;
+static void mark_uses(tn__uses *uses) {
+    const tn__use *items = tn__uses_items(uses);
+    for (uint32_t i = 0; i < uses->count; i++) {
+        tn__pool_stream *stream = items[i].stream;
+        if (items[i].epoch > stream->wait_epoch) stream->wait_epoch = items[i].epoch;
     }
 }
 
@@ -44,10 +44,11 @@ static int is_given_up(const tn__piece *piece) {
 static size_t mark_pieces(tn_pool *pool, int is_of_live) {
     size_t count = 0;
     clear_marks(&pool->order);
+    mark_uses(&pool->given);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next) {
             int is_live = piece->kind == TN__PIECE_LIVE;
-            if (is_given_up(piece) || (is_of_live && is_live)) mark_uses(piece);
+            if (is_given_up(piece) || (is_of_live && is_live)) mark_uses(&piece->uses);
         }
     }
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {

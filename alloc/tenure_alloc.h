@@ -203,8 +203,19 @@ typedef struct tn_pool tn_pool;
 typedef enum tn_pool_backing {
     TN_BACKING_AUTO = 0, /* VMM where the device has it, else PLAIN */
     TN_BACKING_VMM,      /* physical pages mapped into one reserved address range */
-    TN_BACKING_PLAIN     /* segments of the driver's plain memory call */
+    TN_BACKING_PLAIN,    /* segments of the driver's plain memory call */
+    TN_BACKING_ASYNC,    /* a memory pool of the driver's own, as behind cudaMallocAsync */
+    TN_BACKING_CALLER,   /* segments of the functions in the configuration, such as ncclMemAlloc */
+    TN_BACKING_HOST,     /* pageable host memory: see "host memory" in tenure_pool.h */
+    TN_BACKING_PINNED    /* host memory that devices reach by themselves */
 } tn_pool_backing;
+
+/* Backing CALLER: where segments of device memory come from and go to. See tenure_pool.h. */
+typedef struct tn_memory_functions {
+    tn_status (*alloc)(void *context, size_t bytes, void **out);
+    tn_status (*free)(void *context, void *address, size_t bytes);
+    void *context;
+} tn_memory_functions;
 
 typedef struct tn_pool_config {
     size_t size;
@@ -217,9 +228,12 @@ typedef struct tn_pool_config {
     size_t address_limit_bytes; /* VMM: most addresses to reserve; 0: no limit but the driver's */
     uint64_t wait_us_max;       /* longest a request waits on the host for freed memory; 0: 10 s */
     int keep_streams_apart; /* 1: rather grow than make a stream wait for another: more memory */
+    tn_memory_functions functions; /* backing CALLER */
 } tn_pool_config;
 #define TN_POOL_CONFIG_INIT                                                                        \
-    { sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0, 0, 0, 0, 0 }
+    {                                                                                              \
+        sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0, 0, 0, 0, 0, { NULL, NULL, NULL }   \
+    }
 
 TN_API TN_MUST_USE tn_status tn_pool_create(tn_device *device, const tn_pool_config *config,
                                             tn_pool **out);
@@ -293,6 +307,7 @@ TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size
     X(BYTES, PART, driver_held_bytes, "physical memory held but mapped nowhere")                   \
     X(BYTES, WHOLE, reserved_bytes, "physical memory taken from the driver")                       \
     X(BYTES, LEVEL, address_bytes, "addresses reserved")                                           \
+    X(BYTES, LEVEL, pinned_bytes, "part of reserved_bytes that is pinned host memory")             \
     X(BYTES, LEVEL, owned_bytes, "part of live_bytes that tensors own: equals the ledger")         \
     X(BYTES, LEVEL, imported_bytes, "of other processes, mapped here: not reserved by this pool")  \
     X(BYTES, LEVEL, paused_bytes, "given up by a pause: the parts add up to reserved and this")    \
