@@ -17,11 +17,16 @@ static const char *driver_name = "host";
 
 /* ---- running a part -------------------------------------------------------------------------- */
 
+/* What does not fit is read too: who writes it must not be stopped by that. */
 static void read_all(int file, char *text, size_t text_bytes) {
+    char rest[1024];
     size_t used = 0;
-    ssize_t got;
-    while (used < text_bytes - 1 && (got = read(file, text + used, text_bytes - 1 - used)) > 0)
-        used += (size_t)got;
+    for (;;) {
+        size_t room = text_bytes - 1 - used;
+        ssize_t got = room ? read(file, text + used, room) : read(file, rest, sizeof rest);
+        if (got <= 0) break;
+        if (room) used += (size_t)got;
+    }
     text[used] = 0;
 }
 
