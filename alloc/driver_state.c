@@ -16,16 +16,23 @@ static _Atomic int gone;
 static pthread_once_t watch_once = PTHREAD_ONCE_INIT;
 static int watch_failed;
 
+/* What atexit is made of. ThreadSanitizer's atexit forgets which library asked, and so would call
+ * the handler after this one has been unloaded. */
+int __cxa_atexit(void (*handler)(void *), void *argument, void *library);
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
 /* The exit of a forked child stays that of a forked child. */
-static void mark_exit(void) {
+static void mark_exit(void *ignored) {
     int before = NOT_GONE;
+    (void)ignored;
     atomic_compare_exchange_strong(&gone, &before, GONE_BY_EXIT);
 }
 
 static void mark_fork(void) { atomic_store(&gone, GONE_BY_FORK); }
 
 static void watch(void) {
-    watch_failed = atexit(mark_exit) || pthread_atfork(NULL, NULL, mark_fork);
+    watch_failed =
+        __cxa_atexit(mark_exit, NULL, &__dso_handle) || pthread_atfork(NULL, NULL, mark_fork);
 }
 
 tn_status tn__driver_watch_process(void) {

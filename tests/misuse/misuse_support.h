@@ -18,7 +18,7 @@ typedef struct ending {
 } ending;
 
 /* Plays the part with the driver ("host" or "sim") in a process of its own, that is killed after
- * 60 s. Leftovers on the simulated device are not fatal there. */
+ * 60 s. What is left on the simulated device, or of host memory, is not fatal there. */
 ending misuse_run(const char *name, const char *driver);
 
 /* Fails unless the part ends with that status on either driver. */

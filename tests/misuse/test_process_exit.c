@@ -2,6 +2,8 @@
  * driver is gone: by exit handlers, static destructors, and thread-local destructors (rmm#2366,
  * rmm#1371, lbann#380, vllm#46050, vllm#23477). Each ends with the status that it gave itself. */
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,11 +162,17 @@ static void exit_with_thread_local_owners(void) {
     exit(32);
 }
 
-static pthread_t main_thread;
+static atomic_int has_main_freed;
+
+static void free_of_main(void *block) {
+    free_own(block);
+    atomic_store(&has_main_freed, 1);
+}
 
 static void *exit_after_main(void *argument) {
     (void)argument;
-    REQUIRE(pthread_join(main_thread, NULL) == 0);
+    while (!atomic_load(&has_main_freed))
+        sched_yield();
     REQUIRE(tn_free(s.block, s.stream) == TN_OK);
     exit(33);
 }
@@ -174,8 +182,7 @@ static void end_the_main_thread(void) {
     pthread_key_t key;
     pthread_t thread;
     misuse_open();
-    main_thread = pthread_self();
-    REQUIRE(pthread_key_create(&key, free_own) == 0);
+    REQUIRE(pthread_key_create(&key, free_of_main) == 0);
     own_a_block(&key);
     REQUIRE(pthread_create(&thread, NULL, exit_after_main, NULL) == 0);
     pthread_exit(NULL);
