@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include "driver.h"
 #include "tenure_pool.h"
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -35,7 +36,9 @@ void tn__driver_wait_end(void) {
     pthread_mutex_unlock(&mutex);
 }
 
+/* A forked child has none of the threads that would end their waits. */
 tn_status tn_no_wait_begin(void) {
+    if (tn__driver_is_gone()) return TN_OK;
     pthread_mutex_lock(&mutex);
     while (waits > 0)
         pthread_cond_wait(&no_waits, &mutex);
@@ -46,6 +49,7 @@ tn_status tn_no_wait_begin(void) {
 
 tn_status tn_no_wait_end(void) {
     tn_status status = TN_OK;
+    if (tn__driver_is_gone()) return TN_OK;
     pthread_mutex_lock(&mutex);
     if (holds == 0) {
         status = TN_FAIL(TN_INVALID_STATE, "tn_no_wait_end without tn_no_wait_begin");

@@ -1,7 +1,8 @@
 /* Limits of the process: see process_limits.h.
  *
- * Invariants: soft <= hard; both are SIZE_MAX where there is none; claimed <= hard, but for what
- * was claimed before the limit was set.
+ * Invariants: both limits are SIZE_MAX where there is none; claimed <= hard, but for what was claimed
+ * before the limit was set. Two threads that set limits at once may leave one of each: the soft
+ * one counts only below the hard one.
  */
 #include "process_limits.h"
 
@@ -13,22 +14,22 @@
 
 static atomic_size_t claimed;
 static atomic_size_t limits[2]; /* by tn__growth */
-static pthread_mutex_t set_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static size_t or_none(size_t bytes) { return bytes ? bytes : SIZE_MAX; }
 
-/* A soft limit above the hard one is none of its own. */
 static void read_options(void) {
-    size_t hard = or_none(tn__options_get()->limit_bytes);
-    size_t soft = or_none(tn__options_get()->soft_limit_bytes);
-    atomic_store(&limits[TN__GROWTH_HARD], hard);
-    atomic_store(&limits[TN__GROWTH_SOFT], soft < hard ? soft : hard);
+    atomic_store(&limits[TN__GROWTH_HARD], or_none(tn__options_get()->limit_bytes));
+    atomic_store(&limits[TN__GROWTH_SOFT], or_none(tn__options_get()->soft_limit_bytes));
 }
 
 size_t tn__process_limit(tn__growth growth) {
+    size_t hard;
+    size_t own;
     pthread_once(&once, read_options);
-    return atomic_load(&limits[growth]);
+    hard = atomic_load(&limits[TN__GROWTH_HARD]);
+    own = atomic_load(&limits[growth]);
+    return own < hard ? own : hard;
 }
 
 size_t tn__process_claimed(void) { return atomic_load(&claimed); }
@@ -61,17 +62,12 @@ void tn__process_unclaim(size_t bytes) {
 /* ---- the interface --------------------------------------------------------------------------- */
 
 tn_status tn_process_limits_set(size_t hard_bytes, size_t soft_bytes) {
-    size_t hard = or_none(hard_bytes);
-    size_t soft = or_none(soft_bytes);
-    TN_REQUIRE(!soft_bytes || soft <= hard,
+    TN_REQUIRE(!soft_bytes || soft_bytes <= or_none(hard_bytes),
                "tn_process_limits_set: the soft limit %zu is above the hard limit %zu", soft_bytes,
                hard_bytes);
-    if (soft > hard) soft = hard;
     pthread_once(&once, read_options);
-    pthread_mutex_lock(&set_mutex);
-    atomic_store(&limits[TN__GROWTH_SOFT], soft);
-    atomic_store(&limits[TN__GROWTH_HARD], hard);
-    pthread_mutex_unlock(&set_mutex);
+    atomic_store(&limits[TN__GROWTH_SOFT], or_none(soft_bytes));
+    atomic_store(&limits[TN__GROWTH_HARD], or_none(hard_bytes));
     return TN_OK;
 }
 
