@@ -17,6 +17,9 @@
  *   6 ask the user's callback to free something; from 2 on again, a bounded number of times
  *   7 fail; the caller makes the report
  *
+ * Where a wait is not allowed, since this stream or the one to be waited for captures a graph, only
+ * memory that is ready counts, and then new memory: no step waits, asks or gives back.
+ *
  * Steps 4 to 6 let the pool's mutex go, and the pool may be another when they have it again. So
  * nothing of it is held over them but the request, whose stream is looked up anew.
  */
@@ -315,6 +318,16 @@ static tn_status climb(ladder *l, tn__place *out) {
     return is_shortage(status) ? find_room_or_ask(l, out) : status;
 }
 
+/* Nothing can be waited for: a capture is in the way. */
+static tn_status find_ready_room(ladder *l, tn__place *out) {
+    tn_status status;
+    TN_TRY(find_stream_again(l));
+    l->request->only_ready = 1;
+    status = find_room(l->pool, l->request, TN__EFFORT_READY, out);
+    l->request->only_ready = 0;
+    return status;
+}
+
 /* The text that is there may be of a step after the one that gave the status. */
 static tn_status report_addresses(const tn_pool *pool, size_t bytes) {
     int is_limited = pool->address_limit_bytes != SIZE_MAX;
@@ -360,6 +373,7 @@ tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out
         request->only_ready = 0;
     }
     if (is_shortage(status)) status = find_room_shared(&l, out);
+    if (status == TN_INVALID_STATE) status = find_ready_room(&l, out);
     if (status == TN_OUT_OF_ADDRESS_SPACE) status = report_addresses(pool, request->asked_bytes);
     return tn__error_scope_end(status);
 }

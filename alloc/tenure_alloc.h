@@ -274,8 +274,10 @@ typedef struct tn_alloc_options {
  * made to wait on the device for just that block's uses. Contents are undefined.
  * Errors: TN_OUT_OF_DEVICE_MEMORY (after giving back what is idle; the text is the report of
  * requested, free, cached, pending, largest hole, owners and a hint), TN_OUT_OF_ADDRESS_SPACE,
- * TN_OUT_OF_HOST_MEMORY, TN_INVALID_ARGUMENT, TN_DRIVER_ERROR, TN_INVALID_STATE (a stream
- * captures and the pool would have to grow or to wait; or the process exits or is a fork). */
+ * TN_OUT_OF_HOST_MEMORY, TN_INVALID_ARGUMENT, TN_DRIVER_ERROR, TN_INVALID_STATE (the pool is
+ * paused; the process exits or is a fork). A stream that captures waits for no other: it gets
+ * memory that is ready, else new memory. What its graph uses keep as long as it may be launched, or
+ * use a graph pool (tenure_pool.h). */
 TN_API TN_MUST_USE tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream,
                                       const tn_alloc_options *options, void **out);
 

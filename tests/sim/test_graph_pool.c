@@ -282,6 +282,28 @@ static void others_grow_and_trim_while_a_stream_captures(void **state) {
     drop(f, &graph, memory, f->a);
 }
 
+/* An ordinary pool, too, serves a stream that captures, and others beside it. */
+static void an_ordinary_pool_serves_a_stream_that_captures(void **state) {
+    fixture *f = *state;
+    void *freed = test_take(f->plain, 32 * MIB, f->b);
+    test_sim_write(f->device, f->b, freed, 32 * MIB, 1000);
+    test_give(f->plain, freed, f->b);
+    test_capture_begin(f->device, f->a, TEST_CAPTURE_GLOBAL);
+    void *block = test_take(f->plain, 32 * MIB, f->a); /* freed may still be in use */
+    assert_ptr_not_equal(block, freed);
+    test_sim_write(f->device, f->a, block, 32 * MIB, 10);
+    void *scratch = test_take(f->plain, 32 * MIB, f->a);
+    test_give(f->plain, scratch, f->a);
+    void *beside = test_take(f->plain, 32 * MIB, f->c); /* nor can others wait for the capture */
+    assert_true(beside != scratch && beside != block);
+    assert_true(test_is_capturing(f->device, f->a));
+    test_graph graph = test_capture_end(f->device, f->a);
+    test_graph_launch(f->device, &graph, f->a);
+    test_graph_destroy(f->device, &graph);
+    test_give(f->plain, block, f->a);
+    test_give(f->plain, beside, f->c);
+}
+
 /* pytorch#159594: out of memory in a capture gives nothing back and spoils nothing. */
 static void a_shortage_in_a_capture_leaves_all_as_it_was(void **state) {
     fixture *f = *state;
@@ -524,6 +546,7 @@ int main(void) {
         VMM(a_capture_grows_without_a_forbidden_call),
         SEGMENTS(a_capture_grows_without_a_forbidden_call),
         VMM(others_grow_and_trim_while_a_stream_captures),
+        VMM(an_ordinary_pool_serves_a_stream_that_captures),
         VMM(a_shortage_in_a_capture_leaves_all_as_it_was),
         SEGMENTS(a_shortage_in_a_capture_leaves_all_as_it_was),
         VMM(a_second_capture_shares_what_the_first_freed),

@@ -1,5 +1,5 @@
-/* While a stream captures a graph: what needs no driver call works, what would need an illegal one
- * is refused with the reason and changes nothing. The host driver captures nothing, so its table is
+/* While a stream captures a graph: nothing waits for it or makes it wait, and what can not be had
+ * without is new memory. The host driver captures nothing, so its table is
  * replaced by one that says what the test wants. */
 #include "pool_internal.h"
 #include "test_pools.h"
@@ -63,18 +63,6 @@ static int close_fixture(void **state) {
     return 0;
 }
 
-static void expect_refused(fixture *f, size_t bytes, tn_stream stream, const char *words) {
-    tn_pool_stats before = test_pool_stats(f->pool);
-    tn_pool_stats after;
-    void *block = NULL;
-    EXPECT_STATUS(tn_alloc(f->pool, bytes, stream, NULL, &block), TN_INVALID_STATE);
-    EXPECT_ERROR_HAS("captures a graph");
-    EXPECT_ERROR_HAS(words);
-    assert_null(block);
-    after = test_pool_stats(f->pool);
-    assert_memory_equal(&before, &after, sizeof before);
-}
-
 static void warm_calls_work_and_do_not_even_ask(void **state) {
     fixture *f = *state;
     void *block = test_take(f->pool, 4 * MIB, f->a);
@@ -87,26 +75,40 @@ static void warm_calls_work_and_do_not_even_ask(void **state) {
     assert_int_equal(questions, 0);
 }
 
-static void growth_is_refused_until_the_capture_ends(void **state) {
+/* Growing is legal; only a shortage ends a request that nothing may be waited for. */
+static void a_stream_that_captures_gets_new_memory(void **state) {
     fixture *f = *state;
+    void *block = NULL;
+    tn_pool_stats before;
     capturing = f->a;
-    expect_refused(f, 4 * MIB, f->a, "grow");
-    capturing = NULL;
-    test_give(f->pool, test_take(f->pool, 4 * MIB, f->a), f->a);
+    block = test_take(f->pool, 4 * MIB, f->a);
+    before = test_pool_stats(f->pool);
+    f->pool->limit_bytes = before.reserved_bytes;
+    void *none = NULL;
+    EXPECT_STATUS(tn_alloc(f->pool, 64 * MIB, f->a, NULL, &none), TN_OUT_OF_DEVICE_MEMORY);
+    assert_null(none);
+    assert_int_equal(test_pool_stats(f->pool).reserved_bytes, before.reserved_bytes);
+    assert_int_equal(test_pool_stats(f->pool).live_bytes, before.live_bytes);
+    test_give(f->pool, block, f->a);
 }
 
-static void a_wait_for_another_stream_is_refused(void **state) {
+/* Nor is anything waited for that the other may do: both get memory of their own. */
+static void no_stream_waits_for_one_that_captures(void **state) {
     fixture *f = *state;
     void *block = test_take(f->pool, 32 * MIB, f->a);
     test_give(f->pool, block, f->a);
     capturing = f->b;
-    expect_refused(f, 32 * MIB, f->b, "wait for another stream");
-    /* Nor may an event of the stream that captures be waited for by one that does not. */
-    capturing = f->a;
-    expect_refused(f, 32 * MIB, f->b, "record an event on it");
+    void *second = test_take(f->pool, 32 * MIB, f->b);
+    assert_ptr_not_equal(second, block);
+    capturing = f->a; /* now the one to be waited for captures */
+    void *third = test_take(f->pool, 32 * MIB, f->b);
+    assert_ptr_not_equal(third, block);
+    assert_int_equal(test_pool_stats(f->pool).stream_waits, 0);
     capturing = NULL;
     assert_ptr_equal(test_take(f->pool, 32 * MIB, f->b), block);
     test_give(f->pool, block, f->b);
+    test_give(f->pool, second, f->b);
+    test_give(f->pool, third, f->b);
 }
 
 static void others_grow_and_trim_meanwhile(void **state) {
@@ -139,8 +141,8 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
         TEST(warm_calls_work_and_do_not_even_ask),
-        TEST(growth_is_refused_until_the_capture_ends),
-        TEST(a_wait_for_another_stream_is_refused),
+        TEST(a_stream_that_captures_gets_new_memory),
+        TEST(no_stream_waits_for_one_that_captures),
         TEST(others_grow_and_trim_meanwhile),
         TEST(a_shortage_waits_for_those_that_do_not_capture),
     };
