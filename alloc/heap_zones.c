@@ -1,10 +1,10 @@
 /* Which blocks lie together: by size and by expected lifetime. See heap.h, lifetime_classes.h.
  *
  * A block that lives long between short-lived ones leaves, on each side, a part of a page that is
- * too small for anything; beside its like it leaves none. What is long is measured by the peak of
- * live memory: a block is long-lived if about as much is allocated during its life as the pool has
- * ever had live. Weights, optimizer state, gradients and caches that grow are; activations and
- * temporaries are not.
+ * too small for anything; beside its like it leaves none. What is long is measured by what has been
+ * allocated so far, since that is all that a job shows of its length: a class is long-lived if its
+ * blocks live for half of that, and for a quarter of the peak of live memory at least. Weights and
+ * optimizer state do, and gradients are of their sizes; activations and temporaries do not.
  */
 #include "heap.h"
 
@@ -16,8 +16,9 @@ const char *tn__zone_name(tn__zone_kind zone) {
 }
 
 static uint64_t long_bound(const tn__heap *heap) {
-    uint64_t peak = heap->peak_live_bytes;
-    return peak > LONG_BYTES_MIN ? peak : LONG_BYTES_MIN;
+    uint64_t bound = heap->lifetimes.clock / 2;
+    if (bound < heap->peak_live_bytes / 4) bound = heap->peak_live_bytes / 4;
+    return bound > LONG_BYTES_MIN ? bound : LONG_BYTES_MIN;
 }
 
 tn__zone_kind tn__heap_zone_for(tn__heap *heap, tn__request *request) {
