@@ -15,7 +15,7 @@
       "print version, driver, options, and what pools leave")                                      \
     X(CHOICE, driver, "TENURE_DRIVER", NULL, "auto", "auto, cuda or host")                         \
     X(TEXT, cuda_library, "TENURE_CUDA_LIBRARY", NULL, "libcuda.so.1", "the CUDA driver to load")  \
-    X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "2MiB", "physical handle size of VMM pools")    \
+    X(SIZE, page_bytes, "TENURE_PAGE_BYTES", NULL, "4MiB", "physical handle size of VMM pools")    \
     X(SIZE, host_memory_bytes, "TENURE_HOST_MEMORY", NULL, "16GiB",                                \
       "device memory that the host driver offers")                                                 \
     X(TEXT, nccl_library, "TENURE_NCCL_LIBRARY", NULL, "libnccl.so.2", "the NCCL to load")         \

@@ -349,6 +349,8 @@ tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes)
 
 tn_device *tn_pool_device(tn_pool *pool) { return pool ? pool->device : NULL; }
 
+size_t tn_pool_page_bytes(const tn_pool *pool) { return pool ? pool->page_bytes : 0; }
+
 const char *tn_pool_name(const tn_pool *pool) { return pool ? pool->name : ""; }
 
 /* Blocks that are live already are not in the trace, and neither are their frees. */

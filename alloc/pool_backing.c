@@ -5,6 +5,8 @@
 #include "options.h"
 #include "pool_internal.h"
 
+#define PAGES_OF_DEVICE 2048 /* at least, of the default size */
+
 /* ---- VMM ------------------------------------------------------------------------------------- */
 
 static tn_status check_vmm(const tn_pool_config *config, const tn_device_info *info) {
@@ -14,12 +16,17 @@ static tn_status check_vmm(const tn_pool_config *config, const tn_device_info *i
                    info->name);
 }
 
+/* What the option says; less on a device so small that a few partly used handles would count. */
+static size_t default_page_bytes(const tn_device_info *info) {
+    size_t page_bytes = tn__round_up(tn__options_get()->page_bytes, info->granularity_bytes);
+    size_t most = info->memory_bytes / PAGES_OF_DEVICE / info->granularity_bytes;
+    if (most == 0) most = 1;
+    most *= info->granularity_bytes;
+    return page_bytes < most ? page_bytes : most;
+}
+
 static tn_status open_vmm(tn_pool *pool, const tn_pool_config *config) {
-    size_t page_bytes = config->page_bytes;
-    if (page_bytes == 0) {
-        page_bytes = tn__round_up(tn__options_get()->page_bytes, pool->info.granularity_bytes);
-    }
-    pool->page_bytes = page_bytes;
+    pool->page_bytes = config->page_bytes ? config->page_bytes : default_page_bytes(&pool->info);
     return TN_OK;
 }
 

@@ -238,6 +238,9 @@ TN_API TN_MUST_USE tn_status tn_share_close(void *address, tn_stream stream);
 
 /* ---- insight ------------------------------------------------------------------------------ */
 
+/* The size of the pool's physical handles; of what segments are rounded to, if it has none. */
+TN_API size_t tn_pool_page_bytes(const tn_pool *pool);
+
 typedef enum tn_report_format {
     TN_REPORT_TEXT = 0, /* words and tables */
     TN_REPORT_JSON      /* one object: docs/formats.md */

@@ -4,6 +4,7 @@
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "options.h"
@@ -13,7 +14,7 @@
 enum { EXIT_BAD_USAGE = 2 };
 
 /* Above every character, so that getopt's optopt tells long options from short ones. */
-enum { OPTION_DRIVER = 256, OPTION_MEMORY, OPTION_JSON, OPTION_HELP };
+enum { OPTION_DRIVER = 256, OPTION_MEMORY, OPTION_REPEAT, OPTION_JSON, OPTION_HELP };
 
 typedef struct replay_request {
     replay_options options;
@@ -32,6 +33,8 @@ static const char help_text[] =
     "  --driver sim|host|cuda   simulated GPU (default), CPU memory, or a real GPU\n"
     "  --device-memory SIZE     memory of the device, such as 40GiB (sim: 139GiB, host: 16GiB);\n"
     "                           with cuda, the most that the pool may take\n"
+    "  --repeat N               play it N times (at most 64) through one pool; each pass's driver\n"
+    "                           calls and times are in the JSON\n"
     "  --json                   print JSON\n"
     "  -h, --help               print this\n"
     "\n"
@@ -64,6 +67,15 @@ static int take_memory(replay_request *request, const char *text) {
     return 0;
 }
 
+static int take_repeat(replay_request *request, const char *text) {
+    char *end = NULL;
+    long count = strtol(text, &end, 10);
+    if (end == text || *end || count < 1 || count > REPLAY_PASSES_MAX)
+        return bad_usage("--repeat %s: expected a number from 1 to %d", text, REPLAY_PASSES_MAX);
+    request->options.repeat_count = (uint32_t)count;
+    return 0;
+}
+
 /* getopt_long leaves optopt 0 for an unknown long option, the option's own value for one that was
  * given a value it does not take, and the letter for an unknown short option. */
 static int unknown_option(char **argv) {
@@ -76,6 +88,7 @@ static int take_option(replay_request *request, int option, char **argv) {
     switch (option) {
     case OPTION_DRIVER: return take_driver(request, optarg);
     case OPTION_MEMORY: return take_memory(request, optarg);
+    case OPTION_REPEAT: return take_repeat(request, optarg);
     case OPTION_JSON: request->as_json = 1; return 0;
     case 'h':
     case OPTION_HELP: request->wants_help = 1; return 0;
@@ -96,6 +109,7 @@ static int parse_request(int argc, char **argv, replay_request *request) {
     static const struct option long_options[] = {
         {"driver", required_argument, NULL, OPTION_DRIVER},
         {"device-memory", required_argument, NULL, OPTION_MEMORY},
+        {"repeat", required_argument, NULL, OPTION_REPEAT},
         {"json", no_argument, NULL, OPTION_JSON},
         {"help", no_argument, NULL, OPTION_HELP},
         {NULL, 0, NULL, 0}};

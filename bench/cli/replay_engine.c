@@ -15,7 +15,7 @@
 #include "options.h"
 #include "progress.h"
 #include "sim_library.h"
-#include "tenure_alloc.h"
+#include "tenure_pool.h"
 #include "trace_reader.h"
 
 enum { BATCH_EVENTS = 2048 };
@@ -44,6 +44,10 @@ typedef struct replay {
     size_t batch_count;
     tn_stream streams[TRACE_STREAMS_MAX];
     trace_event batch[BATCH_EVENTS];
+    trace_event *kept; /* all events, if there is a second pass */
+    size_t kept_count;
+    size_t kept_capacity;
+    size_t kept_at;                       /* the next to be played */
     char first_oom[REPLAY_MESSAGE_BYTES]; /* shown if nothing worse happens */
 } replay;
 
@@ -145,9 +149,8 @@ static replay_status open_pool(replay *self) {
     const replay_options *options = self->options;
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     config.name = "replay";
-    config.page_bytes = options->page_bytes ? options->page_bytes : tn__options_get()->page_bytes;
+    config.page_bytes = options->page_bytes;
     if (options->driver == REPLAY_DRIVER_CUDA) config.limit_bytes = options->device_memory_bytes;
-    self->result->page_bytes = config.page_bytes;
     if (self->sim.handle) {
         self->races_before = self->sim.race_count();
         self->physical_before = self->sim.physical_bytes(0);
@@ -156,7 +159,9 @@ static replay_status open_pool(replay *self) {
         return fail_call(self, "tn_device_driver_stats");
     tn_status status = tn_pool_create(self->device, &config, &self->pool);
     if (status == TN_INVALID_ARGUMENT) return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());
-    return status == TN_OK ? REPLAY_DONE : fail_call(self, "tn_pool_create");
+    if (status != TN_OK) return fail_call(self, "tn_pool_create");
+    self->result->page_bytes = tn_pool_page_bytes(self->pool);
+    return REPLAY_DONE;
 }
 
 static replay_status open_all(replay *self) {
@@ -191,6 +196,20 @@ static replay_status make_streams(replay *self) {
     return REPLAY_DONE;
 }
 
+static int keep_batch(replay *self) {
+    size_t needed = self->kept_count + self->batch_count;
+    if (needed > self->kept_capacity) {
+        size_t capacity = 2 * needed;
+        trace_event *kept = realloc(self->kept, capacity * sizeof(*kept));
+        if (!kept) return 0;
+        self->kept = kept;
+        self->kept_capacity = capacity;
+    }
+    memcpy(self->kept + self->kept_count, self->batch, self->batch_count * sizeof(*self->kept));
+    self->kept_count = needed;
+    return 1;
+}
+
 /* Reads until the batch is full or the trace ends; makes what the batch needs to be played. */
 static replay_status read_batch(replay *self) {
     trace_result result = TRACE_EVENT;
@@ -204,7 +223,17 @@ static replay_status read_batch(replay *self) {
         return fail(self, result == TRACE_NO_MEMORY ? REPLAY_FAILED : REPLAY_BAD_INPUT, "%s",
                     trace_reader_error(self->reader));
     if (!reserve_blocks(self)) return fail(self, REPLAY_FAILED, "out of host memory");
+    if (self->options->repeat_count > 1 && !keep_batch(self))
+        return fail(self, REPLAY_FAILED, "out of host memory");
     return make_streams(self);
+}
+
+/* The next batch of a later pass. */
+static void recall_batch(replay *self) {
+    size_t left = self->kept_count - self->kept_at;
+    self->batch_count = left < BATCH_EVENTS ? left : BATCH_EVENTS;
+    memcpy(self->batch, self->kept + self->kept_at, self->batch_count * sizeof(*self->batch));
+    self->kept_at += self->batch_count;
 }
 
 static replay_status play_alloc(replay *self, const trace_event *event) {
@@ -247,7 +276,7 @@ static replay_status play_batch(replay *self) {
     return status;
 }
 
-static replay_status play_all(replay *self) {
+static replay_status play_first(replay *self) {
     progress bar;
     replay_status status = REPLAY_DONE;
     progress_begin(&bar, self->options->progress_label);
@@ -263,15 +292,33 @@ static replay_status play_all(replay *self) {
     return status;
 }
 
+static replay_status play_again(replay *self) {
+    replay_status status = REPLAY_DONE;
+    self->kept_at = 0;
+    do {
+        recall_batch(self);
+        status = play_batch(self);
+    } while (status == REPLAY_DONE && self->batch_count == BATCH_EVENTS);
+    return status;
+}
+
 /* ---- figures ------------------------------------------------------------------------------ */
 
-static replay_status take_driver_figures(replay *self) {
+/* What the driver did since the figures were taken last: they are added up over the passes. */
+static replay_status take_driver_figures(replay *self, replay_pass *pass) {
+    replay_result *result = self->result;
     tn_driver_stats now = TN_DRIVER_STATS_INIT;
     if (tn_device_driver_stats(self->device, &now) != TN_OK)
         return fail_call(self, "tn_device_driver_stats");
+    pass->driver_calls = 0;
     for (int call = 0; call < TN_CALL_LAUNCH; call++)
-        self->result->driver_calls += now.calls[call] - self->calls_before.calls[call];
-    self->result->driver_time_us = now.time_us - self->calls_before.time_us;
+        pass->driver_calls += now.calls[call] - self->calls_before.calls[call];
+    pass->driver_time_us = now.time_us - self->calls_before.time_us;
+    result->driver_calls += pass->driver_calls;
+    result->driver_time_us += pass->driver_time_us;
+    result->host_waits +=
+        now.calls[TN_CALL_EVENT_SYNCHRONIZE] - self->calls_before.calls[TN_CALL_EVENT_SYNCHRONIZE];
+    self->calls_before = now;
     return REPLAY_DONE;
 }
 
@@ -285,25 +332,50 @@ static replay_status take_figures(replay *self) {
                               ? (double)stats.peak_live_bytes / (double)stats.peak_reserved_bytes
                               : 1.0;
     if (result->events) result->host_ns_per_event = (double)self->play_ns / (double)result->events;
-    return take_driver_figures(self);
+    return REPLAY_DONE;
 }
 
 /* Frees what the trace, or what was played of it, left alive; what the pool then still calls live
  * is leaked. */
 static replay_status free_rest(replay *self) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
+    uint64_t alive_bytes = 0;
     if (!self->pool) return REPLAY_DONE;
     for (uint32_t i = 0; i < self->block_count; i++) {
         replay_block *block = &self->blocks[i];
         if (!block->address) continue;
         if (tn_free(block->address, self->streams[block->stream]) != TN_OK)
             return fail_call(self, "tn_free");
-        self->result->alive_at_end_bytes += block->bytes;
+        alive_bytes += block->bytes;
         block->address = NULL;
     }
     if (tn_pool_stats_get(self->pool, &stats) != TN_OK) return fail_call(self, "tn_pool_stats_get");
     self->result->leaked_bytes = stats.live_bytes;
+    self->result->alive_at_end_bytes = alive_bytes;
     return REPLAY_DONE;
+}
+
+/* What is alive at the end of a pass stays until its figures are taken. */
+static replay_status play_pass(replay *self, uint32_t number) {
+    replay_pass *pass = &self->result->passes[number];
+    uint64_t play_ns = self->play_ns;
+    uint64_t events = self->result->events;
+    replay_status status = number == 0 ? play_first(self) : play_again(self);
+    if (status == REPLAY_DONE) status = take_driver_figures(self, pass);
+    if (status != REPLAY_DONE) return status;
+    events = self->result->events - events;
+    if (events) pass->host_ns_per_event = (double)(self->play_ns - play_ns) / (double)events;
+    self->result->pass_count = number + 1;
+    return REPLAY_DONE;
+}
+
+static replay_status play_all(replay *self) {
+    replay_status status = play_pass(self, 0);
+    for (uint32_t pass = 1; status == REPLAY_DONE && pass < self->options->repeat_count; pass++) {
+        status = free_rest(self);
+        if (status == REPLAY_DONE) status = play_pass(self, pass);
+    }
+    return status;
 }
 
 /* ---- closing ------------------------------------------------------------------------------ */
@@ -322,6 +394,7 @@ static replay_status close_all(replay *self) {
         status = fail_call(self, "tn_device_destroy");
     trace_reader_close(self->reader);
     free(self->blocks);
+    free(self->kept);
     return status;
 }
 

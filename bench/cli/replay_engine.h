@@ -8,8 +8,10 @@
  *
  * One device, one pool, one stream of our own for each stream that the trace names; every event
  * is one tn_alloc or tn_free and nothing else is put on the streams. What the trace leaves alive
- * is freed at the end. Everything that is opened is closed again before the call returns. Uses
- * the process's simulated device: one replay at a time.
+ * is freed at the end. With repeat_count above 1 it is played so often, and what is alive is freed
+ * after each pass: what later passes cost is what shapes that come back cost. Everything that is
+ * opened is closed again before the call returns. Uses the process's simulated device: one replay
+ * at a time.
  */
 #ifndef TENURE_REPLAY_ENGINE_H
 #define TENURE_REPLAY_ENGINE_H
@@ -18,6 +20,7 @@
 #include <stdint.h>
 
 #define REPLAY_MESSAGE_BYTES 2048
+#define REPLAY_PASSES_MAX    64
 
 typedef enum replay_driver {
     REPLAY_DRIVER_SIM = 0,
@@ -29,11 +32,12 @@ typedef struct replay_options {
     const char *trace_path; /* "-": standard input */
     replay_driver driver;
     size_t device_memory_bytes; /* 0: what the driver has; on CUDA a limit for the pool */
-    size_t page_bytes;          /* 0: TENURE_PAGE_BYTES */
+    size_t page_bytes;          /* 0: what the pool likes */
+    uint32_t repeat_count;      /* passes; 0 and 1 are one */
     const char *progress_label; /* NULL: no progress line */
 } replay_options;
 #define REPLAY_OPTIONS_INIT                                                                        \
-    { NULL, REPLAY_DRIVER_SIM, 0, 0, NULL }
+    { NULL, REPLAY_DRIVER_SIM, 0, 0, 1, NULL }
 
 /* These are the exit statuses of `tenure replay`. */
 typedef enum replay_status {
@@ -41,6 +45,12 @@ typedef enum replay_status {
     REPLAY_FAILED,   /* played to its end, but not so, and message says what; or `!completed` */
     REPLAY_BAD_INPUT /* the trace or an option is wrong; message says what and where */
 } replay_status;
+
+typedef struct replay_pass {
+    uint64_t driver_calls;
+    double driver_time_us;
+    double host_ns_per_event;
+} replay_pass;
 
 typedef struct replay_result {
     int completed; /* 1: played to the end; all figures are set */
@@ -55,7 +65,10 @@ typedef struct replay_result {
     uint64_t alive_at_end_bytes; /* that the trace itself never freed */
     uint64_t leaked_bytes;       /* held by the pool or the device after everything was freed */
     uint64_t races;              /* found by the simulated driver */
+    uint64_t host_waits;         /* calls that waited on the host for work of the device */
     uint64_t page_bytes;
+    uint32_t pass_count;
+    replay_pass passes[REPLAY_PASSES_MAX];
     const char *driver; /* "sim", "host" or "cuda" */
     char device[128];
     char message[REPLAY_MESSAGE_BYTES]; /* "" if the status is REPLAY_DONE */

@@ -3,6 +3,19 @@
 
 #include "text_table.h"
 
+static int add_passes(cJSON *object, const replay_result *result) {
+    cJSON *passes = cJSON_AddArrayToObject(object, "passes");
+    for (uint32_t i = 0; passes && i < result->pass_count; i++) {
+        const replay_pass *pass = &result->passes[i];
+        cJSON *item = cJSON_CreateObject();
+        if (!item || !cJSON_AddItemToArray(passes, item)) return 0;
+        if (!cJSON_AddNumberToObject(item, "driver_calls", (double)pass->driver_calls)) return 0;
+        if (!cJSON_AddNumberToObject(item, "driver_time_us", pass->driver_time_us)) return 0;
+        if (!cJSON_AddNumberToObject(item, "host_ns_per_event", pass->host_ns_per_event)) return 0;
+    }
+    return passes != NULL;
+}
+
 /* Counts and sizes stay below 2^53, so that the doubles of JSON hold them exactly. */
 cJSON *replay_result_to_json(const replay_result *result) {
     const struct {
@@ -19,6 +32,7 @@ cJSON *replay_result_to_json(const replay_result *result) {
                    {"leaked_bytes", (double)result->leaked_bytes},
                    {"races", (double)result->races},
                    {"alive_at_end_bytes", (double)result->alive_at_end_bytes},
+                   {"host_waits", (double)result->host_waits},
                    {"page_bytes", (double)result->page_bytes}};
     cJSON *object = cJSON_CreateObject();
     int complete = object != NULL;
@@ -26,6 +40,7 @@ cJSON *replay_result_to_json(const replay_result *result) {
         complete = cJSON_AddNumberToObject(object, numbers[i].key, numbers[i].value) != NULL;
     complete = complete && cJSON_AddStringToObject(object, "device", result->device);
     complete = complete && cJSON_AddStringToObject(object, "driver", result->driver);
+    complete = complete && add_passes(object, result);
     if (complete) return object;
     cJSON_Delete(object);
     return NULL;
@@ -64,6 +79,15 @@ static void add_times(text_table *table, const replay_result *result) {
     text_table_cell(table, "%s", "");
 }
 
+static void add_last_pass(text_table *table, const replay_result *result) {
+    const replay_pass *last = &result->passes[result->pass_count - 1];
+    add_count(table, "passes", result->pass_count);
+    add_count(table, "driver calls in the last", last->driver_calls);
+    text_table_cell(table, "driver time in the last");
+    text_table_cell(table, "%.3f ms", last->driver_time_us / 1000.0);
+    text_table_cell(table, "%s", "");
+}
+
 int replay_result_print(const replay_result *result, FILE *stream) {
     text_table *table = text_table_create("<>>");
     if (!table) return 0;
@@ -79,6 +103,7 @@ int replay_result_print(const replay_result *result, FILE *stream) {
     text_table_cell(table, "%s", "");
     add_count(table, "driver calls", result->driver_calls);
     add_times(table, result);
+    if (result->pass_count > 1) add_last_pass(table, result);
     text_table_rule(table);
     add_count(table, "out of memory", result->oom_count);
     add_bytes(table, "alive at the end", result->alive_at_end_bytes);

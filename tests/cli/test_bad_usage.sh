@@ -34,6 +34,11 @@ run_tenure replay "$good" --driver
 expect_refusal "option --driver needs a value"
 run_tenure replay "$good" --driver tpu
 expect_refusal "--driver tpu: expected sim, host or cuda"
+for count in 0 -1 65 x 2x ''; do
+    run_tenure replay "$good" --repeat "$count"
+    expect_refusal "--repeat $count: expected a number from 1 to 64"
+done
+
 for size in 0 -1 1.5.2GiB 4096GB 12x '' 0x10 99999999999999999999 GiB; do
     run_tenure replay "$good" --device-memory "$size"
     expect_refusal "--device-memory $size: expected a size above 0"

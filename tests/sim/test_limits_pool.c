@@ -35,6 +35,7 @@ static tn_pool_config config_of(tn_pool_backing backing, size_t hard, size_t sof
     config.backing = backing;
     config.limit_bytes = hard;
     config.soft_limit_bytes = soft;
+    config.page_bytes = backing == TN_BACKING_VMM ? 2 * MIB : 0;
     return config;
 }
 

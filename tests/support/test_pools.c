@@ -30,6 +30,7 @@ tn_pool *test_open_pool(tn_device *device, tn_pool_backing backing, size_t limit
     tn_pool *pool = NULL;
     config.backing = backing;
     config.limit_bytes = limit_bytes;
+    config.page_bytes = backing == TN_BACKING_PLAIN ? 0 : 2 * MIB_BYTES; /* amounts are exact */
     EXPECT_OK(tn_pool_create(device, &config, &pool));
     return pool;
 }

@@ -58,7 +58,7 @@ static void a_bad_value_keeps_the_default(void **state) {
     setenv("TENURE_DRIVER", "gpu", 1);
     setenv("TENURE_RELEASE_FROZEN_COLUMNWISE", "2", 1);
     tn__options_reload();
-    assert_int_equal(tn__options_get()->page_bytes, 2 << 20);
+    assert_int_equal(tn__options_get()->page_bytes, 4 << 20);
     assert_int_equal(tn__options_get()->driver, TN__DRIVER_CHOICE_AUTO);
     assert_int_equal(tn__options_get()->release_frozen_columnwise, 0);
     unsetenv("TENURE_PAGE_BYTES");
