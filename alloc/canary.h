@@ -8,6 +8,7 @@
 #define TN__CANARY_DEVICE_WAIT  1 /* memory goes to another stream without a wait for its uses */
 #define TN__CANARY_UNMAP        2 /* memory is unmapped while work may use it through the address */
 #define TN__CANARY_RECORDED_USE 3 /* a recorded use is forgotten */
+#define TN__CANARY_CACHE        4 /* a thread's cache keeps what another stream has freed */
 
 #ifdef TENURE_CANARY
 #define TN__CANARY(fault) (TENURE_CANARY == (fault))

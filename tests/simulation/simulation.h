@@ -32,6 +32,7 @@ enum {
     WORLD_THREADS = 4,
     WORLD_STREAMS = WORLD_PER_THREAD + WORLD_THREADS,
     WORLD_POOLS = 4,
+    WORLD_SIZES = 12,
     WORLD_GRAPHS = 4
 };
 
@@ -118,6 +119,8 @@ typedef struct world {
     int has_captures; /* then foreign streams do not end: the pools would wait for the device */
     int capturing;    /* the stream that captures: nobody waits for it, nobody uses it */
     size_t blocks_max;
+    size_t sizes[WORLD_SIZES]; /* that come again and again, as in a model */
+    uint64_t books_every;
     int stalled_count;
     unsigned tolerated; /* a bit a status that calls may give now, besides TN_OK */
     int ends_thread;    /* the thread whose turn it is ends after the step, another begins */

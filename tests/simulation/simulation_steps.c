@@ -148,7 +148,8 @@ size_t world_choose_bytes(world_random *random) {
 static void step_alloc(world *w, world_random *random) {
     int slot = world_pick_pool(w, random);
     size_t alignment = 0;
-    size_t bytes = world_choose_bytes(random);
+    size_t bytes = world_one_in(random, 3) ? world_choose_bytes(random)
+                                           : w->sizes[world_below(random, WORLD_SIZES)];
     if (slot < 0) return;
     if (world_one_in(random, 8)) alignment = (size_t)1 << world_below(random, 22);
     (void)world_alloc(w, slot, bytes, alignment,

@@ -26,10 +26,11 @@ typedef struct turns {
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* All pools take their turn to be checked; the one that was touched is among few. */
+/* To ask for statistics stops all threads' caches: some worlds ask only now and then, so that the
+ * caches are also seen as they are between. */
 static void check_books(world *w) {
     tn_pool_stats stats;
-    for (int slot = 0; slot < WORLD_POOLS; slot++) {
+    for (int slot = 0; slot < WORLD_POOLS && w->step % w->books_every == 0; slot++) {
         if (w->pools[slot].pool) world_check_pool(w, slot, &stats);
     }
     world_check_races(w);

@@ -179,6 +179,7 @@ static void open_devices(world *w) {
     WORLD_EXPECT(w, world_sim()->configure(&sim) == 0, "the simulated driver is not configured");
     w->tolerated = 1u << TN_OUT_OF_DEVICE_MEMORY;
     w->walk_every = 509;
+    w->books_every = 1;
     for (int d = 0; d < w->device_count; d++)
         open_device(w, d);
     open_default_streams(w);
@@ -208,7 +209,10 @@ void world_open(world *w) {
     w->blocks_max = choose(&random, blocks, sizeof blocks / sizeof *blocks);
     w->has_captures = world_one_in(&random, 2);
     w->device_count = world_one_in(&random, 2) ? 1 : 1 + (int)world_below(&random, WORLD_DEVICES);
+    for (int i = 0; i < WORLD_SIZES; i++)
+        w->sizes[i] = world_choose_bytes(&random);
     open_devices(w);
+    if (world_one_in(&random, 4)) w->books_every = 16;
     for (size_t i = 1 + world_below(&random, 8); i-- > 0;)
         world_open_stream(w, &random, (int)i);
     for (size_t i = 1 + world_below(&random, WORLD_POOLS); i-- > 0;)
