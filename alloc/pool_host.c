@@ -30,7 +30,7 @@ static tn_status open_memory(tn_pool *pool, const tn__extent_source *source) {
     pool->store = memory;
     pool->page_bytes = TN__HOST_GRANULARITY;
     pool->most_bytes = SIZE_MAX / 4;
-    pool->observers |= TN__OBSERVE_HOST;
+    tn__pool_observe(pool, TN__OBSERVE_HOST, 1);
     return TN_OK;
 }
 

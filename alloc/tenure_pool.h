@@ -1,5 +1,6 @@
 /* Tenure: what a pool can do beyond giving out blocks (tenure_alloc.h has that).
  *
+ *     backings              where the memory of a pool comes from
  *     limits and shortage   how much may be held, and what happens when that is not enough
  *     graph pools           memory of captured CUDA graphs
  *     pause and resume      a pool's physical memory given back and taken again
@@ -17,6 +18,32 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- backings ----------------------------------------------------------------------------- */
+
+/* tn_pool_config.backing; statistics, limits, order and checks are those of every pool.
+ *
+ * ASYNC: blocks of 1 MiB or more are allocations of a memory pool of the driver's own, made and
+ * freed in stream order; smaller ones share allocations of 2 MiB. What the driver's pool keeps
+ * counts as driver_held_bytes, and tn_pool_trim gives it back as far as the host has synchronised
+ * with the work that used it. TN_UNSUPPORTED from tn_pool_create on the host driver, and where the
+ * driver lacks a call (the text names it). Its granule (32 MiB today) is the least such a pool
+ * takes; drivers before CUDA 12.2 may go beyond limit_bytes by less than a granule.
+ *
+ * CALLER: segments of 32 MiB, or of a block's size if that is larger, from config.functions, and
+ * back to them with the same size. They are called by any thread, several at once, and under no
+ * lock: they may use whatever they like, other pools too, but must not allocate from the pool that
+ * calls. alloc gives memory of the pool's device, aligned to 512 bytes, no part of it any pool's, or
+ * a status; TN_OUT_OF_DEVICE_MEMORY begins the procedure of shortage. What it gives is looked at:
+ * memory that is NULL, not aligned, or a pool's already is TN_DRIVER_ERROR from tn_alloc. If free
+ * fails, the pool keeps the segment, and tn_pool_trim or tn_pool_destroy can be called again. Every
+ * block goes back to the functions of its own pool.
+ *
+ * HOST and PINNED: host memory, on any driver. The CPU may use a block as soon as it is given out,
+ * whatever its stream: so only memory whose recorded uses are complete is given out, and tn_free
+ * still names the stream of the last use. PINNED memory is reached by devices at the same address;
+ * on the host driver it is memory like any other. Limits of the process count neither.
+ */
 
 /* ---- limits and shortage ------------------------------------------------------------------ */
 
