@@ -152,29 +152,39 @@ static tn__region *find_id(tn_pool *pool, const uint64_t id[2]) {
     return NULL;
 }
 
-/* What the driver says of a descriptor that is not what the description promises. */
-static tn_status as_corrupt(tn_status status) {
-    int native = tn_error_last_native();
-    int is_refused =
-        native == TN__CU_ERROR_INVALID_VALUE || native == TN__CU_ERROR_INVALID_DEVICE ||
-        native == TN__CU_ERROR_INVALID_HANDLE || native == TN__CU_ERROR_OPERATING_SYSTEM ||
-        native == TN__CU_ERROR_NOT_SUPPORTED;
-    if (status == TN_OK || !is_refused) return status;
+static tn_status corrupt(int native) {
     return TN_FAIL_NATIVE(TN_CORRUPT_INPUT, native,
                           "tn_share_import: the file is not the block that the tn_share describes "
                           "(driver code %d)",
                           native);
 }
 
+/* Drivers differ in what they call a file that is no block, CUDA_ERROR_UNKNOWN among it. */
+static tn_status import_file(tn_pool *pool, int file, tn__handle *out) {
+    tn_status status = pool->driver->share_import(pool->state, file, out);
+    int native = tn_error_last_native();
+    int is_of_file = status == TN_DRIVER_ERROR || status == TN_INVALID_ARGUMENT ||
+                     (status == TN_UNSUPPORTED && native != 0);
+    return is_of_file && !tn__driver_is_gone() ? corrupt(native) : status;
+}
+
+/* A handle of another size than was promised is not mapped. */
+static tn_status place_handle(tn_pool *pool, tn__own_mapping *mapping) {
+    tn_status status = tn__own_mapping_place(pool, mapping);
+    int native = tn_error_last_native();
+    int is_of_size = native == TN__CU_ERROR_INVALID_VALUE || native == TN__CU_ERROR_NOT_SUPPORTED;
+    return status != TN_OK && is_of_size ? corrupt(native) : status;
+}
+
 static tn_status take_handle(tn_pool *pool, int file, tn__own_mapping *mapping) {
     int ordinal = pool->info.ordinal;
-    TN_TRY(as_corrupt(pool->driver->share_import(pool->state, file, &mapping->handle)));
+    TN_TRY(import_file(pool, file, &mapping->handle));
     mapping->has_handle = 1;
     TN_TRY(pool->driver->share_ordinal(pool->state, mapping->handle, &ordinal));
     TN_REQUIRE(ordinal == pool->info.ordinal,
                "tn_share_import: the block lies on device %d, and pool %s on device %d", ordinal,
                pool->name, pool->info.ordinal);
-    return as_corrupt(tn__own_mapping_place(pool, mapping));
+    return place_handle(pool, mapping);
 }
 
 static tn_status make_guest(tn_pool *pool, const tn_share *share, int file, tn__region **out) {

@@ -78,8 +78,9 @@ static CUresult import_file(CUmemGenericAllocationHandle *out, int file) {
     description text;
     struct stat status;
     sim_handle *handle;
-    if (fstat(file, &status) != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (!read_description(file, &status, &text)) return CUDA_ERROR_INVALID_VALUE;
+    /* As the driver of an H200 says it. */
+    if (fstat(file, &status) != 0) return CUDA_ERROR_UNKNOWN;
+    if (!read_description(file, &status, &text)) return CUDA_ERROR_UNKNOWN;
     handle = tn__sim_handle_of_file(status.st_dev, status.st_ino);
     if (handle) {
         handle->tokens++;

@@ -1,4 +1,4 @@
-/* Starts that fail: no driver library, one that is none, a driver that does not come up, and any call
+/* Starts that fail: no driver library, one that is none, a driver that does not come up, any call
  * of the start failing. The status and the words are right, nothing is left, and the next try
  * works. */
 #include "misuse_support.h"

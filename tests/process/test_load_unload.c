@@ -1,6 +1,6 @@
-/* A program that loads libtenure at run time, works with it, unloads it, and loads it again: nothing
- * of it stays in the process, no hook is called after it has gone, and each round works like the
- * first. */
+/* A program that loads libtenure at run time, works with it, unloads it, and loads it again:
+ * nothing of it stays in the process, no hook is called after it has gone, and each round works
+ * like the first. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <setjmp.h>
