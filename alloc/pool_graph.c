@@ -175,6 +175,7 @@ static tn_status begin_locked(tn_pool *pool, tn_stream stream) {
             (void *)stream);
     }
     pool->graph->is_open = 1;
+    pool->order.is_in_capture = 1;
     pool->graph->origin = stream;
     pool->graph->capture_id = id;
     return TN_OK;
@@ -213,6 +214,7 @@ static void close_capture(tn_pool *pool) {
         tn__host_free(stream);
     }
     graph->is_open = 0;
+    pool->order.is_in_capture = 0;
     graph->origin = NULL;
 }
 

@@ -171,9 +171,29 @@ static void forget_events(tn__pool_stream *stream) {
     stream->closed_count = 0;
 }
 
+/* A wait for the device would spoil a capture that is under way on it. The streams that are not
+ * known here can not be asked. */
+static int is_any_capturing(const tn__order *order, const tn__order_device *device) {
+    if (order->is_in_capture) return 1;
+    for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
+        const tn__pool_stream *stream = order->buckets[bucket];
+        for (; stream; stream = stream->next) {
+            int is_capturing = 0;
+            if (stream->device != device || stream->handle == TN__STREAM_PER_THREAD) continue;
+            (void)order->driver->stream_is_capturing(device->state, stream->handle, &is_capturing);
+            if (is_capturing) return 1;
+        }
+    }
+    return 0;
+}
+
 static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
     uint64_t last;
     tn_status status;
+    if (is_any_capturing(order, stream->device)) {
+        return TN_FAIL(TN_INVALID_STATE, "a foreign stream ended whose work the memory waits for, "
+                                         "and the device can not be waited for in a capture");
+    }
     if (!tn__driver_wait_begin()) {
         return TN_FAIL(TN_INVALID_STATE,
                        "a foreign stream ended, and the device is not to be waited for now");

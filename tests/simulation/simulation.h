@@ -58,6 +58,7 @@ enum {
     X(captures)                                                                                    \
     X(captures_aborted)                                                                            \
     X(launches)                                                                                    \
+    X(pauses)                                                                                      \
     X(trims)                                                                                       \
     X(threads_ended)                                                                               \
     X(walks)
@@ -116,8 +117,7 @@ typedef struct world {
     world_stream streams[WORLD_STREAMS];
     world_pool pools[WORLD_POOLS];
     world_graphs graphs;
-    int has_captures; /* then foreign streams do not end: the pools would wait for the device */
-    int capturing;    /* the stream that captures: nobody waits for it, nobody uses it */
+    int capturing; /* the stream that captures: nobody waits for it, nobody uses it */
     size_t blocks_max;
     size_t sizes[WORLD_SIZES]; /* that come again and again, as in a model */
     uint64_t books_every;

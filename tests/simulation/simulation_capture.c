@@ -20,12 +20,23 @@ static int pick_capturing(const world *w, world_random *random, int device) {
     return stream->is_live && !stream->is_stalled && stream->device == device ? slot : -1;
 }
 
+/* A pool that is short must not wait for the device while a stream captures: it asks those that it
+ * knows. */
+static void introduce(world *w, int pool, int slot) {
+    if (!w->pools[pool].pool || w->pools[pool].device != w->streams[slot].device) return;
+    if (w->oracle.count == ORACLE_BLOCKS_MAX) return;
+    if (world_alloc(w, pool, 512, 0, slot) != TN_OK) return;
+    world_expect_ok(w, world_free(w, w->oracle.count - 1, slot), "a block is freed");
+}
+
 static void begin_capture(world *w, world_random *random, int slot) {
     const world_stream *stream = &w->streams[slot];
     int heir = world_pick_stream(w, random, stream->device);
     if (heir == slot) heir = WORLD_LEGACY + stream->device;
     world_wait(w, heir, UINT32_C(1) << slot);
     oracle_stream_moved(&w->oracle, slot, heir);
+    for (int pool = 0; pool < WORLD_POOLS; pool++)
+        introduce(w, pool, slot);
     world_make_current(w, stream->device);
     WORLD_EXPECT(w, world_sim()->begin_capture(stream->handle, (int)world_below(random, 3)) == 0,
                  "a stream can not capture");

@@ -58,7 +58,7 @@ void world_check_pool(world *w, int slot, tn_pool_stats *out) {
     expect_count(w, "the sum of the books",
                  stats.live_bytes + stats.cached_bytes + stats.pending_bytes + stats.partial_bytes +
                      stats.driver_held_bytes,
-                 stats.reserved_bytes);
+                 stats.reserved_bytes + stats.paused_bytes);
     WORLD_EXPECT(w, stats.peak_live_bytes >= stats.live_bytes, "the peak is below what is live");
     WORLD_EXPECT(w, stats.peak_reserved_bytes >= stats.reserved_bytes,
                  "the peak is below what is reserved");

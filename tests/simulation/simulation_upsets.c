@@ -126,7 +126,6 @@ static void end_stream(world *w, world_random *random) {
     tn_status status;
     w->doing = "a stream ends";
     if (slot < 0 || w->streams[slot].is_stalled) return;
-    if (w->streams[slot].is_foreign && w->has_captures) return;
     if (w->streams[slot].is_foreign) {
         status = end_foreign(w, random, slot);
     } else {
@@ -167,6 +166,45 @@ static void change_memory(world *w, world_random *random) {
     w->doing = "memory shrinks or grows";
     WORLD_EXPECT(w, world_sim()->set_memory(device, bytes) == 0, "memory does not shrink");
     w->memory_now[device] = bytes;
+}
+
+/* What a pool that is paused does not do, and what it does. */
+static void call_while_paused(world *w, int slot) {
+    tn_stream stream = w->streams[WORLD_LEGACY + w->pools[slot].device].handle;
+    void *block = NULL;
+    tn_pool_stats stats;
+    world_check_pool(w, slot, &stats);
+    WORLD_EXPECT(w, tn_alloc(w->pools[slot].pool, 100, stream, NULL, &block) == TN_INVALID_STATE,
+                 "a paused pool gives blocks out");
+    for (size_t i = w->oracle.count; i-- > 0;) {
+        if (w->oracle.blocks[i].pool != slot) continue;
+        block = (void *)w->oracle.blocks[i].address;
+        WORLD_EXPECT(w, tn_record_use(block, stream) == TN_INVALID_STATE,
+                     "a use is recorded in a paused pool");
+        if (i % 3 == 0)
+            world_expect_ok(w, world_free(w, i, WORLD_LEGACY + w->pools[slot].device),
+                            "a block of a paused pool is freed");
+    }
+    world_expect_ok(w, tn_pool_check(w->pools[slot].pool), "tn_pool_check of a paused pool");
+}
+
+/* Nothing uses the blocks meanwhile. Memory is back before the pool asks for it again. */
+static void pause_pool(world *w, world_random *random) {
+    int slot = world_pick_pool(w, random);
+    int keeps = world_one_in(random, 2);
+    int device;
+    if (slot < 0 || w->pools[slot].backing != TN_BACKING_VMM || w->stalled_count) return;
+    device = w->pools[slot].device;
+    w->doing = "a pause";
+    world_expect_ok(w, tn_pool_pause(w->pools[slot].pool, keeps), "tn_pool_pause");
+    world_tell(w, "pool %d is paused, contents kept: %d", slot, keeps);
+    call_while_paused(w, slot);
+    if (w->memory_now[device] < w->memory_bytes) {
+        (void)world_sim()->set_memory(device, w->memory_bytes);
+        w->memory_now[device] = w->memory_bytes;
+    }
+    world_expect_ok(w, tn_pool_resume(w->pools[slot].pool), "tn_pool_resume");
+    w->counts->pauses++;
 }
 
 static void free_all_of(world *w, int slot) {
@@ -258,7 +296,7 @@ static void bad_call(world *w, world_random *random) {
 /* ---- one of them ----------------------------------------------------------------------------- */
 
 void world_upset(world *w, world_random *random) {
-    switch (world_below(random, 22)) {
+    switch (world_below(random, 24)) {
     case 0:
     case 1:
     case 2:
@@ -280,8 +318,10 @@ void world_upset(world *w, world_random *random) {
     case 18:
     case 19:
         tolerate(w, BIT(TN_INVALID_STATE));
-        if (w->has_captures) world_capture(w, random);
+        world_capture(w, random);
         break;
+    case 20:
+    case 21: pause_pool(w, random); break;
     default: bad_call(w, random); break;
     }
     tolerate(w, 0);

@@ -207,7 +207,6 @@ void world_open(world *w) {
     world_random random = world_random_of(w->seed, UINT64_MAX);
     w->memory_bytes = choose(&random, memories, sizeof memories / sizeof *memories);
     w->blocks_max = choose(&random, blocks, sizeof blocks / sizeof *blocks);
-    w->has_captures = world_one_in(&random, 2);
     w->device_count = world_one_in(&random, 2) ? 1 : 1 + (int)world_below(&random, WORLD_DEVICES);
     for (int i = 0; i < WORLD_SIZES; i++)
         w->sizes[i] = world_choose_bytes(&random);
