@@ -159,11 +159,41 @@ static tn_status allocate_slowly(tn_pool *pool, tn__request *request, tn_stream 
     return status;
 }
 
-static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
-                             const tn_alloc_options *options, int is_owned, void **out) {
-    tn__request request = {.asked_bytes = bytes, .is_owned = is_owned};
-    tn__cache_result result = TN__CACHE_MISS;
+/* 1 if any block of the size will do: plain options, and the arguments are good so far. */
+static inline int is_plain(const tn_alloc_options *options) {
+    if (!options) return 1;
+    return options->size == sizeof *options && options->alignment <= TN__BLOCK_ALIGN &&
+           (options->alignment & (options->alignment - 1)) == 0 && !options->flags &&
+           options->lifetime == TN_LIFETIME_AUTO;
+}
+
+/* The warm path: what takes longer to ask is left to the slow one. */
+static inline tn__cache_result take_warm(tn_pool *pool, size_t bytes, tn_stream stream,
+                                         const tn_alloc_options *options, int is_owned,
+                                         void **out) {
+    tn__cache_want want = {bytes, stream, is_owned, NULL, NULL};
+    tn__cache_result result;
     tn__cache *cache;
+    if (!pool || !out || bytes == 0 || !is_plain(options) || tn__driver_is_gone()) {
+        return TN__CACHE_MISS;
+    }
+    cache = tn__cache_mine(pool);
+    if (!cache) return TN__CACHE_MISS;
+    if (options) {
+        want.owner = options->owner;
+        want.site = options->site;
+    }
+    result = tn__cache_take(cache, &want, out);
+    if (result == TN__CACHE_DONE && pool->info.simulated) {
+        note_take(pool, pool->state, *out, tn__round_up(bytes, TN__BLOCK_ALIGN), stream);
+    }
+    return result;
+}
+
+static tn_status alloc_cold(tn_pool *pool, size_t bytes, tn_stream stream,
+                            const tn_alloc_options *options, int is_owned, size_t waiting_bytes,
+                            void **out) {
+    tn__request request = {.asked_bytes = bytes, .is_owned = is_owned};
     TN_REQUIRE(pool, "tn_alloc: pool is NULL");
     TN_REQUIRE(out, "tn_alloc: out is NULL");
     TN_TRY(read_options(options, &request));
@@ -177,21 +207,20 @@ static tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
     }
     request.needs_complete = pool->backing->is_host_memory;
     request.bytes = tn__round_up(bytes, TN__BLOCK_ALIGN);
-    cache = is_cacheable(&request) ? tn__cache_mine(pool) : NULL;
-    if (cache) {
-        tn__cache_want want = want_of(&request, stream);
-        result = tn__cache_take(cache, &want, out);
-    }
-    if (result == TN__CACHE_DONE) {
-        note_take(pool, pool->state, *out, request.bytes, stream);
-        return TN_OK;
-    }
     if (request.flags) {
         TN_TRY(tn__dedicated_check(pool, &request));
         request.bytes = tn__dedicated_bytes(pool, bytes);
         request.zone = TN__ZONE_DEDICATED;
     }
-    return allocate_slowly(pool, &request, stream, result == TN__CACHE_LATE ? bytes : 0, out);
+    return allocate_slowly(pool, &request, stream, waiting_bytes, out);
+}
+
+static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
+                                    const tn_alloc_options *options, int is_owned, void **out) {
+    tn__cache_result result = take_warm(pool, bytes, stream, options, is_owned, out);
+    if (result == TN__CACHE_DONE) return TN_OK;
+    return alloc_cold(pool, bytes, stream, options, is_owned, result == TN__CACHE_LATE ? bytes : 0,
+                      out);
 }
 
 tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream, const tn_alloc_options *options,
