@@ -4,7 +4,8 @@
  * counts what keeps a device open.
  *
  * Invariants, under the device's lock:
- *   - streams holds each stream made by tn_stream_create and not yet destroyed, once;
+ *   - streams holds each stream made by tn_stream_create and not yet destroyed, and each one that
+ *     was adopted and not yet forgotten, once;
  *   - a watcher is freed by its unwatch alone, and never while its callback runs;
  *   - spare_events are recorded nowhere that still matters: an event may be recorded anew as soon
  *     as the wait for it was put on a stream.
@@ -22,7 +23,8 @@ enum { SPARE_EVENTS_MAX = 8 };
 
 typedef struct own_stream {
     tn_stream stream;
-    int is_ending; /* a thread is in tn_stream_destroy with it */
+    int is_adopted; /* another library made it, and its caller tells us when it ends */
+    int is_ending;  /* a thread is in tn_stream_destroy or tn_stream_forget with it */
 } own_stream;
 
 typedef struct watcher {
@@ -260,7 +262,7 @@ tn_status tn_stream_create(tn_device *device, tn_stream *out) {
     tn_status status = make_stream_room_locked(device);
     if (status == TN_OK) status = device->driver->stream_create(device->state, &stream);
     if (status == TN_OK) {
-        device->streams[device->stream_count++] = (own_stream){stream, 0};
+        device->streams[device->stream_count++] = (own_stream){.stream = stream};
         *out = stream;
     }
     pthread_mutex_unlock(&device->lock);
@@ -285,12 +287,14 @@ int tn__device_owns_stream(tn_device *device, tn_stream stream) {
 }
 
 /* Takes the right to end the stream: one thread gets it. */
-static tn_status claim_ending(tn_device *device, tn_stream stream) {
+static tn_status claim_ending(tn_device *device, tn_stream stream, int is_adopted) {
     pthread_mutex_lock(&device->lock);
     own_stream *own = find_own_locked(device, stream, 0);
-    if (own) own->is_ending = 1;
+    int is_claimed = own && own->is_adopted == is_adopted;
+    if (is_claimed) own->is_ending = 1;
     pthread_mutex_unlock(&device->lock);
-    TN_REQUIRE(own, "%p is no stream made by tn_stream_create of this device", stream);
+    TN_REQUIRE(is_claimed, "%p is no stream that was %s of this device", stream,
+               is_adopted ? "adopted by tn_stream_adopt" : "made by tn_stream_create");
     return TN_OK;
 }
 
@@ -317,20 +321,72 @@ static void tell_watchers(tn_device *device, tn_stream stream, uint64_t id) {
     pthread_mutex_unlock(&device->lock);
 }
 
-static tn_status end_stream(tn_device *device, tn_stream stream) {
+/* The pools forget the stream, with its work done. */
+static tn_status end_uses(tn_device *device, tn_stream stream) {
     uint64_t id;
     TN_TRY(device->driver->stream_id(device->state, stream, &id));
     TN_TRY(device->driver->stream_synchronize(device->state, stream));
     tell_watchers(device, stream, id);
+    return TN_OK;
+}
+
+static tn_status end_stream(tn_device *device, tn_stream stream) {
+    TN_TRY(end_uses(device, stream));
     return device->driver->stream_destroy(device->state, stream);
 }
 
 tn_status tn_stream_destroy(tn_device *device, tn_stream stream) {
     if (!stream || tn__driver_is_gone()) return TN_OK;
     TN_REQUIRE(device, "tn_stream_destroy: device is NULL");
-    TN_TRY(claim_ending(device, stream));
+    TN_TRY(claim_ending(device, stream, 0));
     tn__error_scope_begin();
     tn_status status = tn__error_scope_end(end_stream(device, stream));
+    settle_ending(device, stream, status == TN_OK);
+    return status;
+}
+
+/* That the handle means a stream of this device, and not a default one. */
+static tn_status check_adoptable(tn_device *device, tn_stream stream) {
+    const uintptr_t default_handles = 2; /* CU_STREAM_LEGACY and _PER_THREAD are 1 and 2 */
+    int ordinal = device->info.ordinal;
+    uint64_t id;
+    TN_REQUIRE((uintptr_t)stream > default_handles,
+               "tn_stream_adopt: a default stream has no end and need not be adopted");
+    TN_TRY(device->driver->stream_id(device->state, stream, &id));
+    if (device->driver->stream_ordinal) {
+        TN_TRY(device->driver->stream_ordinal(device->state, stream, &ordinal));
+    }
+    TN_REQUIRE(ordinal == device->info.ordinal,
+               "tn_stream_adopt: stream %p belongs to device %d and not to device %d", stream,
+               ordinal, device->info.ordinal);
+    return TN_OK;
+}
+
+static tn_status adopt_locked(tn_device *device, tn_stream stream) {
+    const own_stream *own = find_own_locked(device, stream, 0);
+    if (own) {
+        return TN_FAIL(TN_INVALID_STATE, "tn_stream_adopt: %p was %s already", stream,
+                       own->is_adopted ? "adopted" : "made by tn_stream_create: its end is known");
+    }
+    TN_TRY(make_stream_room_locked(device));
+    device->streams[device->stream_count++] = (own_stream){.stream = stream, .is_adopted = 1};
+    return TN_OK;
+}
+
+tn_status tn_stream_adopt(tn_device *device, tn_stream stream) {
+    TN_REQUIRE(device, "tn_stream_adopt: device is NULL");
+    TN_TRY(check_adoptable(device, stream));
+    pthread_mutex_lock(&device->lock);
+    tn_status status = adopt_locked(device, stream);
+    pthread_mutex_unlock(&device->lock);
+    return status;
+}
+
+tn_status tn_stream_forget(tn_device *device, tn_stream stream) {
+    if (!stream || tn__driver_is_gone()) return TN_OK;
+    TN_REQUIRE(device, "tn_stream_forget: device is NULL");
+    TN_TRY(claim_ending(device, stream, 1));
+    tn_status status = end_uses(device, stream);
     settle_ending(device, stream, status == TN_OK);
     return status;
 }

@@ -31,7 +31,9 @@ static uint64_t this_thread(void) {
 }
 
 /* The default streams are those of the pool's device. */
-static int is_default(tn_stream handle) { return !handle || handle == TN__STREAM_PER_THREAD; }
+static int is_default(tn_stream handle) {
+    return !handle || handle == TN__STREAM_LEGACY || handle == TN__STREAM_PER_THREAD;
+}
 
 /* The device that made the stream with tn_stream_create; NULL: a stream of another library. */
 static tn__order_device *maker_of(tn__order *order, tn_stream handle) {
@@ -90,7 +92,8 @@ static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
 
 /* By the driver's id and not by the handle alone: handles are shared between threads (per-thread
  * default streams) and used again after a stream was destroyed and its work still runs. Only for
- * our own streams, whose end we hear of, and for the default stream is the handle enough. */
+ * streams whose end we hear of (our own, and adopted ones), and for the default stream, is the
+ * handle enough. */
 tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out) {
     tn__recent_stream *recent = recent_of(order, handle);
     tn__pool_stream *stream;
@@ -102,7 +105,8 @@ tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **o
     TN_TRY(order->driver->stream_id(order->home.state, handle, &id));
     stream = tn__order_known(order, id);
     if (!stream) TN_TRY(add_stream(order, handle, id, &stream));
-    if (!handle || maker_of(order, handle)) {
+    if (is_default(handle) ? handle != TN__STREAM_PER_THREAD : !!maker_of(order, handle)) {
+        stream->is_foreign = 0; /* it may have been adopted since */
         *recent = (tn__recent_stream){handle, stream};
     }
     *out = stream;

@@ -70,6 +70,8 @@ tn_status tn__uses_copy(tn__uses *to, tn__uses *from);
 
 /* ---- streams ------------------------------------------------------------------------------ */
 
+#define TN__STREAM_LEGACY ((tn_stream)1) /* CU_STREAM_LEGACY: the same as NULL */
+
 /* CU_STREAM_PER_THREAD: one handle, another stream in each thread. */
 #define TN__STREAM_PER_THREAD ((tn_stream)2)
 

@@ -176,13 +176,20 @@ TN_API TN_MUST_USE tn_status tn_device_driver_stats(const tn_device *device, tn_
 
 /* ---- streams ------------------------------------------------------------------------------ */
 
-/* Streams of another library (cudaStream_t) may be used as they are; these make and end our own.
- * On the host driver a stream is a worker thread that does its work in order. */
+/* Streams of another library (cudaStream_t) may be used as they are: the driver is asked for their
+ * ids at each call, since they may end without a word. These make and end our own. On the host driver a stream is a worker thread that does its work in order. */
 TN_API TN_MUST_USE tn_status tn_stream_create(tn_device *device, tn_stream *out);
 
 /* Waits for the stream's work, forgets its uses in every pool, then ends it. */
 TN_API tn_status tn_stream_destroy(tn_device *device, tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_stream_synchronize(tn_device *device, tn_stream stream);
+
+/* Another library's stream becomes as cheap as our own: the caller promises tn_stream_forget before
+ * it is destroyed. That waits for the stream's work and forgets its uses in every pool; the stream
+ * lives on. TN_INVALID_STATE if it is known already; TN_INVALID_ARGUMENT for default streams (which
+ * have no end), those of other devices, and to forget what was not adopted. */
+TN_API TN_MUST_USE tn_status tn_stream_adopt(tn_device *device, tn_stream stream);
+TN_API tn_status tn_stream_forget(tn_device *device, tn_stream stream);
 
 /* Work put on `stream` from now on starts after all work that is now on `other`. No host wait. */
 TN_API TN_MUST_USE tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other);

@@ -1,0 +1,180 @@
+/* Which streams are warm: what it costs to name one, and what happens when it ends. */
+#include "driver.h"
+#include "test_pools.h"
+
+#define KIB ((size_t)1 << 10)
+
+typedef struct fixture {
+    tn_device *device;
+    tn_pool *pool;
+} fixture;
+
+static void open_fixture(fixture *f) {
+    f->device = test_open_sim(0, 0);
+    f->pool = test_open_pool(f->device, TN_BACKING_VMM, 0);
+}
+
+static void close_fixture(fixture *f) {
+    EXPECT_OK(tn_pool_destroy(f->pool));
+    test_close_sim(f->device);
+}
+
+static tn_stream open_foreign(fixture *f) {
+    tn_stream stream = NULL;
+    EXPECT_OK(tn__device_driver(f->device)->stream_create(tn__device_state(f->device), &stream));
+    return stream;
+}
+
+static void end_foreign(fixture *f, tn_stream stream) {
+    EXPECT_OK(tn__device_driver(f->device)->stream_destroy(tn__device_state(f->device), stream));
+}
+
+/* The driver calls of a hundred pairs, after the first one. */
+static uint64_t calls_of_pairs(fixture *f, tn_stream stream) {
+    uint64_t before;
+    void *block = NULL;
+    EXPECT_OK(tn_alloc(f->pool, 4 * KIB, stream, NULL, &block));
+    EXPECT_OK(tn_free(block, stream));
+    before = test_all_calls(f->device);
+    for (int i = 0; i < 100; i++) {
+        EXPECT_OK(tn_alloc(f->pool, 4 * KIB, stream, NULL, &block));
+        EXPECT_OK(tn_free(block, stream));
+    }
+    return test_all_calls(f->device) - before;
+}
+
+static void streams_whose_end_is_heard_of_cost_no_driver_call(void **state) {
+    fixture f;
+    tn_stream own;
+    tn_stream foreign;
+    (void)state;
+    open_fixture(&f);
+    own = test_open_stream(f.device);
+    foreign = open_foreign(&f);
+    assert_int_equal(calls_of_pairs(&f, NULL), 0);
+    assert_int_equal(calls_of_pairs(&f, (tn_stream)1), 0); /* the legacy stream by its name */
+    assert_int_equal(calls_of_pairs(&f, (tn_stream)2), 0); /* this thread's default stream */
+    assert_int_equal(calls_of_pairs(&f, own), 0);
+    /* Its id, at each alloc and each free. */
+    assert_int_equal(calls_of_pairs(&f, foreign), 200);
+    EXPECT_OK(tn_stream_adopt(f.device, foreign));
+    assert_int_equal(calls_of_pairs(&f, foreign), 0);
+    EXPECT_OK(tn_stream_forget(f.device, foreign));
+    assert_int_equal(calls_of_pairs(&f, foreign), 200);
+    end_foreign(&f, foreign);
+    EXPECT_OK(tn_stream_destroy(f.device, own));
+    close_fixture(&f);
+}
+
+static void only_other_libraries_streams_of_the_device_are_adopted(void **state) {
+    fixture f;
+    tn_stream own;
+    tn_stream foreign;
+    (void)state;
+    open_fixture(&f);
+    own = test_open_stream(f.device);
+    foreign = open_foreign(&f);
+    EXPECT_STATUS(tn_stream_adopt(NULL, foreign), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_stream_adopt(f.device, NULL), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_stream_adopt(f.device, (tn_stream)1), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_stream_adopt(f.device, (tn_stream)2), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_stream_adopt(f.device, own), TN_INVALID_STATE);
+    EXPECT_STATUS(tn_stream_forget(f.device, own), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_stream_forget(f.device, foreign), TN_INVALID_ARGUMENT);
+    EXPECT_OK(tn_stream_adopt(f.device, foreign));
+    EXPECT_STATUS(tn_stream_adopt(f.device, foreign), TN_INVALID_STATE);
+    EXPECT_STATUS(tn_stream_destroy(f.device, foreign), TN_INVALID_ARGUMENT);
+    EXPECT_OK(tn_stream_forget(f.device, foreign));
+    EXPECT_STATUS(tn_stream_forget(f.device, foreign), TN_INVALID_ARGUMENT);
+    end_foreign(&f, foreign);
+    EXPECT_OK(tn_stream_destroy(f.device, own));
+    close_fixture(&f);
+}
+
+/* What was kept for it is memory for all, and needs no wait: its work was waited for. */
+static void the_end_of_a_stream_empties_its_lanes(void **state) {
+    (void)state;
+    for (int is_adopted = 0; is_adopted < 2; is_adopted++) {
+        fixture f;
+        tn_stream ending;
+        tn_stream other;
+        void *block;
+        open_fixture(&f);
+        ending = is_adopted ? open_foreign(&f) : test_open_stream(f.device);
+        if (is_adopted) EXPECT_OK(tn_stream_adopt(f.device, ending));
+        other = test_open_stream(f.device);
+        block = test_take(f.pool, 32 << 20, ending);
+        test_sim_write(f.device, ending, block, 32 << 20, 100.0);
+        test_give(f.pool, block, ending);
+        if (is_adopted) {
+            EXPECT_OK(tn_stream_forget(f.device, ending));
+            end_foreign(&f, ending);
+        } else {
+            EXPECT_OK(tn_stream_destroy(f.device, ending));
+        }
+        assert_ptr_equal(test_take(f.pool, 32 << 20, other), block);
+        test_sim_write(f.device, other, block, 32 << 20, 1.0);
+        assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
+        test_give(f.pool, block, other);
+        EXPECT_OK(tn_stream_destroy(f.device, other));
+        close_fixture(&f);
+    }
+}
+
+/* A block that outlives its stream goes back through another one. */
+static void a_block_may_be_freed_after_its_stream_has_ended(void **state) {
+    fixture f;
+    tn_stream ending;
+    tn_stream other;
+    void *kept;
+    (void)state;
+    open_fixture(&f);
+    ending = test_open_stream(f.device);
+    other = test_open_stream(f.device);
+    kept = test_take(f.pool, 8 * KIB, ending);
+    EXPECT_OK(tn_stream_destroy(f.device, ending));
+    test_give(f.pool, kept, other);
+    assert_ptr_equal(test_take(f.pool, 8 * KIB, other), kept);
+    test_give(f.pool, kept, other);
+    EXPECT_OK(tn_stream_destroy(f.device, other));
+    close_fixture(&f);
+}
+
+/* Other streams wait for the use that there was, which is not the last one of the stream. */
+static void what_a_thread_kept_is_waited_for_by_other_streams_only(void **state) {
+    fixture f;
+    tn_stream a;
+    tn_stream b;
+    void *block;
+    (void)state;
+    open_fixture(&f);
+    a = test_open_stream(f.device);
+    b = test_open_stream(f.device);
+    block = test_take(f.pool, 32 << 20, a);
+    test_sim_write(f.device, a, block, 32 << 20, 500.0);
+    test_give(f.pool, block, a);
+    /* Its own stream has it back as it is. */
+    assert_ptr_equal(test_take(f.pool, 32 << 20, a), block);
+    assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
+    test_give(f.pool, block, a);
+    /* Another one gets it out of the thread's cache, behind one wait; the simulated device would
+     * count a race without it. */
+    assert_ptr_equal(test_take(f.pool, 32 << 20, b), block);
+    test_sim_write(f.device, b, block, 32 << 20, 1.0);
+    assert_int_equal(test_pool_stats(f.pool).stream_waits, 1);
+    test_give(f.pool, block, b);
+    EXPECT_OK(tn_stream_destroy(f.device, a));
+    EXPECT_OK(tn_stream_destroy(f.device, b));
+    close_fixture(&f);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streams_whose_end_is_heard_of_cost_no_driver_call),
+        cmocka_unit_test(only_other_libraries_streams_of_the_device_are_adopted),
+        cmocka_unit_test(the_end_of_a_stream_empties_its_lanes),
+        cmocka_unit_test(a_block_may_be_freed_after_its_stream_has_ended),
+        cmocka_unit_test(what_a_thread_kept_is_waited_for_by_other_streams_only),
+    };
+    return cmocka_run_group_tests_name("sim/warm_streams", tests, NULL, NULL);
+}
