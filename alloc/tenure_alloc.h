@@ -177,7 +177,8 @@ TN_API TN_MUST_USE tn_status tn_device_driver_stats(const tn_device *device, tn_
 /* ---- streams ------------------------------------------------------------------------------ */
 
 /* Streams of another library (cudaStream_t) may be used as they are: the driver is asked for their
- * ids at each call, since they may end without a word. These make and end our own. On the host driver a stream is a worker thread that does its work in order. */
+ * ids at each call, since they may end without a word. These make and end our own. On the host
+ * driver a stream is a worker thread that does its work in order. */
 TN_API TN_MUST_USE tn_status tn_stream_create(tn_device *device, tn_stream *out);
 
 /* Waits for the stream's work, forgets its uses in every pool, then ends it. */
