@@ -2,8 +2,8 @@
  * tenure_alloc.h; a new statistic is a row there and a line in tn__pool_fill_stats.
  *
  * Invariant: the PARTs add up to the WHOLE, and in a paused pool to what it has given up besides.
- * It is asserted whenever statistics are filled and is part of tn_pool_check. Filling them walks the free pieces: which of them are pending depends on
- * what streams have done meanwhile.
+ * It is asserted whenever statistics are filled and is part of tn_pool_check. Filling them walks
+ * the free pieces: which of them are pending depends on what streams have done meanwhile.
  */
 #include <inttypes.h>
 #include <stdio.h>
