@@ -188,9 +188,9 @@ tn_status tn_pool_peer_disable(tn_pool *pool, tn_device *peer) {
     tn__order_device *removed = NULL;
     tn_status status;
     TN_TRY(require_calls(pool, peer, "tn_pool_peer_disable"));
-    pthread_mutex_lock(&pool->mutex);
+    tn__pool_lock_whole(pool);
     status = remove_peer_locked(pool, peer, &removed);
-    pthread_mutex_unlock(&pool->mutex);
+    tn__pool_unlock_whole(pool);
     if (status == TN_OK) end_peer(pool, removed);
     return status;
 }
