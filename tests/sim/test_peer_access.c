@@ -1,6 +1,7 @@
 /* Several devices: access of peers to a pool's memory, and memory that streams of other devices
  * use: it is not given to others, moved or unmapped before their work has ended (pytorch#196257,
  * pytorch#196258), and every call is made with the right device current. */
+#include <pthread.h>
 #include <string.h>
 
 #include "driver.h"
@@ -290,6 +291,54 @@ static void streams_of_other_devices_are_refused(void **state) {
     close_all(&f);
 }
 
+/* ---- threads --------------------------------------------------------------------------------- */
+
+enum { WORKERS = 3, WORK_ROUNDS = 400, PEER_ROUNDS = 40 };
+
+typedef struct worker {
+    fixture *f;
+    int device;
+    tn_stream stream;
+} worker;
+
+static void *take_and_give(void *argument) {
+    const worker *w = argument;
+    for (int i = 0; i < WORK_ROUNDS; i++) {
+        size_t bytes = (size_t)1000 << i % 14;
+        void *block = NULL;
+        EXPECT_OK(tn_alloc(w->f->pool, bytes, w->stream, NULL, &block));
+        EXPECT_OK(touch(w->f, w->device, w->stream, block, 1));
+        EXPECT_OK(tn_free(block, w->stream));
+    }
+    return NULL;
+}
+
+/* Threads of two devices use the pool while a third device comes and goes. */
+static void peers_come_and_go_under_threads(void **state) {
+    fixture f;
+    pthread_t threads[WORKERS];
+    worker workers[WORKERS];
+    (void)state;
+    open_with(&f, 0, 0);
+    EXPECT_OK(tn_pool_peer_enable(f.pool, f.devices[1]));
+    for (int i = 0; i < WORKERS; i++) {
+        int device = i % 2;
+        workers[i] = (worker){&f, device, test_open_stream(f.devices[device])};
+        assert_int_equal(pthread_create(&threads[i], NULL, take_and_give, &workers[i]), 0);
+    }
+    for (int i = 0; i < PEER_ROUNDS; i++) {
+        EXPECT_OK(tn_pool_peer_enable(f.pool, f.devices[2]));
+        (void)test_pool_stats(f.pool);
+        EXPECT_OK(tn_pool_peer_disable(f.pool, f.devices[2]));
+    }
+    for (int i = 0; i < WORKERS; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        EXPECT_OK(tn_stream_destroy(f.devices[workers[i].device], workers[i].stream));
+    }
+    EXPECT_OK(tn_pool_peer_disable(f.pool, f.devices[1]));
+    close_all(&f);
+}
+
 /* ---- faults ---------------------------------------------------------------------------------- */
 
 static void prepare(fixture *f, void **blocks) {
@@ -380,6 +429,7 @@ int main(void) {
         cmocka_unit_test(the_callers_current_device_does_not_matter),
         cmocka_unit_test(a_peers_stream_has_blocks_and_ends),
         cmocka_unit_test(streams_of_other_devices_are_refused),
+        cmocka_unit_test(peers_come_and_go_under_threads),
         cmocka_unit_test(a_fault_half_way_is_undone),
         cmocka_unit_test(host_memory_that_fails_changes_nothing),
     };
