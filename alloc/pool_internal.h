@@ -57,6 +57,14 @@ enum {
 
 typedef struct tn__cache tn__cache;
 
+/* Where a thread finds its cache: by its pthread_t, in one of a few slots after its hash. A thread
+ * reads only what it wrote itself; it is cleared when the thread ends. */
+#define TN__CACHE_SLOTS 64
+typedef struct tn__cache_slot {
+    _Atomic uintptr_t thread; /* 0: the slot is empty */
+    _Atomic(tn__cache *) cache;
+} tn__cache_slot;
+
 struct tn_pool {
     struct tn_pool *next; /* in the list of pools; this, serial and pins: under the list's lock */
     uint64_t serial;      /* later pools have larger ones */
@@ -100,12 +108,13 @@ struct tn_pool {
     size_t peak_reserved_bytes;
     uint64_t allocs;
     uint64_t frees;
-    tn__pause *pause;    /* NULL: the pool is not paused */
+    tn__pause *pause; /* NULL: the pool is not paused */
     tn__contents contents;
     size_t paused_bytes; /* of active pages, whose memory a pause has given back */
     uint64_t out_of_memory;
     tn__shortage shortage; /* the last one */
 
+    tn__cache_slot cache_slots[TN__CACHE_SLOTS];
     tn__cache *caches; /* see thread_cache.h */
     size_t cache_count;
     size_t given_bytes;          /* sum of what the caches were given */

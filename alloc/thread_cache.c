@@ -66,10 +66,10 @@ static tn__cache_bin *make_bin(tn__cache_lane *lane, size_t bytes) {
     return NULL;
 }
 
-static inline int is_put(tn__cache_lane *lane, tn__piece *block) {
+static inline int is_put(tn__cache_lane *lane, tn__piece *block, uint32_t more) {
     tn__cache_bin *bin = find_bin(lane, block->bytes);
     if (!bin) bin = make_bin(lane, block->bytes);
-    if (!bin || bin->count == bin->most) return 0;
+    if (!bin || bin->count >= bin->most + more) return 0;
     block->cache_next = bin->first;
     bin->first = block;
     bin->count++;
@@ -156,7 +156,7 @@ static inline void note_free(tn__cache *cache, tn__piece *block) {
 
 /* The block is HELD, and CACHED afterwards; the stream's epoch is read after that exchange. */
 static inline int is_kept(tn__cache *cache, tn__cache_lane *lane, tn__piece *block) {
-    if (!is_put(lane, block)) return 0;
+    if (!is_put(lane, block, 0)) return 0;
     block->freed_epoch = atomic_load_explicit(&lane->stream->epoch, memory_order_relaxed);
     cache->credit += block->asked_bytes;
     note_free(cache, block);
@@ -222,6 +222,7 @@ int tn__cache_give_locked(tn__cache *cache, tn__piece *block, tn_stream stream) 
 
 /* ---- what was handed over ------------------------------------------------------------------ */
 
+/* There may be many at once: all that was handed over is kept, since the owner wants some. */
 void tn__cache_collect(tn__cache *cache) {
     tn__piece *block = atomic_exchange_explicit(&cache->handed, NULL, memory_order_acquire);
     unsigned count = 0;
@@ -229,7 +230,7 @@ void tn__cache_collect(tn__cache *cache) {
         tn__piece *next = block->cache_next;
         cache->credit += block->asked_bytes;
         set_state(block, TN__BLOCK_CACHED);
-        if (!is_put(block->lane, block)) {
+        if (!is_put(block->lane, block, TN__CACHE_HANDED_MAX)) {
             block->cache_next = cache->overflow;
             cache->overflow = block;
         }

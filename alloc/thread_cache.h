@@ -94,6 +94,7 @@ struct tn__cache {
     size_t given;
     _Atomic(struct tn__cache_thread *) thread; /* NULL: it has ended. Under the registry's lock */
     tn__cache *next_of_thread;                 /* likewise */
+    tn__cache_slot *slot;                      /* of that thread; likewise */
 };
 
 /* ---- thread_cache_owner.c: whose a cache is ------------------------------------------------ */
@@ -102,8 +103,22 @@ struct tn__cache {
  * of one thread's blocks are in order. Under the mutex. */
 void tn__cache_set_clock(tn_pool *pool);
 
-/* This thread's cache of the pool, if it has one and used it lately. No lock. */
-tn__cache *tn__cache_mine(const tn_pool *pool);
+#define TN__CACHE_SLOT_PROBES 4
+static inline size_t tn__cache_slot_at(uintptr_t thread, size_t probe) {
+    return ((size_t)((uint64_t)thread * 0x9E3779B97F4A7C15u >> 58) + probe) % TN__CACHE_SLOTS;
+}
+
+/* This thread's cache of the pool, if it has one. No lock. */
+static inline tn__cache *tn__cache_mine(tn_pool *pool) {
+    uintptr_t thread = (uintptr_t)pthread_self();
+    for (size_t probe = 0; probe < TN__CACHE_SLOT_PROBES; probe++) {
+        tn__cache_slot *slot = &pool->cache_slots[tn__cache_slot_at(thread, probe)];
+        if (atomic_load_explicit(&slot->thread, memory_order_relaxed) == thread) {
+            return atomic_load_explicit(&slot->cache, memory_order_relaxed);
+        }
+    }
+    return NULL;
+}
 
 /* The same, under the mutex: taken over from a thread that has ended, or made, if need be. NULL if
  * the pool has observers, or there can be none. */

@@ -1,8 +1,7 @@
-/* Whose a cache is: threads find theirs, leave them behind when they end, and take over such ones.
+/* Whose a cache is: threads leave theirs behind when they end, and take over such ones.
  *
- * A thread finds its cache by the pool's serial number, which no other pool ever has: entries of
- * pools that are gone match nothing and need no clearing. The list of a thread's caches is for its
- * end, and for that of their pools: both change it under the registry's lock.
+ * The list of a thread's caches is for its end, and for that of their pools: both change it, and
+ * the slots in which threads find their caches, under the registry's lock.
  */
 #include <pthread.h>
 #include <string.h>
@@ -11,15 +10,7 @@
 #include "thread_barrier.h"
 #include "thread_cache.h"
 
-#define FOUND_ENTRIES 8
-
-typedef struct found_cache {
-    uint64_t serial; /* 0: none */
-    tn__cache *cache;
-} found_cache;
-
 typedef struct tn__cache_thread {
-    found_cache found[FOUND_ENTRIES]; /* by serial */
     tn__cache *caches;
 } tn__cache_thread;
 
@@ -38,10 +29,12 @@ static void on_thread_end(void *argument) {
     tn__cache_thread *thread = argument;
     if (tn__driver_is_gone()) return;
     pthread_mutex_lock(&registry_mutex);
-    for (tn__cache *cache = thread->caches; cache; cache = cache->next_of_thread)
+    for (tn__cache *cache = thread->caches; cache; cache = cache->next_of_thread) {
+        atomic_store(&cache->slot->thread, 0);
         atomic_store(&cache->thread, NULL);
+    }
+    thread->caches = NULL;
     pthread_mutex_unlock(&registry_mutex);
-    memset(thread, 0, sizeof *thread);
 }
 
 static void make_key(void) { has_key = pthread_key_create(&key, on_thread_end) == 0; }
@@ -54,16 +47,23 @@ __attribute__((destructor)) static void delete_key(void) {
 
 /* ---- caches of this thread ----------------------------------------------------------------- */
 
-tn__cache *tn__cache_mine(const tn_pool *pool) {
-    const found_cache *found = &this_thread.found[pool->serial % FOUND_ENTRIES];
-    return found->serial == pool->serial ? found->cache : NULL;
+/* NULL if too many threads have their slots there. */
+static tn__cache_slot *find_empty_slot(tn_pool *pool) {
+    for (size_t probe = 0; probe < TN__CACHE_SLOT_PROBES; probe++) {
+        size_t at = tn__cache_slot_at((uintptr_t)pthread_self(), probe);
+        if (!atomic_load(&pool->cache_slots[at].thread)) return &pool->cache_slots[at];
+    }
+    return NULL;
 }
 
-static void enter_thread(tn__cache *cache) {
+static void enter_thread(tn__cache *cache, tn__cache_slot *slot) {
     pthread_mutex_lock(&registry_mutex);
     cache->next_of_thread = this_thread.caches;
     this_thread.caches = cache;
     atomic_store(&cache->thread, &this_thread);
+    cache->slot = slot;
+    atomic_store(&slot->cache, cache);
+    atomic_store(&slot->thread, (uintptr_t)pthread_self());
     pthread_mutex_unlock(&registry_mutex);
 }
 
@@ -75,19 +75,15 @@ static void leave_thread_locked(tn__cache *cache) {
     if (at) *at = cache->next_of_thread;
 }
 
-/* One that this thread has, or that a thread which has ended left behind. */
-static tn__cache *find_cache(tn_pool *pool) {
-    tn__cache *left = NULL;
-    for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
-        tn__cache_thread *thread = atomic_load(&cache->thread);
-        if (thread == &this_thread) return cache;
-        if (!thread) left = cache;
-    }
+/* One that a thread which has ended left behind. */
+static tn__cache *take_over_cache(tn_pool *pool) {
+    tn__cache *left = pool->caches;
+    while (left && atomic_load(&left->thread))
+        left = left->next;
     if (!left) return NULL;
     tn__caches_stop(pool);
     tn__cache_lane_end(left, TN__STREAM_PER_THREAD); /* another stream on this thread */
     tn__caches_go(pool);
-    enter_thread(left);
     return left;
 }
 
@@ -99,21 +95,22 @@ static tn__cache *make_cache(tn_pool *pool) {
     cache->next = pool->caches;
     pool->caches = cache;
     pool->cache_count++;
-    enter_thread(cache);
     return cache;
 }
 
 tn_status tn__cache_open(tn_pool *pool, tn__cache **out) {
     tn__cache *cache = tn__cache_mine(pool);
+    tn__cache_slot *slot;
     *out = NULL;
     if (atomic_load(&pool->observers)) return TN_OK;
     if (!cache) {
         pthread_once(&key_once, make_key);
-        if (!has_key || pthread_setspecific(key, &this_thread) != 0) return TN_OK;
-        cache = find_cache(pool);
+        slot = find_empty_slot(pool);
+        if (!slot || !has_key || pthread_setspecific(key, &this_thread) != 0) return TN_OK;
+        cache = take_over_cache(pool);
         if (!cache) cache = make_cache(pool);
         if (!cache) return TN_OUT_OF_HOST_MEMORY;
-        this_thread.found[pool->serial % FOUND_ENTRIES] = (found_cache){pool->serial, cache};
+        enter_thread(cache, slot);
     }
     *out = cache;
     return TN_OK;
