@@ -174,8 +174,8 @@ static tn_status free_segment(tn_pool *pool, tn__region *region, tn_stream strea
         tn__uses_clear(&piece->uses);
         piece->stream = NULL;
     }
-    while (region->first->next)
-        tn__heap_join(&pool->heap, region->first);
+    for (tn__piece *first = region->first; first && first->next; first = region->first)
+        tn__heap_join(&pool->heap, first);
     tn__heap_remove_region(&pool->heap, region);
     return TN_OK;
 }

@@ -33,9 +33,9 @@ extern "C" {
  * CALLER: segments of 32 MiB, or of a block's size if that is larger, from config.functions, and
  * back to them with the same size. They are called by any thread, several at once, and under no
  * lock: they may use whatever they like, other pools too, but must not allocate from the pool that
- * calls. alloc gives memory of the pool's device, aligned to 512 bytes, no part of it any pool's, or
- * a status; TN_OUT_OF_DEVICE_MEMORY begins the procedure of shortage. What it gives is looked at:
- * memory that is NULL, not aligned, or a pool's already is TN_DRIVER_ERROR from tn_alloc. If free
+ * calls. alloc gives memory of the pool's device, aligned to 512 bytes, no part of it any pool's,
+ * or a status; TN_OUT_OF_DEVICE_MEMORY begins the procedure of shortage. What it gives is looked
+ * at: memory that is NULL, not aligned, or a pool's is TN_DRIVER_ERROR from tn_alloc. If free
  * fails, the pool keeps the segment, and tn_pool_trim or tn_pool_destroy can be called again. Every
  * block goes back to the functions of its own pool.
  *

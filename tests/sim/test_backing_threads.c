@@ -1,0 +1,119 @@
+/* Threads on one pool of every backing at once: each writes its blocks whole and finds them as it
+ * left them, while others allocate, free, trim and look. */
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "driver.h"
+#include "host_alloc.h"
+#include "test_pools.h"
+
+#define MIB     MIB_BYTES
+#define THREADS 4
+#define ROUNDS  120
+
+typedef struct shared {
+    tn_device *device;
+    tn_pool *pool;
+    int is_host_driver;
+    int failures[THREADS];
+} shared;
+
+typedef struct worker {
+    shared *all;
+    int index;
+    tn_stream stream;
+} worker;
+
+static tn_status caller_alloc(void *context, size_t bytes, void **out) {
+    tn_device *device = context;
+    return tn__device_driver(device)->mem_alloc(tn__device_state(device), bytes, out);
+}
+
+static tn_status caller_free(void *context, void *address, size_t bytes) {
+    tn_device *device = context;
+    (void)bytes;
+    return tn__device_driver(device)->mem_free(tn__device_state(device), address);
+}
+
+/* One block: taken, used, freed. */
+static int use_block(const worker *w, int round) {
+    size_t bytes = (size_t)((round * 7 + w->index * 3) % 11 + 1) * 700 * 1024;
+    unsigned char byte = (unsigned char)(round + w->index + 1), last = 0;
+    void *block = NULL;
+    int is_wrong = 0;
+    if (tn_alloc(w->all->pool, bytes, w->stream, NULL, &block) != TN_OK) return 1;
+    if (w->all->is_host_driver) {
+        is_wrong |= tn_fill(w->all->device, block, byte, bytes, w->stream) != TN_OK;
+        is_wrong |=
+            tn_copy(w->all->device, &last, (char *)block + bytes - 1, 1, w->stream) != TN_OK;
+        is_wrong |= tn_stream_synchronize(w->all->device, w->stream) != TN_OK;
+        is_wrong |= last != byte;
+    }
+    is_wrong |= tn_free(block, w->stream) != TN_OK;
+    return is_wrong;
+}
+
+static void *run_worker(void *argument) {
+    const worker *w = argument;
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    int failures = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        failures += use_block(w, round);
+        if (round % 16 == w->index) failures += tn_pool_trim(w->all->pool, MIB, NULL) != TN_OK;
+        if (round % 16 == 8) failures += tn_pool_check(w->all->pool) != TN_OK;
+        if (round % 16 == 9) failures += tn_pool_stats_get(w->all->pool, &stats) != TN_OK;
+    }
+    w->all->failures[w->index] = failures;
+    return NULL;
+}
+
+static void run_backing(tn_pool_backing backing, int is_host_driver) {
+    shared all = {.is_host_driver = is_host_driver};
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    pthread_t threads[THREADS];
+    worker workers[THREADS];
+    all.device = is_host_driver ? test_open_host() : test_open_sim(0, 0);
+    config.backing = backing;
+    config.functions = (tn_memory_functions){caller_alloc, caller_free, all.device};
+    EXPECT_OK(tn_pool_create(all.device, &config, &all.pool));
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (worker){&all, i, test_open_stream(all.device)};
+        assert_int_equal(pthread_create(&threads[i], NULL, run_worker, &workers[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++) {
+        assert_int_equal(all.failures[i], 0);
+        EXPECT_OK(tn_stream_destroy(all.device, workers[i].stream));
+    }
+    EXPECT_OK(tn_pool_destroy(all.pool));
+    if (is_host_driver) {
+        EXPECT_OK(tn_device_destroy(all.device));
+    } else {
+        test_close_sim(all.device); /* no race was seen, nothing is left */
+    }
+    assert_int_equal(tn__host_live_blocks(), 0);
+}
+
+static void threads_share_a_pool_of_the_simulated_device(void **state) {
+    (void)state;
+    for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PINNED; backing++)
+        run_backing((tn_pool_backing)backing, 0);
+}
+
+static void threads_share_a_pool_of_the_host_driver(void **state) {
+    (void)state;
+    run_backing(TN_BACKING_PLAIN, 1);
+    run_backing(TN_BACKING_CALLER, 1);
+    run_backing(TN_BACKING_HOST, 1);
+    run_backing(TN_BACKING_PINNED, 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_share_a_pool_of_the_simulated_device),
+        cmocka_unit_test(threads_share_a_pool_of_the_host_driver),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
