@@ -249,6 +249,41 @@ static void insight_into_nothing(void **state) {
     assert_int_equal(lost, 7);
 }
 
+/* ---- pause, peers, sharing ------------------------------------------------------------------- */
+
+static void pauses_and_waits_that_can_not_be(void **state) {
+    (void)state;
+    REFUSED(tn_pool_pause(NULL, 0));
+    REFUSED(tn_pool_resume(NULL));
+    REFUSED_AS(tn_pool_resume(f.pool), TN_INVALID_STATE);
+    REFUSED_AS(tn_no_wait_end(), TN_INVALID_STATE);
+    assert_int_equal(tn_pool_page_bytes(NULL), 0);
+}
+
+static void peers_and_shares_that_can_not_be(void **state) {
+    tn_share share = {0};
+    void *address = NULL;
+    int file = -1;
+    (void)state;
+    REFUSED(tn_pool_peer_enable(NULL, f.elsewhere));
+    REFUSED(tn_pool_peer_enable(f.pool, NULL));
+    REFUSED(tn_pool_peer_disable(NULL, f.elsewhere));
+    REFUSED(tn_pool_peer_disable(f.pool, NULL));
+    REFUSED(tn_pool_peer_disable(f.pool, f.elsewhere));
+    REFUSED(tn_share_export(NULL, &share, &file));
+    REFUSED(tn_share_export(f.block, NULL, &file));
+    REFUSED(tn_share_export(f.block, &share, NULL));
+    REFUSED(tn_share_export(&share, &share, &file));
+    REFUSED(tn_share_import(NULL, &share, 0, &address));
+    REFUSED(tn_share_import(f.pool, NULL, 0, &address));
+    REFUSED(tn_share_import(f.pool, &share, 0, NULL));
+    REFUSED(tn_share_close(f.block, f.stream));
+    REFUSED(tn_share_close(&share, f.stream));
+    EXPECT_OK(tn_share_close(NULL, f.stream));
+    assert_null(address);
+    assert_int_equal(file, -1);
+}
+
 /* ---- graphs ---------------------------------------------------------------------------------- */
 
 static void graphs_of_no_graph_pool(void **state) {
@@ -277,8 +312,7 @@ static void graphs_of_no_graph_pool(void **state) {
     assert_null(pool);
 }
 
-/* The pool can not grow for a stream that captures, and that is told without ending the capture. A
- * free needs nothing of the driver: it is legal, once. */
+/* Whatever is refused meanwhile, the capture goes on; a free is legal in it, once. */
 static void calls_while_a_stream_captures(void **state) {
     void *freed = test_take(f.pool, 3 * MIB_BYTES, f.stream);
     void *block = NULL;
@@ -286,7 +320,7 @@ static void calls_while_a_stream_captures(void **state) {
     (void)state;
     f.before = test_pool_stats(f.pool);
     test_capture_begin(f.device, f.stream, TEST_CAPTURE_GLOBAL);
-    REFUSED_AS(tn_alloc(f.pool, 64 * MIB_BYTES, f.stream, NULL, &block), TN_INVALID_STATE);
+    REFUSED(tn_alloc(f.pool, 4096, f.other_stream, NULL, &block));
     assert_null(block);
     test_give(f.pool, freed, f.stream);
     f.before = test_pool_stats(f.pool);
@@ -380,6 +414,8 @@ int main(void) {
         ON_BOTH(calls_on_no_pool),
         ON_BOTH(pressure_and_limits),
         ON_BOTH(insight_into_nothing),
+        ON_BOTH(pauses_and_waits_that_can_not_be),
+        ON_BOTH(peers_and_shares_that_can_not_be),
         ON_BOTH(graphs_of_no_graph_pool),
         {"calls_while_a_stream_captures (sim)", calls_while_a_stream_captures, open_on_sim,
          close_pools, NULL},

@@ -1,7 +1,7 @@
-/* Real threads that do all that is thread-safe at once: blocks that one thread allocates and another
- * frees, uses, trims, reports, streams and pools that come and go. What it shows is that nothing is
- * torn: statuses are right, books balance while all run, and in the end nothing is left. Under
- * ThreadSanitizer and AddressSanitizer that no memory is touched without order. On both drivers. */
+/* Real threads that do all that is thread-safe at once: blocks that one thread allocates and
+ * another frees, uses, trims, reports, streams and pools that come and go. Nothing is torn:
+ * statuses are right, books balance while all run, and in the end nothing is left; under the
+ * thread and address sanitizers, no memory is touched without order. On both drivers. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -118,7 +118,7 @@ static void step_pass(worker *w) {
     if (taken.block) use(w, kept);
 }
 
-/* ---- all the rest ------------------------------------------------------------------------------ */
+/* ---- all the rest --------------------------------------------------------------------------- */
 
 static void look(worker *w) {
     tn_pool *pool = w->s->pools[below(w, 2)];

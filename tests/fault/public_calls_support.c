@@ -40,6 +40,7 @@ static void fill(public_subject *s, tn_pool *pool, void **blocks) {
 void public_subject_open(public_subject *s, const public_call *call) {
     tnsim_config config = {.size = sizeof config, .memory_bytes = 120 * MIB, .device_count = 2};
     memset(s, 0, sizeof *s);
+    s->file = -1;
     assert_int_equal(test_sim_get()->configure(&config), 0);
     s->device = open_device(0);
     s->peer = open_device(1);
@@ -65,6 +66,8 @@ void public_subject_close(public_subject *s) {
     for (int i = 0; i < SUBJECT_BLOCKS; i++)
         EXPECT_OK(tn_free(s->blocks[i], s->a));
     EXPECT_OK(tn_free(s->made_block, s->a));
+    EXPECT_OK(tn_free(s->shareable, s->a));
+    if (s->file >= 0) close(s->file);
     close_graphs(s);
     EXPECT_OK(tn_pool_destroy(s->made));
     EXPECT_OK(tn_pool_destroy(s->pages));
@@ -360,6 +363,56 @@ static tn_status run_peer_disable(public_subject *s) {
     return tn_pool_peer_disable(s->pages, s->peer);
 }
 
+/* ---- pause, sharing -------------------------------------------------------------------------- */
+
+/* A driver that refuses to undo what was done leaves the pool paused. */
+static tn_status run_pause(public_subject *s) {
+    tn_status status = tn_pool_pause(s->pages, 1);
+    if (status == TN_INVALID_STATE && s->is_tried) {
+        TN_TRY(tn_pool_resume(s->pages));
+        status = tn_pool_pause(s->pages, 1);
+    }
+    s->is_tried = 1;
+    return status;
+}
+static void resume(public_subject *s) { EXPECT_OK(tn_pool_resume(s->pages)); }
+static void pause_pages(public_subject *s) { EXPECT_OK(tn_pool_pause(s->pages, 1)); }
+static tn_status run_resume(public_subject *s) { return tn_pool_resume(s->pages); }
+static tn_status run_no_wait_begin(public_subject *s) { return (void)s, tn_no_wait_begin(); }
+static void end_no_wait(public_subject *s) {
+    (void)s;
+    EXPECT_OK(tn_no_wait_end());
+}
+static void begin_no_wait(public_subject *s) {
+    (void)s;
+    EXPECT_OK(tn_no_wait_begin());
+}
+static tn_status run_no_wait_end(public_subject *s) { return (void)s, tn_no_wait_end(); }
+static tn_status run_page_bytes(public_subject *s) {
+    return given(tn_pool_page_bytes(s->pages) > 0);
+}
+static void shareable_block(public_subject *s) {
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    options.flags = TN_ALLOC_SHAREABLE;
+    EXPECT_OK(tn_alloc(s->pages, 3 * MIB, s->a, &options, &s->shareable));
+}
+static tn_status run_share_export(public_subject *s) {
+    return tn_share_export(s->shareable, &s->share, &s->file);
+}
+static void exported_block(public_subject *s) {
+    shareable_block(s);
+    EXPECT_OK(run_share_export(s));
+}
+static tn_status run_share_import(public_subject *s) {
+    return tn_share_import(s->pages, &s->share, s->file, &s->imported);
+}
+static void close_import(public_subject *s) { EXPECT_OK(tn_share_close(s->imported, s->a)); }
+static void imported_block(public_subject *s) {
+    exported_block(s);
+    EXPECT_OK(run_share_import(s));
+}
+static tn_status run_share_close(public_subject *s) { return tn_share_close(s->imported, s->a); }
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 const public_call public_calls[] = {
@@ -422,6 +475,14 @@ const public_call public_calls[] = {
     {"tn_pool_checkpoint", captured_graph, run_checkpoint, NULL, ENDS},
     {"tn_pool_restore", keep_checkpoint, run_restore, free_restored, 0},
     {"tn_checkpoint_destroy", keep_checkpoint, run_checkpoint_destroy, NULL, PURE},
+    {"tn_pool_pause", NULL, run_pause, resume, GIVES_BACK},
+    {"tn_pool_resume", pause_pages, run_resume, NULL, ENDS},
+    {"tn_no_wait_begin", NULL, run_no_wait_begin, end_no_wait, PURE},
+    {"tn_no_wait_end", begin_no_wait, run_no_wait_end, NULL, PURE},
+    {"tn_pool_page_bytes", NULL, run_page_bytes, NULL, PURE},
+    {"tn_share_export", shareable_block, run_share_export, NULL, ENDS},
+    {"tn_share_import", exported_block, run_share_import, close_import, BLAMES_FILE},
+    {"tn_share_close", imported_block, run_share_close, NULL, ENDS},
     {"tn_pool_peer_enable", NULL, run_peer_enable, disable_peer, 0},
     {"tn_pool_peer_disable", enable_peer, run_peer_disable, NULL, ENDS},
 };

@@ -27,6 +27,11 @@ typedef struct public_subject {
     tn_graph_memory memory;
     tn_checkpoint *checkpoint;
     void *extra_block; /* of the checkpoint */
+    int is_tried;      /* a pause: it may be under way after it has failed */
+    void *shareable;   /* a block that can be exported */
+    void *imported;    /* the same block, mapped once more */
+    tn_share share;
+    int file; /* of the share; -1: none is open */
     char path[256];
 } public_subject;
 
@@ -34,7 +39,8 @@ typedef struct public_subject {
 enum {
     PURE = 1,       /* asks nothing of the driver and of host memory */
     GIVES_BACK = 2, /* a failed call may have given idle memory back */
-    ENDS = 4        /* the call ends something for good: it is not called again */
+    ENDS = 4,       /* the call ends something for good: it is not called again */
+    BLAMES_FILE = 8 /* drivers give any code for a file that is no block */
 };
 
 typedef struct public_call {

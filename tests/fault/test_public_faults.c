@@ -4,6 +4,7 @@
  * they were; without the fault it then succeeds. Functions that ask for nothing are shown to.
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "host_alloc.h"
@@ -77,14 +78,16 @@ static void put_fault(const fault *f, long nth) {
     }
 }
 
-static int is_right_status(const fault *f, tn_status status) {
+static int is_right_status(const public_call *call, const fault *f, tn_status status) {
     if (f->kind == HOST_FAULT) return status == TN_OUT_OF_HOST_MEMORY;
+    if (call->flags & BLAMES_FILE && status == TN_CORRUPT_INPUT)
+        return tn_error_last_native() == CUDA_UNKNOWN;
     return status == TN_DRIVER_ERROR && strstr(tn_error_last(), "CUDA_ERROR_UNKNOWN") != NULL;
 }
 
 static void expect_right_status(const public_call *call, const fault *f, long nth,
                                 tn_status status) {
-    if (is_right_status(f, status)) return;
+    if (is_right_status(call, f, status)) return;
     fail_msg("%s, %s %ld fails%s: %s: %s", call->function, fault_names[f->kind], nth,
              f->and_after ? " and all after" : "", tn_status_name(status), tn_error_last());
 }
@@ -177,8 +180,67 @@ static void pure_calls_ask_nothing_of_the_driver(void **state) {
     }
 }
 
+/* ---- no function is left out ----------------------------------------------------------------- */
+
+static char *read_file(const char *name) {
+    enum { MOST = 1 << 20 };
+    char path[1024];
+    char *text = calloc(MOST, 1);
+    FILE *file;
+    assert_non_null(text);
+    snprintf(path, sizeof path, "%s/alloc/%s", TENURE_SOURCE_DIR, name);
+    file = fopen(path, "r");
+    if (!file) fail_msg("%s can not be read", path);
+    assert_true(fread(text, 1, MOST - 1, file) > 0);
+    fclose(file);
+    return text;
+}
+
+static int has_row(const char *function, size_t length) {
+    for (size_t i = 0; i < public_call_count; i++) {
+        const char *name = public_calls[i].function;
+        if (strlen(name) == length && memcmp(name, function, length) == 0) return 1;
+    }
+    return 0;
+}
+
+/* Declarations begin a line with TN_API; the name is what stands before the first bracket. */
+static int count_declarations(const char *header, const char *map) {
+    char *text = read_file(header);
+    int count = 0;
+    for (char *at = strstr(text, "\nTN_API "); at; at = strstr(at + 1, "\nTN_API ")) {
+        const char *end = at + strcspn(at, "(");
+        const char *name = end;
+        char line[128];
+        while (name[-1] == '_' || (name[-1] >= 'a' && name[-1] <= 'z'))
+            name--;
+        snprintf(line, sizeof line, "\n    %.*s;", (int)(end - name), name);
+        if (!strstr(map, line)) fail_msg("%s is not in the symbol map", line + 5);
+        if (!has_row(name, (size_t)(end - name)))
+            fail_msg("%.*s of %s has no row in public_calls_support.c", (int)(end - name), name,
+                     header);
+        count++;
+    }
+    free(text);
+    return count;
+}
+
+static void every_public_function_has_a_row(void **state) {
+    char *map = read_file("tenure.map");
+    int count;
+    (void)state;
+    count = count_declarations("tenure_alloc.h", map) + count_declarations("tenure_pool.h", map);
+    assert_true(count > 50);
+    for (size_t i = 0; i < public_call_count; i++) {
+        if (!strstr(map, public_calls[i].function))
+            fail_msg("%s is no public function", public_calls[i].function);
+    }
+    free(map);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_public_function_has_a_row),
         cmocka_unit_test(pure_calls_ask_nothing_of_the_driver),
         cmocka_unit_test(a_driver_call_that_fails_once_changes_nothing),
         cmocka_unit_test(a_driver_that_fails_from_then_on_leaves_the_blocks),
