@@ -131,6 +131,10 @@ static void streams_that_there_are_not(void **state) {
     REFUSED(tn_stream_destroy(f.device, strange));
     REFUSED(tn_stream_destroy(f.device, f.other_stream));
     EXPECT_OK(tn_stream_destroy(f.device, NULL));
+    REFUSED(tn_stream_adopt(NULL, f.stream));
+    REFUSED(tn_stream_adopt(f.device, strange));
+    REFUSED(tn_stream_forget(NULL, f.stream));
+    REFUSED(tn_stream_forget(f.device, strange));
     REFUSED(tn_stream_synchronize(NULL, f.stream));
     REFUSED(tn_stream_synchronize(f.device, strange));
     REFUSED(tn_stream_wait(NULL, f.stream, f.stream));

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "driver.h"
 #include "host_alloc.h"
 
 #define MIB MIB_BYTES
@@ -73,6 +74,10 @@ void public_subject_close(public_subject *s) {
     EXPECT_OK(tn_pool_destroy(s->pages));
     EXPECT_OK(tn_pool_destroy(s->plain));
     EXPECT_OK(tn_stream_destroy(s->device, s->extra_stream));
+    if (s->foreign) {
+        EXPECT_OK(
+            tn__device_driver(s->device)->stream_destroy(tn__device_state(s->device), s->foreign));
+    }
     EXPECT_OK(tn_stream_destroy(s->device, s->a));
     EXPECT_OK(tn_stream_destroy(s->device, s->b));
     EXPECT_OK(tn_device_destroy(s->extra));
@@ -158,6 +163,23 @@ static tn_status run_stream_destroy(public_subject *s) {
     if (status == TN_OK) s->extra_stream = NULL;
     return status;
 }
+/* As another library makes it: the device does not hear of its end. */
+static void foreign_stream(public_subject *s) {
+    EXPECT_OK(
+        tn__device_driver(s->device)->stream_create(tn__device_state(s->device), &s->foreign));
+    EXPECT_OK(tn_record_use(s->blocks[0], s->foreign));
+}
+static void adopted_stream(public_subject *s) {
+    foreign_stream(s);
+    EXPECT_OK(tn_stream_adopt(s->device, s->foreign));
+}
+static tn_status run_stream_adopt(public_subject *s) {
+    return tn_stream_adopt(s->device, s->foreign);
+}
+static tn_status run_stream_forget(public_subject *s) {
+    return tn_stream_forget(s->device, s->foreign);
+}
+static void forget_stream(public_subject *s) { EXPECT_OK(tn_stream_forget(s->device, s->foreign)); }
 static tn_status run_stream_synchronize(public_subject *s) {
     return tn_stream_synchronize(s->device, s->b);
 }
@@ -431,6 +453,8 @@ const public_call public_calls[] = {
     {"tn_device_driver_stats", NULL, run_driver_stats, NULL, PURE},
     {"tn_stream_create", NULL, run_stream_create, end_extra_stream, 0},
     {"tn_stream_destroy", extra_stream_in_use, run_stream_destroy, NULL, ENDS},
+    {"tn_stream_adopt", foreign_stream, run_stream_adopt, forget_stream, 0},
+    {"tn_stream_forget", adopted_stream, run_stream_forget, NULL, ENDS},
     {"tn_stream_synchronize", NULL, run_stream_synchronize, NULL, 0},
     {"tn_stream_wait", NULL, run_stream_wait, NULL, 0},
     {"tn_copy", NULL, run_copy, NULL, 0},

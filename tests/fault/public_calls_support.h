@@ -20,6 +20,7 @@ typedef struct public_subject {
     tn_stream a;
     tn_stream b;
     tn_stream extra_stream;
+    tn_stream foreign; /* of another library; NULL: none */
     void *blocks[SUBJECT_BLOCKS];
     void *made_block;
     tn_pool *graphs;  /* a graph pool, with a graph and a checkpoint; NULL: no row needs it */
