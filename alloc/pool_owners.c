@@ -86,11 +86,12 @@ void tn__owners_gather(tn_pool *pool, tn__owners *out) {
 
 static const char *plural(size_t count) { return count == 1 ? "" : "s"; }
 
-static void write_sum(tn__text *out, const tn__owner_sum *sum, int is_first) {
+static void write_sum(tn__text *out, const tn__owner_sum *sum, int is_first, int with_age) {
     tn__text_add(out, "%s%s%s%s%s: %zu bytes in %zu block%s", is_first ? "" : ", ",
                  sum->owner ? sum->owner : "unnamed", sum->site ? " (" : "",
                  sum->site ? sum->site : "", sum->site ? ")" : "", sum->bytes, sum->blocks,
                  plural(sum->blocks));
+    if (with_age) tn__text_add(out, " (oldest %" PRIu64 " operations ago)", sum->oldest_age);
 }
 
 static void write_more(tn__text *out, const tn__owners *owners, size_t shown) {
@@ -105,16 +106,16 @@ static void write_more(tn__text *out, const tn__owners *owners, size_t shown) {
                  plural(blocks));
 }
 
-void tn__owners_write_line(tn__text *out, const tn__owners *owners, size_t most,
-                           size_t most_bytes) {
+void tn__owners_write_line(tn__text *out, const tn__owners *owners, size_t most, size_t most_bytes,
+                           int with_ages) {
     const size_t more_bytes = 120; /* the words of write_more with the largest numbers */
     size_t shown = 0;
     if (owners->count == 0) tn__text_add(out, "none");
     for (; shown < owners->count && shown < most; shown++) {
         tn__text measured = tn__text_begin(NULL, 0);
-        write_sum(&measured, &owners->sums[shown], shown == 0);
+        write_sum(&measured, &owners->sums[shown], shown == 0, with_ages);
         if (out->used + measured.used + more_bytes > most_bytes) break;
-        write_sum(out, &owners->sums[shown], shown == 0);
+        write_sum(out, &owners->sums[shown], shown == 0, with_ages);
     }
     if (shown < owners->count) write_more(out, owners, shown);
 }
@@ -154,7 +155,7 @@ tn_status tn__pool_report_leak(tn_pool *pool) {
     tn__text line = tn__text_begin(text, sizeof text);
     tn__owners owners;
     tn__owners_gather(pool, &owners);
-    tn__owners_write_line(&line, &owners, TN__OWNERS_MAX, most_bytes);
+    tn__owners_write_line(&line, &owners, TN__OWNERS_MAX, most_bytes, 1);
     return TN_FAIL(TN_LEAK, "pool %.200s still has %zu live block%s of %zu bytes: %s", pool->name,
                    pool->heap.block_count, plural(pool->heap.block_count), pool->heap.live_bytes,
                    text);

@@ -272,7 +272,7 @@ tn_status tn__pool_report_shortage(tn_pool *pool, size_t asked_bytes) {
     tn__owners_gather(pool, &owners);
     write_shortage_text(&out, pool, &facts);
     tn__text_add(&out, "; largest owners: ");
-    tn__owners_write_line(&out, &owners, TN__OWNERS_SHOWN, most_bytes);
+    tn__owners_write_line(&out, &owners, TN__OWNERS_SHOWN, most_bytes, 0);
     tn__text_add(&out, "; hint: %s", facts.hint);
     return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY, "%s", text);
 }

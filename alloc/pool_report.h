@@ -53,8 +53,10 @@ typedef struct tn__owners {
 void tn__owners_gather(tn_pool *pool, tn__owners *out);
 
 /* "owner (site): N bytes in M blocks, ..." of the first ones, and how many more there are. At most
- * `most` of them, and no more than leave the text below `most_bytes`. */
-void tn__owners_write_line(tn__text *out, const tn__owners *owners, size_t most, size_t most_bytes);
+ * `most` of them, and no more than leave the text below `most_bytes`; with the age of the oldest
+ * block of each if with_ages is not 0. */
+void tn__owners_write_line(tn__text *out, const tn__owners *owners, size_t most, size_t most_bytes,
+                           int with_ages);
 void tn__owners_write_text(tn__text *out, const tn__owners *owners);
 void tn__owners_write_json(tn__text *out, const tn__owners *owners, const char *indent);
 

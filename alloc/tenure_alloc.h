@@ -340,6 +340,7 @@ typedef struct tn_pool_stats {
 #define TN_POOL_STATS_INIT                                                                         \
     { sizeof(tn_pool_stats) TN_POOL_STATS_TABLE(TN_POOL_STATS_ZERO) }
 
+/* Walks the pool's free memory: what of it is pending depends on what streams have done. */
 TN_API TN_MUST_USE tn_status tn_pool_stats_get(tn_pool *pool, tn_pool_stats *out);
 
 /* Peaks start again from what is live and reserved now. */

@@ -237,8 +237,8 @@ static void destroying_a_pool_with_live_blocks_names_their_owners(void **state) 
     EXPECT_OK(tn_alloc(pool, 1000, f->a, &options, &scratch[0]));
     EXPECT_OK(tn_alloc(pool, 1500, f->a, &options, &scratch[1]));
     EXPECT_STATUS(tn_pool_destroy(pool), TN_LEAK);
-    EXPECT_ERROR_HAS("3 live blocks of 5500 bytes: weights (model.c:7): 3000 bytes in 1 block, "
-                     "scratch: 2500 bytes in 2 blocks");
+    EXPECT_ERROR_HAS("3 live blocks of 5500 bytes: weights (model.c:7): 3000 bytes in 1 block "
+                     "(oldest 2 operations ago), scratch: 2500 bytes in 2 blocks");
     assert_int_equal(stats_of(pool).live_bytes, 5500);
     EXPECT_STATUS(tn_device_destroy(f->device), TN_IN_USE);
     EXPECT_OK(tn_free(weights, f->a));

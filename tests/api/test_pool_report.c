@@ -111,8 +111,9 @@ static void a_leak_is_told_by_owner_and_site_largest_first(void **state) {
         take_for(f, 2 * MIB_BYTES, "small", "s.c:2"), take_for(f, 200, "small", "s.c:1")};
     EXPECT_STATUS(tn_pool_destroy(f->pool), TN_LEAK);
     EXPECT_ERROR_HAS("pool reported still has 4 live blocks of 5243180 bytes: "
-                     "large: 3145728 bytes in 1 block, small (s.c:2): 2097152 bytes in 1 block, "
-                     "small (s.c:1): 300 bytes in 2 blocks [TN_LEAK");
+                     "large: 3145728 bytes in 1 block (oldest 2 operations ago), "
+                     "small (s.c:2): 2097152 bytes in 1 block (oldest 1 operations ago), "
+                     "small (s.c:1): 300 bytes in 2 blocks (oldest 3 operations ago) [TN_LEAK");
     for (int i = 0; i < 4; i++)
         test_give(f->pool, blocks[i], NULL);
 }
