@@ -39,9 +39,11 @@ static tn_status make_current(tn__driver_device *device, int *is_pushed) {
 }
 
 /* While some stream captures, calls on memory and questions about events are refused, and end the
- * capture, unless their thread is in relaxed mode. */
+ * capture, unless their thread is in relaxed mode. So may be what is not counted: how much memory
+ * there is, modules loaded. */
 static int needs_relaxed_mode(tn_driver_call kind) {
-    return is_memory_call(kind) || kind == TN_CALL_EVENT_QUERY || kind == TN_CALL_EVENT_SYNCHRONIZE;
+    return is_memory_call(kind) || kind == TN_CALL_EVENT_QUERY ||
+           kind == TN_CALL_EVENT_SYNCHRONIZE || kind == TN__CUDA_UNCOUNTED;
 }
 
 static int exchange_capture_mode(const tn__driver_device *device, int mode) {

@@ -119,6 +119,9 @@ tn_status tn__cuda_require_vmm(const tn__driver_device *device);
 /* Smallest size of physical memory; 2 MiB where the device has no VMM. */
 tn_status tn__cuda_granularity(tn__driver_device *device, size_t *out);
 
+/* 1 if the stream captures, so that few calls on it are legal. */
+int tn__cuda_is_in_capture(const tn__cu_calls *cu, void *stream);
+
 tn_status tn__cuda_stream_create(tn__driver_device *device, tn_stream *out);
 tn_status tn__cuda_stream_destroy(tn__driver_device *device, tn_stream stream);
 tn_status tn__cuda_stream_id(tn__driver_device *device, tn_stream stream, uint64_t *out);

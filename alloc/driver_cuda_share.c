@@ -44,14 +44,18 @@ static int ordinal_of_context(const tn__cu_calls *cu, void *context, tn__cu_devi
     return code;
 }
 
-/* A driver that can not tell is taken at its word that there is one device: the caller's. */
+/* A driver that can not tell is taken at its word that there is one device: the caller's. So is one
+ * that may not be asked, since the stream captures. */
 tn_status tn__cuda_stream_ordinal(tn__driver_device *device, tn_stream stream, int *out) {
     tn__cuda_call call;
     tn__cu_device ordinal = device->device;
     void *context = device->context;
     if (device->cu->stream_context && device->cu->context_device) {
         TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
-        int code = device->cu->stream_context(stream, &context);
+        int code = TN__CU_SUCCESS;
+        if (!tn__cuda_is_in_capture(device->cu, stream)) {
+            code = device->cu->stream_context(stream, &context);
+        }
         if (code == TN__CU_SUCCESS && context != device->context) {
             code = ordinal_of_context(device->cu, context, &ordinal);
         }

@@ -5,24 +5,11 @@
  */
 #include "driver_cuda.h"
 
+#include <pthread.h>
+
+#include "host_alloc.h"
+
 /* ---- streams ------------------------------------------------------------------------------- */
-
-tn_status tn__cuda_stream_create(tn__driver_device *device, tn_stream *out) {
-    tn__cuda_call call;
-    void *stream = NULL;
-    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
-    int code = device->cu->stream_create(&stream, TN__CU_STREAM_NON_BLOCKING);
-    TN_TRY(tn__cuda_end(&call, code, "cuStreamCreate()"));
-    *out = stream;
-    return TN_OK;
-}
-
-tn_status tn__cuda_stream_destroy(tn__driver_device *device, tn_stream stream) {
-    tn__cuda_call call;
-    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
-    int code = device->cu->stream_destroy(stream);
-    return tn__cuda_end(&call, code, "cuStreamDestroy(%p)", stream);
-}
 
 /* This thread's number, never given twice. */
 static uint64_t thread_number(void) {
@@ -41,12 +28,126 @@ static uint64_t id_by_handle(tn_stream stream) {
     return (uint64_t)(uintptr_t)stream;
 }
 
+/* A stream that captures can not be asked for its id: that is error 900 and spoils the capture. So
+ * the ids of the streams that are made here are known from their beginning on, by handle, for the
+ * whole process; and any other stream in a capture goes by its handle and the capture's number. */
+typedef struct made_stream {
+    const tn__cuda_library *library;
+    tn_stream stream;
+    uint64_t id;
+} made_stream;
+
+static pthread_mutex_t made_lock = PTHREAD_MUTEX_INITIALIZER;
+static made_stream *made_streams;
+static size_t made_count;
+static size_t made_capacity;
+
+static tn_status reserve_made_locked(void) {
+    size_t capacity = made_capacity ? 2 * made_capacity : 16;
+    made_stream *grown;
+    if (made_count < made_capacity) return TN_OK;
+    grown = tn__host_realloc(made_streams, made_capacity, capacity, sizeof *grown);
+    if (!grown) return TN_OUT_OF_HOST_MEMORY;
+    made_streams = grown;
+    made_capacity = capacity;
+    return TN_OK;
+}
+
+static void free_made_if_empty_locked(void) {
+    if (made_count > 0) return;
+    tn__host_free(made_streams);
+    made_streams = NULL;
+    made_capacity = 0;
+}
+
+static made_stream *find_made_locked(const tn__driver_device *device, tn_stream stream) {
+    for (size_t i = 0; i < made_count; i++) {
+        made_stream *made = &made_streams[i];
+        if (made->stream == stream && made->library == device->library) return made;
+    }
+    return NULL;
+}
+
+static int find_made_id(const tn__driver_device *device, tn_stream stream, uint64_t *out) {
+    const made_stream *made;
+    pthread_mutex_lock(&made_lock);
+    made = find_made_locked(device, stream);
+    if (made) *out = made->id;
+    pthread_mutex_unlock(&made_lock);
+    return made != NULL;
+}
+
+static tn_status create_locked(tn__driver_device *device, tn_stream *out) {
+    tn__cuda_call call;
+    void *stream = NULL;
+    unsigned long long id = 0;
+    int has_id = 0;
+    TN_TRY(reserve_made_locked());
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    int code = device->cu->stream_create(&stream, TN__CU_STREAM_NON_BLOCKING);
+    if (code == TN__CU_SUCCESS && device->cu->stream_id) {
+        has_id = device->cu->stream_id(stream, &id) == TN__CU_SUCCESS; /* else asked when needed */
+    }
+    TN_TRY(tn__cuda_end(&call, code, "cuStreamCreate()"));
+    made_stream *made = find_made_locked(device, stream); /* one that ended without a word */
+    if (made) *made = made_streams[--made_count];
+    if (has_id) made_streams[made_count++] = (made_stream){device->library, stream, id};
+    *out = stream;
+    return TN_OK;
+}
+
+tn_status tn__cuda_stream_create(tn__driver_device *device, tn_stream *out) {
+    pthread_mutex_lock(&made_lock);
+    tn_status status = create_locked(device, out);
+    free_made_if_empty_locked();
+    pthread_mutex_unlock(&made_lock);
+    return status;
+}
+
+/* Under the lock, since the driver may give the handle to the next stream at once. */
+tn_status tn__cuda_stream_destroy(tn__driver_device *device, tn_stream stream) {
+    tn__cuda_call call;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
+    pthread_mutex_lock(&made_lock);
+    int code = device->cu->stream_destroy(stream);
+    made_stream *made = code == TN__CU_SUCCESS ? find_made_locked(device, stream) : NULL;
+    if (made) *made = made_streams[--made_count];
+    free_made_if_empty_locked();
+    pthread_mutex_unlock(&made_lock);
+    return tn__cuda_end(&call, code, "cuStreamDestroy(%p)", stream);
+}
+
+/* 0 if the stream captures, or if the legacy stream can not be asked for that; `instead` tells it
+ * from every other stream then, and from itself outside of the capture. */
+static int may_ask_id(const tn__cu_calls *cu, void *stream, unsigned long long *instead) {
+    const unsigned long long in_capture = 1ull << 63;
+    unsigned long long capture = 0;
+    int status = TN__CU_STREAM_CAPTURE_STATUS_NONE;
+    int code = TN__CU_SUCCESS;
+    if (cu->capture_info) {
+        code = cu->capture_info(stream, &status, &capture, NULL, NULL, NULL);
+    } else if (cu->stream_is_capturing) {
+        code = cu->stream_is_capturing(stream, &status);
+    }
+    if (code == TN__CU_SUCCESS && status == TN__CU_STREAM_CAPTURE_STATUS_NONE) return 1;
+    if (code != TN__CU_SUCCESS && code != TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT) return 1;
+    *instead = (id_by_handle(stream) ^ capture * 0x9E3779B97F4A7C15u) | in_capture;
+    return 0;
+}
+
+int tn__cuda_is_in_capture(const tn__cu_calls *cu, void *stream) {
+    unsigned long long instead;
+    return !may_ask_id(cu, stream, &instead);
+}
+
 tn_status tn__cuda_stream_id(tn__driver_device *device, tn_stream stream, uint64_t *out) {
+    if (find_made_id(device, stream, out)) return TN_OK;
     if (!device->cu->stream_id) return *out = id_by_handle(stream), TN_OK;
     tn__cuda_call call;
     unsigned long long id = 0;
+    int code = TN__CU_SUCCESS;
     TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM, &call));
-    int code = device->cu->stream_id(stream, &id);
+    if (may_ask_id(device->cu, stream, &id)) code = device->cu->stream_id(stream, &id);
     TN_TRY(tn__cuda_end(&call, code, "cuStreamGetId(%p)", stream));
     *out = id;
     return TN_OK;

@@ -101,18 +101,22 @@ CUresult cuStreamQuery(CUstream stream) {
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     SIM_ENTER(cuStreamGetId);
-    const sim_stream *stream = tn__sim_stream_find(handle);
+    sim_stream *stream = tn__sim_stream_find(handle);
     if (!stream) return tn__sim_leave(CUDA_ERROR_INVALID_HANDLE);
     if (!id) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
+    CUresult result = tn__sim_capture_refuses(stream); /* as an H200 does */
+    if (result != CUDA_SUCCESS) return tn__sim_leave(result);
     *id = stream->id;
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     SIM_ENTER(cuStreamGetCtx);
-    const sim_stream *stream = tn__sim_stream_find(handle);
+    sim_stream *stream = tn__sim_stream_find(handle);
     if (!stream) return tn__sim_leave(CUDA_ERROR_INVALID_HANDLE);
     if (!context) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
+    CUresult result = tn__sim_capture_refuses(stream);
+    if (result != CUDA_SUCCESS) return tn__sim_leave(result);
     *context = tn__sim_context_of(stream->device);
     return tn__sim_leave(CUDA_SUCCESS);
 }

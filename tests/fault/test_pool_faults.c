@@ -170,8 +170,7 @@ static void open_subject(subject *s, const scenario *plan) {
     s->other = test_open_pool(s->device, plan->backing, 0);
     s->a = test_open_stream(s->device);
     s->b = test_open_stream(s->device);
-    EXPECT_OK(
-        tn__device_driver(s->device)->stream_create(tn__device_state(s->device), &s->foreign));
+    s->foreign = test_open_foreign_stream(s->device);
     plan->setup(s);
 }
 
@@ -185,8 +184,7 @@ static void close_subject(subject *s) {
     EXPECT_OK(tn_pool_destroy(s->other));
     EXPECT_OK(tn_stream_destroy(s->device, s->a));
     EXPECT_OK(tn_stream_destroy(s->device, s->b));
-    EXPECT_OK(
-        tn__device_driver(s->device)->stream_destroy(tn__device_state(s->device), s->foreign));
+    test_close_foreign_stream(s->device, s->foreign);
     test_close_sim(s->device);
     assert_int_equal(tn__host_live_blocks(), 0);
 }

@@ -310,7 +310,7 @@ static tn_status call_stream_destroy(objects *on) {
 }
 static tn_status call_stream_id(objects *on) {
     uint64_t id;
-    return cuda->stream_id(on->device, on->stream, &id);
+    return cuda->stream_id(on->device, TN__CU_STREAM_PER_THREAD, &id);
 }
 static tn_status call_stream_synchronize(objects *on) {
     return cuda->stream_synchronize(on->device, on->stream);

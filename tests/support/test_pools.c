@@ -1,6 +1,8 @@
 /* Pools in tests: see test_pools.h. */
 #include "test_pools.h"
 
+#include <dlfcn.h>
+
 #include "driver.h"
 
 tn_pool_stats test_pool_stats(tn_pool *pool) {
@@ -39,6 +41,24 @@ tn_stream test_open_stream(tn_device *device) {
     tn_stream stream = NULL;
     EXPECT_OK(tn_stream_create(device, &stream));
     return stream;
+}
+
+static int (*find_sim_call(tn_device *device, const char *name))(void *, unsigned) {
+    int (*call)(void *, unsigned);
+    *(void **)&call = dlsym(test_sim_get()->library, name);
+    if (!call) fail_msg("the simulated driver lacks %s", name);
+    EXPECT_OK(tn__device_driver(device)->make_current(tn__device_state(device)));
+    return call;
+}
+
+tn_stream test_open_foreign_stream(tn_device *device) {
+    tn_stream stream = NULL;
+    assert_int_equal(find_sim_call(device, "cuStreamCreate")(&stream, 1), 0);
+    return stream;
+}
+
+void test_close_foreign_stream(tn_device *device, tn_stream stream) {
+    assert_int_equal(find_sim_call(device, "cuStreamDestroy_v2")(stream, 0), 0);
 }
 
 uint64_t test_calls(tn_device *device, tn_driver_call call) {

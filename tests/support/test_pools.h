@@ -17,6 +17,10 @@ void test_give(tn_pool *pool, void *block, tn_stream stream);
 tn_pool *test_open_pool(tn_device *device, tn_pool_backing backing, size_t limit_bytes);
 tn_stream test_open_stream(tn_device *device);
 
+/* A stream of the simulated device that another library has made. */
+tn_stream test_open_foreign_stream(tn_device *device);
+void test_close_foreign_stream(tn_device *device, tn_stream stream);
+
 /* Driver calls so far: of one kind, and of all kinds. */
 uint64_t test_calls(tn_device *device, tn_driver_call call);
 uint64_t test_all_calls(tn_device *device);
