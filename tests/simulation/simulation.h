@@ -58,6 +58,9 @@ enum {
     X(captures)                                                                                    \
     X(captures_aborted)                                                                            \
     X(launches)                                                                                    \
+    X(streams_adopted)                                                                             \
+    X(callbacks)                                                                                   \
+    X(process_limits)                                                                              \
     X(pauses)                                                                                      \
     X(trims)                                                                                       \
     X(threads_ended)                                                                               \
@@ -79,6 +82,7 @@ typedef struct world_stream {
     int device;
     int is_live;
     int is_foreign; /* not made by tn_stream_create: the pools do not hear of its end */
+    int is_adopted; /* then they do: it is told to them */
     int is_stalled;
 } world_stream;
 
@@ -123,6 +127,7 @@ typedef struct world {
     uint64_t books_every;
     int stalled_count;
     unsigned tolerated; /* a bit a status that calls may give now, besides TN_OK */
+    int is_limited;     /* the process is, at present */
     int ends_thread;    /* the thread whose turn it is ends after the step, another begins */
     size_t memory_now[WORLD_DEVICES];
     interval_oracle oracle;

@@ -22,7 +22,9 @@ static void expect_honest_shortage(world *w, int slot, size_t bytes) {
     size_t memory = w->memory_now[pool->device];
     size_t room = memory > used ? memory - used : 0;
     tn_pool_stats stats;
-    if (pool->backing != TN_BACKING_VMM || w->tolerated != 1u << TN_OUT_OF_DEVICE_MEMORY) return;
+    if (pool->backing != TN_BACKING_VMM || w->is_limited ||
+        w->tolerated != 1u << TN_OUT_OF_DEVICE_MEMORY)
+        return;
     world_check_pool(w, slot, &stats);
     if (pool->limit_bytes && room > pool->limit_bytes - stats.reserved_bytes) {
         room = pool->limit_bytes - stats.reserved_bytes;

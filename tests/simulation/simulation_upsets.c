@@ -121,11 +121,23 @@ static tn_status end_foreign(world *w, world_random *random, int slot) {
     return tn__device_driver(device)->stream_destroy(tn__device_state(device), stream->handle);
 }
 
+/* Waits for its work, so that it can fail while a stream stalls. */
+static int forget_adopted(world *w, int slot) {
+    world_stream *stream = &w->streams[slot];
+    tn_status status = tn_stream_forget(w->devices[stream->device], stream->handle);
+    if (status != TN_OK && w->stalled_count) return 0;
+    world_expect_ok(w, status, "a stream is forgotten");
+    oracle_stream_done(&w->oracle, slot);
+    stream->is_adopted = 0;
+    return 1;
+}
+
 static void end_stream(world *w, world_random *random) {
     int slot = pick_created(w, random);
     tn_status status;
     w->doing = "a stream ends";
     if (slot < 0 || w->streams[slot].is_stalled) return;
+    if (w->streams[slot].is_adopted && !forget_adopted(w, slot)) return;
     if (w->streams[slot].is_foreign) {
         status = end_foreign(w, random, slot);
     } else {
@@ -157,6 +169,15 @@ static void end_thread(world *w) {
 }
 
 /* ---- memory and pools ------------------------------------------------------------------------ */
+
+/* Below what is held already, too: nothing grows then. */
+static void limit_process(world *w, world_random *random) {
+    size_t hard = w->is_limited ? 0 : 32 * MIB + world_below(random, 600 * MIB);
+    w->doing = "the process is limited, or not";
+    world_expect_ok(w, tn_process_limits_set(hard, hard / 2), "limits are set");
+    w->is_limited = hard != 0;
+    w->counts->process_limits++;
+}
 
 static void change_memory(world *w, world_random *random) {
     int device = (int)world_below(random, (size_t)w->device_count);
@@ -203,6 +224,8 @@ static void pause_pool(world *w, world_random *random) {
         (void)world_sim()->set_memory(device, w->memory_bytes);
         w->memory_now[device] = w->memory_bytes;
     }
+    world_expect_ok(w, tn_process_limits_set(0, 0), "limits end");
+    w->is_limited = 0;
     world_expect_ok(w, tn_pool_resume(w->pools[slot].pool), "tn_pool_resume");
     w->counts->pauses++;
 }
@@ -306,7 +329,12 @@ void world_upset(world *w, world_random *random) {
     case 6: host_fault(w, random); break;
     case 7:
     case 8: stall(w, random); break;
-    case 9: change_memory(w, random); break;
+    case 9:
+        if (world_one_in(random, 2))
+            change_memory(w, random);
+        else
+            limit_process(w, random);
+        break;
     case 10:
     case 11: end_stream(w, random); break;
     case 12: end_pool(w, random); break;

@@ -76,6 +76,10 @@ void world_open_stream(world *w, world_random *random, int slot) {
                                 : tn_stream_create(device, &stream->handle);
     world_expect_ok(w, status, "a stream is made");
     stream->is_live = 1;
+    if (!stream->is_foreign || !world_one_in(random, 3)) return;
+    world_expect_ok(w, tn_stream_adopt(device, stream->handle), "a stream is adopted");
+    stream->is_adopted = 1;
+    w->counts->streams_adopted++;
 }
 
 static void open_default_streams(world *w) {
@@ -141,6 +145,18 @@ static size_t choose(world_random *random, const size_t *values, size_t count) {
     return values[world_below(random, count)];
 }
 
+/* Frees a block of the pool that is short, up to three times for a request. */
+static int relieve(void *context, const tn_pressure *pressure) {
+    world *w = context;
+    w->counts->callbacks++;
+    for (size_t i = 0; i < w->oracle.count && pressure->attempt <= 3; i++) {
+        int pool = w->oracle.blocks[i].pool;
+        if (w->pools[pool].pool != pressure->pool) continue;
+        return world_free(w, i, WORLD_LEGACY + w->pools[pool].device) == TN_OK;
+    }
+    return 0;
+}
+
 void world_open_pool(world *w, world_random *random, int slot) {
     static const size_t limits[] = {0, 0, 0, 101 * MIB, 301 * MIB, 64 * MIB};
     static const size_t pages[] = {0, 0, 0, 4 * MIB, 8 * MIB};
@@ -154,10 +170,15 @@ void world_open_pool(world *w, world_random *random, int slot) {
     config.limit_bytes = choose(random, limits, sizeof limits / sizeof *limits);
     config.page_bytes = choose(random, pages, sizeof pages / sizeof *pages);
     config.address_bytes = choose(random, ranges, sizeof ranges / sizeof *ranges);
+    if (world_one_in(random, 4)) config.soft_limit_bytes = 40 * MIB;
     pool->backing = config.backing;
     pool->limit_bytes = config.limit_bytes;
     world_expect_ok(w, tn_pool_create(w->devices[pool->device], &config, &pool->pool),
                     "a pool is made");
+    if (world_one_in(random, 3)) {
+        world_expect_ok(w, tn_pool_pressure_callback_set(pool->pool, relieve, w),
+                        "a callback is set");
+    }
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
@@ -221,7 +242,10 @@ void world_open(world *w) {
 static void close_stream(world *w, int slot) {
     const world_stream *stream = &w->streams[slot];
     tn_device *device = w->devices[stream->device];
-    tn_status status =
+    tn_status status = TN_OK;
+    if (stream->is_adopted) status = tn_stream_forget(device, stream->handle);
+    world_expect_ok(w, status, "a stream is forgotten");
+    status =
         stream->is_foreign
             ? tn__device_driver(device)->stream_destroy(tn__device_state(device), stream->handle)
             : tn_stream_destroy(device, stream->handle);
@@ -247,6 +271,7 @@ void world_close(world *w) {
     char left[4096] = "";
     w->doing = "ending";
     world_release_stalls(w);
+    world_expect_ok(w, tn_process_limits_set(0, 0), "limits end");
     while (w->oracle.count > 0)
         (void)world_free(w, w->oracle.count - 1,
                          WORLD_LEGACY +
