@@ -110,12 +110,14 @@ static void learn_reserved(tn_pool *pool, size_t least) {
     (void)tn__error_scope_end(TN_OK);
 }
 
-/* What it surely grows by is claimed before. */
+/* What it surely grows by is claimed before. In a capture the driver would make the memory part of
+ * the graph. */
 static tn_status take_async(tn_pool *pool, const tn__request *request, size_t bytes, void **out) {
     async_store *store = store_of(pool);
     size_t held = async_held_bytes(pool);
     size_t mapped = pool->heap.mapped_bytes;
     tn_status status;
+    TN_TRY(tn__order_check_capture(&pool->order, request->stream->handle, "ask the driver's pool"));
     if (bytes > held) {
         TN_TRY(tn__pool_claim(pool, bytes - held, 0));
         store->claimed_bytes += bytes - held;

@@ -5,8 +5,7 @@
 #include "driver.h"
 #include "driver_host_memory.h"
 #include "host_alloc.h"
-#include "tenure_pool.h"
-#include "test_pools.h"
+#include "test_graphs.h"
 
 #define MIB MIB_BYTES
 
@@ -365,6 +364,22 @@ static void memory_without_an_arena_gives_the_same_answers(void **state) {
     EXPECT_OK(tn__host_memory_close(&memory));
 }
 
+/* The driver would make it memory of the graph, which is there while a launch runs only. */
+static void the_drivers_pool_is_not_asked_in_a_capture(void **state) {
+    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    void *block = NULL;
+    test_graph graph;
+    (void)state;
+    test_capture_begin(f.device, f.a, TEST_CAPTURE_GLOBAL);
+    EXPECT_STATUS(tn_alloc(f.pool, 4 * MIB, f.a, NULL, &block), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("captures a graph");
+    assert_true(test_is_capturing(f.device, f.a));
+    graph = test_capture_end(f.device, f.a);
+    test_graph_destroy(f.device, &graph);
+    test_give(f.pool, test_take(f.pool, 4 * MIB, f.a), f.a);
+    close_all(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_blocks_are_the_driver_pools_own),
@@ -378,6 +393,7 @@ int main(void) {
         cmocka_unit_test(the_functions_may_use_pools),
         cmocka_unit_test(a_block_carries_its_provider),
         cmocka_unit_test(pinned_extents_serve_other_shapes),
+        cmocka_unit_test(the_drivers_pool_is_not_asked_in_a_capture),
         cmocka_unit_test(memory_without_an_arena_gives_the_same_answers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -145,6 +145,18 @@ static size_t choose(world_random *random, const size_t *values, size_t count) {
     return values[world_below(random, count)];
 }
 
+/* The caller's functions of a pool: the device's plain memory once more. */
+static tn_status caller_alloc(void *context, size_t bytes, void **out) {
+    tn_device *device = context;
+    return tn__device_driver(device)->mem_alloc(tn__device_state(device), bytes, out);
+}
+
+static tn_status caller_free(void *context, void *address, size_t bytes) {
+    tn_device *device = context;
+    (void)bytes;
+    return tn__device_driver(device)->mem_free(tn__device_state(device), address);
+}
+
 /* Frees a block of the pool that is short, up to three times for a request. */
 static int relieve(void *context, const tn_pressure *pressure) {
     world *w = context;
@@ -161,12 +173,16 @@ void world_open_pool(world *w, world_random *random, int slot) {
     static const size_t limits[] = {0, 0, 0, 101 * MIB, 301 * MIB, 64 * MIB};
     static const size_t pages[] = {0, 0, 0, 4 * MIB, 8 * MIB};
     static const size_t ranges[] = {0, 0, 64 * MIB, 256 * MIB};
+    static const tn_pool_backing backings[] = {TN_BACKING_VMM,   TN_BACKING_VMM,   TN_BACKING_VMM,
+                                               TN_BACKING_VMM,   TN_BACKING_PLAIN, TN_BACKING_PLAIN,
+                                               TN_BACKING_ASYNC, TN_BACKING_CALLER};
     static const char *const names[WORLD_POOLS] = {"north", "east", "south", "west"};
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     world_pool *pool = &w->pools[slot];
     *pool = (world_pool){.device = (int)world_below(random, (size_t)w->device_count)};
     config.name = names[slot];
-    config.backing = world_one_in(random, 3) ? TN_BACKING_PLAIN : TN_BACKING_VMM;
+    config.backing = backings[world_below(random, sizeof backings / sizeof *backings)];
+    config.functions = (tn_memory_functions){caller_alloc, caller_free, w->devices[pool->device]};
     config.limit_bytes = choose(random, limits, sizeof limits / sizeof *limits);
     config.page_bytes = choose(random, pages, sizeof pages / sizeof *pages);
     config.address_bytes = choose(random, ranges, sizeof ranges / sizeof *ranges);
