@@ -51,7 +51,7 @@ for bytes in 512 65536 1048576 1073741824; do
     few=$(count $bytes 100)
     many=$(count $bytes 300)
     if [ $(((many - few) % 200)) -ne 0 ]; then
-        echo "FAIL: $bytes bytes: $((many - few)) instructions for 200 pairs: not all pairs are alike"
+        echo "FAIL: $bytes bytes: 200 pairs take $((many - few)) instructions: not all alike"
         exit 1
     fi
     pair=$(((many - few) / 200))
