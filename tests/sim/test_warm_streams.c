@@ -1,5 +1,4 @@
 /* Which streams are warm: what it costs to name one, and what happens when it ends. */
-#include "driver.h"
 #include "test_pools.h"
 
 #define KIB ((size_t)1 << 10)
@@ -17,16 +16,6 @@ static void open_fixture(fixture *f) {
 static void close_fixture(fixture *f) {
     EXPECT_OK(tn_pool_destroy(f->pool));
     test_close_sim(f->device);
-}
-
-static tn_stream open_foreign(fixture *f) {
-    tn_stream stream = NULL;
-    EXPECT_OK(tn__device_driver(f->device)->stream_create(tn__device_state(f->device), &stream));
-    return stream;
-}
-
-static void end_foreign(fixture *f, tn_stream stream) {
-    EXPECT_OK(tn__device_driver(f->device)->stream_destroy(tn__device_state(f->device), stream));
 }
 
 /* The driver calls of a hundred pairs, after the first one. */
@@ -50,7 +39,7 @@ static void streams_whose_end_is_heard_of_cost_no_driver_call(void **state) {
     (void)state;
     open_fixture(&f);
     own = test_open_stream(f.device);
-    foreign = open_foreign(&f);
+    foreign = test_open_foreign_stream(f.device);
     assert_int_equal(calls_of_pairs(&f, NULL), 0);
     assert_int_equal(calls_of_pairs(&f, (tn_stream)1), 0); /* the legacy stream by its name */
     assert_int_equal(calls_of_pairs(&f, (tn_stream)2), 0); /* this thread's default stream */
@@ -61,7 +50,7 @@ static void streams_whose_end_is_heard_of_cost_no_driver_call(void **state) {
     assert_int_equal(calls_of_pairs(&f, foreign), 0);
     EXPECT_OK(tn_stream_forget(f.device, foreign));
     assert_int_equal(calls_of_pairs(&f, foreign), 200);
-    end_foreign(&f, foreign);
+    test_close_foreign_stream(f.device, foreign);
     EXPECT_OK(tn_stream_destroy(f.device, own));
     close_fixture(&f);
 }
@@ -73,7 +62,7 @@ static void only_other_libraries_streams_of_the_device_are_adopted(void **state)
     (void)state;
     open_fixture(&f);
     own = test_open_stream(f.device);
-    foreign = open_foreign(&f);
+    foreign = test_open_foreign_stream(f.device);
     EXPECT_STATUS(tn_stream_adopt(NULL, foreign), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_stream_adopt(f.device, NULL), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_stream_adopt(f.device, (tn_stream)1), TN_INVALID_ARGUMENT);
@@ -86,7 +75,7 @@ static void only_other_libraries_streams_of_the_device_are_adopted(void **state)
     EXPECT_STATUS(tn_stream_destroy(f.device, foreign), TN_INVALID_ARGUMENT);
     EXPECT_OK(tn_stream_forget(f.device, foreign));
     EXPECT_STATUS(tn_stream_forget(f.device, foreign), TN_INVALID_ARGUMENT);
-    end_foreign(&f, foreign);
+    test_close_foreign_stream(f.device, foreign);
     EXPECT_OK(tn_stream_destroy(f.device, own));
     close_fixture(&f);
 }
@@ -100,7 +89,7 @@ static void the_end_of_a_stream_empties_its_lanes(void **state) {
         tn_stream other;
         void *block;
         open_fixture(&f);
-        ending = is_adopted ? open_foreign(&f) : test_open_stream(f.device);
+        ending = is_adopted ? test_open_foreign_stream(f.device) : test_open_stream(f.device);
         if (is_adopted) EXPECT_OK(tn_stream_adopt(f.device, ending));
         other = test_open_stream(f.device);
         block = test_take(f.pool, 32 << 20, ending);
@@ -108,7 +97,7 @@ static void the_end_of_a_stream_empties_its_lanes(void **state) {
         test_give(f.pool, block, ending);
         if (is_adopted) {
             EXPECT_OK(tn_stream_forget(f.device, ending));
-            end_foreign(&f, ending);
+            test_close_foreign_stream(f.device, ending);
         } else {
             EXPECT_OK(tn_stream_destroy(f.device, ending));
         }
