@@ -24,6 +24,10 @@
     X(LIMIT, limit_bytes, "TENURE_LIMIT", NULL, "none", "most that all pools together may hold")   \
     X(LIMIT, soft_limit_bytes, "TENURE_SOFT_LIMIT", NULL, "none",                                  \
       "above it all pools use up idle memory before they grow")                                    \
+    X(NUMBER, handle_cache, "TENURE_HANDLE_CACHE", NULL, "0",                                      \
+      "keep up to N handles that pools of a device give up for its other pools")                   \
+    X(NUMBER, decay_ms, "TENURE_DECAY_MS", NULL, "0",                                              \
+      "give memory back that was idle for so long, when a pool grows; 0: never")                   \
     X(NUMBER, events, "TENURE_EVENTS", NULL, "0", "keep the last N events of every pool")          \
     X(BOOL, nvtx, "TENURE_NVTX", NULL, "0", "tell NVTX tools of blocks even if none is injected")  \
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
@@ -48,6 +52,8 @@ typedef struct tn__options {
     const char *trace;
     size_t limit_bytes;      /* 0: none */
     size_t soft_limit_bytes; /* 0: none */
+    size_t handle_cache;
+    size_t decay_ms;
     size_t events;
     int nvtx;
     int release_frozen_columnwise;

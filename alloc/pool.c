@@ -131,6 +131,8 @@ static tn_status configure(tn_pool *pool, const tn_pool_config *config) {
         config->address_limit_bytes ? config->address_limit_bytes : SIZE_MAX;
     pool->keep_streams_apart = config->keep_streams_apart != 0;
     pool->wait_us_max = config->wait_us_max ? (double)config->wait_us_max : WAIT_US_MAX_DEFAULT;
+    pool->decay_us =
+        config->decay_us ? (double)config->decay_us : (double)tn__options_get()->decay_ms * 1e3;
     pool->address_bytes = config->address_bytes ? config->address_bytes : pool->info.memory_bytes;
     pool->most_bytes = pool->info.memory_bytes;
     pool->segment_alignment = TN__MAP_PAGE_BYTES;
@@ -323,6 +325,7 @@ static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_
     tn__release release = {0};
     (void)tn__caches_drain(pool);
     TN_TRY(tn__pool_collect(pool));
+    if (pool->backing->kind == TN_BACKING_VMM) TN_TRY(tn__pages_decay(pool));
     tn__pool_fill_stats(pool, &stats);
     release.least_bytes = stats.cached_bytes + stats.driver_held_bytes;
     if (release.least_bytes <= keep_bytes) keep_bytes = release.least_bytes;

@@ -7,6 +7,7 @@
  */
 #include <stdlib.h>
 
+#include "handle_cache.h"
 #include "host_alloc.h"
 #include "pool_idle.h"
 
@@ -82,15 +83,29 @@ void tn__frame_spare(tn_pool *pool, tn__frame *frame) {
     pool->spare_frames = frame;
 }
 
-static tn_status make_frame(tn_pool *pool, tn__frame **out) {
-    tn__frame *frame;
+/* From the device's cache, where it is claimed already, else from the driver. */
+static tn_status make_handle(tn_pool *pool, tn__handle *out) {
     tn_status status;
-    frame = tn__host_alloc(1, sizeof *frame);
+    TN_TRY(tn__pool_claim(pool, pool->page_bytes, 0));
+    if (tn__handle_cache_take(pool->device, pool->page_bytes, out)) {
+        tn__process_unclaim(pool->page_bytes);
+        return TN_OK;
+    }
+    status = pool->driver->mem_create(pool->state, pool->page_bytes, out);
+    if (status != TN_OK) tn__process_unclaim(pool->page_bytes);
+    return status;
+}
+
+/* What the cache keeps of other sizes, or beyond the process's limit, must not stand in the way. */
+static tn_status make_frame(tn_pool *pool, tn__frame **out) {
+    tn__frame *frame = tn__host_alloc(1, sizeof *frame);
+    size_t released_bytes = 0;
+    tn_status status;
     if (!frame) return TN_OUT_OF_HOST_MEMORY;
-    status = tn__pool_claim(pool, pool->page_bytes, 0);
-    if (status == TN_OK) {
-        status = pool->driver->mem_create(pool->state, pool->page_bytes, &frame->handle);
-        if (status != TN_OK) tn__process_unclaim(pool->page_bytes);
+    status = make_handle(pool, &frame->handle);
+    if (status == TN_OUT_OF_DEVICE_MEMORY) {
+        (void)tn__handle_cache_empty(pool->device, &released_bytes);
+        if (released_bytes > 0) status = make_handle(pool, &frame->handle);
     }
     if (status != TN_OK) {
         tn__host_free(frame);
@@ -109,6 +124,13 @@ tn_status tn__frame_take(tn_pool *pool, tn__frame **out) {
     return TN_OK;
 }
 
+static tn_status release_handle(tn_pool *pool, tn__handle handle) {
+    if (tn__handle_cache_give(pool->device, pool->page_bytes, handle)) return TN_OK;
+    TN_TRY(pool->driver->mem_release(pool->state, handle, pool->page_bytes));
+    tn__process_unclaim(pool->page_bytes);
+    return TN_OK;
+}
+
 tn_status tn__frame_release(tn_pool *pool, tn__frame *frame) {
     tn_status status = TN_OK;
     TN_ASSERT(frame->active == NULL);
@@ -116,11 +138,8 @@ tn_status tn__frame_release(tn_pool *pool, tn__frame *frame) {
         size_t page = tn__view_page(frame->views);
         status = tn__views_unmap(pool, frame->views->region, (tn__page_span){page, page + 1});
     }
+    if (status == TN_OK) status = release_handle(pool, frame->handle);
     if (status == TN_OK) {
-        status = pool->driver->mem_release(pool->state, frame->handle, pool->page_bytes);
-    }
-    if (status == TN_OK) {
-        tn__process_unclaim(pool->page_bytes);
         tn__host_free(frame);
         pool->heap.inactive_count--;
     } else {

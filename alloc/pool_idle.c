@@ -241,6 +241,28 @@ tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
     return status;
 }
 
+tn_status tn__pages_decay(tn_pool *pool) {
+    tn__release release = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
+    tn__idle_filter filter = {.only_complete = 1};
+    tn__idle_pages *idle = NULL;
+    size_t count = 0;
+    double now_us;
+    tn_status status = TN_OK;
+    if (pool->decay_us <= 0) return TN_OK;
+    now_us = pool->driver->now_us(pool->state);
+    if (now_us - pool->decay_at_us < pool->decay_us) return TN_OK;
+    TN_TRY(tn__idle_list(pool, &filter, &idle, &count));
+    for (size_t i = 0; i < count && status == TN_OK; i++) {
+        if (idle[i].age > pool->decay_operation) break;
+        status = release_pages(pool, &idle[i], &release);
+    }
+    tn__host_free(idle);
+    if (status != TN_OK) return status;
+    pool->decay_at_us = now_us;
+    pool->decay_operation = pool->heap.operation;
+    return TN_OK;
+}
+
 tn_status tn__pages_close(tn_pool *pool) {
     TN_TRY(tn__pool_collect(pool));
     while (pool->heap.regions) {

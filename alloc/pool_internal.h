@@ -98,6 +98,9 @@ struct tn_pool {
     tn__trace_writer *trace;       /* NULL: none is written */
     struct tn__event_ring *events; /* NULL: none are kept */
     tn__frame *spare_frames;       /* active nowhere */
+    double decay_us;               /* VMM: memory that is idle for so long goes back; 0: never */
+    double decay_at_us;            /* when it was last looked at, */
+    uint64_t decay_operation;      /* and the heap's clock then */
     tn__own_mapping *stuck;        /* given up, but not yet taken back by the driver */
     size_t stuck_bytes;            /* of them: memory that the pool reserved */
     void *store;                   /* the backing's own state */
@@ -163,6 +166,10 @@ static inline tn_status tn__pool_release(tn_pool *pool, tn__release *release) {
 void tn__frames_clear(tn_pool *pool);
 
 /* ---- pool_idle.c ----------------------------------------------------------------------------- */
+
+/* VMM: gives back what was idle all the time since the last look, if that is decay_us ago. So idle
+ * memory goes back after one to two times decay_us, if the pool grows or is trimmed then. */
+tn_status tn__pages_decay(tn_pool *pool);
 
 /* Learns what has completed, and unmaps what was waiting for that. Never waits. */
 tn_status tn__pool_collect(tn_pool *pool);

@@ -5,6 +5,7 @@
  * taken or a driver is called: a pool that is worked on is pinned instead, and leaves only when
  * nobody has it pinned. Serial numbers find the way on: what is next may have changed meanwhile.
  */
+#include "handle_cache.h"
 #include "thread_cache.h"
 
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -80,7 +81,11 @@ static int can_help(const tn_pool *pool, const tn_pool *other, int is_process_wi
 
 tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__release *release) {
     uint64_t serial = UINT64_MAX;
+    size_t cached_bytes = 0;
     tn_status status = TN_OK;
+    if (!pool->backing->is_host_memory)
+        status = tn__handle_cache_empty(pool->device, &cached_bytes);
+    release->released_bytes += cached_bytes;
     while (status == TN_OK && !tn__release_is_done(release)) {
         tn_pool *other = pin_before(serial);
         if (!other) break;

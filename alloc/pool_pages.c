@@ -430,6 +430,7 @@ tn_status tn__pages_grow(tn_pool *pool, const tn__request *asked, tn__effort eff
     tn__region *added = NULL;
     tn_status status = TN_OK;
     request.is_pinned = tn__graph_holds(pool->graph);
+    (void)tn__pages_decay(pool); /* what fails now is tried again */
     tn__views_limit(pool);
     if (!find_gap(pool, &request, effort, &place)) {
         TN_TRY(reserve_region(pool, &request, &added));
