@@ -130,6 +130,38 @@ static void without_host_functions_only_host_tasks_fail(void **state) {
     cuda->close(device);
 }
 
+static void without_one_pool_symbol_there_are_no_pools_of_the_drivers(void **state) {
+    (void)state;
+    static const char *const names[] = {"cuMemPoolCreate",       "cuMemPoolDestroy",
+                                        "cuMemPoolSetAttribute", "cuMemPoolGetAttribute",
+                                        "cuMemPoolTrimTo",       "cuMemAllocFromPoolAsync",
+                                        "cuMemFreeAsync"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        tn_device_info info;
+        tn__mempool pool = NULL;
+        tn__driver_device *device = open_without(names[i], &info);
+        EXPECT_STATUS(cuda->mempool_create(device, 0, &pool), TN_UNSUPPORTED);
+        EXPECT_ERROR_HAS(names[i]);
+        assert_null(pool);
+        cuda->close(device);
+    }
+    assert_int_equal(tn__host_live_blocks(), 0);
+}
+
+static void without_one_of_its_symbols_there_is_no_pinned_memory(void **state) {
+    (void)state;
+    static const char *const names[] = {"cuMemHostAlloc", "cuMemFreeHost"};
+    for (size_t i = 0; i < 2; i++) {
+        tn_device_info info;
+        void *address = NULL;
+        tn__driver_device *device = open_without(names[i], &info);
+        EXPECT_STATUS(cuda->host_alloc(device, 2 * MIB, &address), TN_UNSUPPORTED);
+        EXPECT_ERROR_HAS(names[i]);
+        assert_null(address);
+        cuda->close(device);
+    }
+}
+
 static void without_capture_queries_no_stream_captures(void **state) {
     (void)state;
     int is_capturing = -1;
@@ -191,6 +223,8 @@ int main(void) {
         cmocka_unit_test(a_missing_required_symbol_is_named),
         cmocka_unit_test(without_one_vmm_symbol_there_is_only_plain_memory),
         cmocka_unit_test(without_host_functions_only_host_tasks_fail),
+        cmocka_unit_test(without_one_pool_symbol_there_are_no_pools_of_the_drivers),
+        cmocka_unit_test(without_one_of_its_symbols_there_is_no_pinned_memory),
         cmocka_unit_test(without_capture_queries_no_stream_captures),
         cmocka_unit_test(without_capture_info_captures_are_not_told_apart),
         cmocka_unit_test(without_stream_ids_handles_and_threads_tell_streams_apart),
