@@ -1,8 +1,8 @@
 /* Limits of the process: see process_limits.h.
  *
  * Invariants: both limits are SIZE_MAX where there is none; claimed <= hard, but for what was
- * claimed before the limit was set. Two threads that set limits at once may leave one of each: the soft
- * one counts only below the hard one.
+ * claimed before the limit was set. Two threads that set limits at once may leave one of each: the
+ * soft one counts only below the hard one.
  */
 #include "process_limits.h"
 
