@@ -135,6 +135,9 @@ typedef struct tn__driver {
                         tn_stream stream);
     /* Makes the device current on this thread for libraries that need it (cuBLASLt). */
     tn_status (*make_current)(tn__driver_device *device);
+    /* CUDA only, else NULL: runs task(argument) here and now with the device current, and leaves
+     * current what was before. */
+    tn_status (*with_current)(tn__driver_device *device, tn__host_task task, void *argument);
     /* Simulated CUDA only, else NULL: declares a kernel that touches ranges for duration_us. */
     tn_status (*ghost_launch)(tn__driver_device *device, const char *kernel,
                               const tn__range *ranges, size_t range_count, double duration_us,

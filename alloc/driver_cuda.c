@@ -209,6 +209,18 @@ static tn_status cuda_make_current(tn__driver_device *device) {
     return tn__cuda_fail(device->library, TN_DRIVER_ERROR, code, "cuCtxSetCurrent()");
 }
 
+static tn_status cuda_with_current(tn__driver_device *device, tn__host_task task, void *argument) {
+    int is_pushed = 0;
+    TN_TRY(tn__driver_require_present("with_current"));
+    TN_TRY(make_current(device, &is_pushed));
+    task(argument);
+    if (is_pushed) {
+        void *ours;
+        (void)device->cu->context_pop(&ours);
+    }
+    return TN_OK;
+}
+
 static double cuda_now_us(tn__driver_device *device) {
     const tn__cuda_library *library = device->library;
     if (library->is_simulated && !tn__driver_is_gone()) return library->sim.now_us();
@@ -272,6 +284,7 @@ const tn__driver tn__driver_cuda = {
     .module_function = tn__cuda_module_function,
     .launch = tn__cuda_launch,
     .make_current = cuda_make_current,
+    .with_current = cuda_with_current,
     .ghost_launch = tn__cuda_ghost_launch,
     .note_take = tn__cuda_note_take,
     .now_us = cuda_now_us,

@@ -31,14 +31,50 @@ static void end_told(tn__heap_track *track, uintptr_t begin, uintptr_t end) {
     }
 }
 
-static void begin_told(tn__heap_track *track, void *tool_heap, uintptr_t address, size_t bytes,
-                       const char *owner) {
-    tn__told_block *block = track->spare;
+/* ---- telling it ------------------------------------------------------------------------------ */
+
+typedef struct tool_call {
+    tn__heap_track *track;
+    void *heap;
+    uintptr_t address;
+    size_t bytes;
+    size_t asked_bytes;
+    const char *owner;
+} tool_call;
+
+static void tell_memory_begin(void *argument) {
+    tool_call *call = argument;
+    call->heap = tn__nvtx_heap_begin((void *)call->address, call->bytes);
+}
+
+static void tell_memory_end(void *argument) {
+    tool_call *call = argument;
+    end_told(call->track, call->address, call->address + call->bytes);
+    if (call->heap) tn__nvtx_heap_end(call->heap);
+}
+
+static void tell_take(void *argument) {
+    tool_call *call = argument;
+    tn__told_block *block = call->track->spare;
     TN_CHECK(block != NULL);
-    track->spare = NULL;
-    block->address = address;
-    tn__tree_insert(&track->told, &block->node, address + bytes, 0);
-    tn__nvtx_block_begin(tool_heap, (void *)address, bytes, owner);
+    end_told(call->track, call->address, call->address + call->bytes);
+    call->track->spare = NULL;
+    block->address = call->address;
+    tn__tree_insert(&call->track->told, &block->node, call->address + call->asked_bytes, 0);
+    tn__nvtx_block_begin(call->heap, (void *)call->address, call->asked_bytes, call->owner);
+}
+
+static void tell_idle(void *argument) {
+    tool_call *call = argument;
+    end_told(call->track, call->address, call->address + call->bytes);
+}
+
+/* A device that can not be made current is of no use to the caller either: its own call says so. */
+static void tell(tn__host_task task, tool_call *call) {
+    tn__heap_track *track = call->track;
+    tn__error_scope_begin();
+    (void)track->driver->with_current(track->device, task, call);
+    (void)tn__error_scope_end(TN_OK);
 }
 
 /* ---- the interface --------------------------------------------------------------------------- */
@@ -52,28 +88,37 @@ tn_status tn__track_reserve(tn__heap_track *track) {
 void tn__track_memory_begin(tn__heap_track *track, uintptr_t address, size_t bytes,
                             void **tool_heap) {
     if (track->marks_memory) TN_TRACK_FREE((void *)address, bytes);
-    if (track->tells_tools) *tool_heap = tn__nvtx_heap_begin((void *)address, bytes);
+    if (track->tells_tools) {
+        tool_call call = {.track = track, .address = address, .bytes = bytes};
+        tell(tell_memory_begin, &call);
+        *tool_heap = call.heap;
+    }
 }
 
 /* Whoever gets the addresses next knows nothing of our marks: they go back usable. */
 void tn__track_memory_end(tn__heap_track *track, uintptr_t address, size_t bytes, void *tool_heap) {
     if (track->marks_memory) TN_TRACK_ALLOC((void *)address, bytes);
-    if (!track->tells_tools) return;
-    end_told(track, address, address + bytes);
-    tn__nvtx_heap_end(tool_heap);
+    if (track->tells_tools) {
+        tool_call call = {.track = track, .heap = tool_heap, .address = address, .bytes = bytes};
+        tell(tell_memory_end, &call);
+    }
 }
 
 void tn__track_take(tn__heap_track *track, void *tool_heap, uintptr_t address, size_t bytes,
                     size_t asked_bytes, const char *owner) {
     if (track->marks_memory) TN_TRACK_ALLOC((void *)address, asked_bytes);
-    if (!track->tells_tools) return;
-    end_told(track, address, address + bytes);
-    begin_told(track, tool_heap, address, asked_bytes, owner);
+    if (track->tells_tools && tool_heap) {
+        tool_call call = {track, tool_heap, address, bytes, asked_bytes, owner};
+        tell(tell_take, &call);
+    }
 }
 
 void tn__track_idle(tn__heap_track *track, uintptr_t address, size_t bytes) {
     if (track->marks_memory) TN_TRACK_FREE((void *)address, bytes);
-    if (track->tells_tools) end_told(track, address, address + bytes);
+    if (track->tells_tools && find_told(track, address, address + bytes)) {
+        tool_call call = {.track = track, .address = address, .bytes = bytes};
+        tell(tell_idle, &call);
+    }
 }
 
 void tn__track_clear(tn__heap_track *track) {

@@ -15,7 +15,7 @@
 #ifndef TENURE_HEAP_TRACK_H
 #define TENURE_HEAP_TRACK_H
 
-#include "error.h"
+#include "driver.h"
 #include "heap_tree.h"
 
 typedef struct tn__told_block tn__told_block;
@@ -23,7 +23,9 @@ typedef struct tn__told_block tn__told_block;
 typedef struct tn__heap_track {
     int is_on;           /* one of the following is; else nothing here is called */
     int marks_memory;    /* ASan or Valgrind */
-    int tells_tools;     /* NVTX */
+    int tells_tools;     /* NVTX; with the device current, as compute-sanitizer wants it */
+    const tn__driver *driver;
+    tn__driver_device *device;
     int asks_at_free;    /* each free finds out what is over by now */
     tn__tree_node *told; /* blocks that a tool knows */
     tn__told_block *spare;
@@ -33,7 +35,7 @@ typedef struct tn__heap_track {
 tn_status tn__track_reserve(tn__heap_track *track);
 
 /* Memory of the driver that the heap begins, or ceases, to give blocks out of. *tool_heap is the
- * tool's name for it. */
+ * tool's name for it, NULL if it has none: then it is told nothing of blocks there. */
 void tn__track_memory_begin(tn__heap_track *track, uintptr_t address, size_t bytes,
                             void **tool_heap);
 void tn__track_memory_end(tn__heap_track *track, uintptr_t address, size_t bytes, void *tool_heap);

@@ -30,13 +30,13 @@ void *tn__nvtx_heap_begin(const void *address, size_t bytes) {
                               .type = NVTX_MEM_TYPE_VIRTUAL_ADDRESS,
                               .typeSpecificDescSize = sizeof range,
                               .typeSpecificDesc = &range};
+    nvtxMemHeapHandle_t handle;
     pthread_once(&once, make_domain);
-    return nvtxMemHeapRegister(domain, &heap);
+    handle = nvtxMemHeapRegister(domain, &heap);
+    return handle == NVTX_MEM_HEAP_HANDLE_NO_TOOL ? NULL : handle;
 }
 
-void tn__nvtx_heap_end(void *heap) {
-    if (heap) nvtxMemHeapUnregister(domain, heap);
-}
+void tn__nvtx_heap_end(void *heap) { nvtxMemHeapUnregister(domain, heap); }
 
 static void name_block(const void *address, const char *name) {
     nvtxMemRegionNameDesc_t region = {.regionRefType = NVTX_MEM_REGION_REF_TYPE_POINTER,

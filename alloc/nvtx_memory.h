@@ -18,7 +18,7 @@ int tn__nvtx_is_built(void);
 int tn__nvtx_is_wanted(void);
 
 /* A heap, one allocation of the driver: of it only blocks may be touched. NULL if no tool wants to
- * know. The driver must be initialised. */
+ * know, or it can not. The device is current, here and in the calls below. */
 void *tn__nvtx_heap_begin(const void *address, size_t bytes);
 void tn__nvtx_heap_end(void *heap);
 

@@ -195,6 +195,8 @@ static tn_status begin_option_events(tn_pool *pool) {
 static void begin_tracking(tn_pool *pool) {
     tn__heap_track *track = &pool->heap.track;
     int is_host = pool->info.driver == TN_DRIVER_HOST || pool->backing->is_host_memory;
+    track->driver = pool->driver;
+    track->device = pool->state;
     track->marks_memory = is_host && TN_TRACK_IS_ON();
     track->tells_tools =
         !is_host && pool->backing->kind == TN_BACKING_PLAIN && tn__nvtx_is_wanted();

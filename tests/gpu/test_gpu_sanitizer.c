@@ -4,9 +4,11 @@
  *     gpu_test_gpu_sanitizer --plant overrun   writes one byte behind a block, in its rounding
  *     gpu_test_gpu_sanitizer --plant freed     writes to a block that was freed and is idle
  *
+ * With --runtime the CUDA runtime is loaded and initialised first, as in programs that use it.
  * The planted writes stay in memory that the driver gave to the pool: without the annotations no
  * tool can report them. bench/gpu/sanitizer_plant.sh runs all of them under compute-sanitizer.
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +18,7 @@
 enum { BLOCK_BYTES = 1000, BLOCKS = 3 };
 
 static const char *plant = "";
+static int with_runtime;
 
 /* fill_bytes(address, count): one thread stores 0x5A to each byte in turn. */
 static const char kernel_ptx[] = ".version 7.0\n"
@@ -60,6 +63,16 @@ static void plant_write(gpu_side *side, tn__function kernel, void **blocks) {
     EXPECT_OK(tn_stream_synchronize(side->device, side->stream));
 }
 
+static void initialise_runtime(void) {
+    static const char *const names[] = {"libcudart.so", "libcudart.so.13", "libcudart.so.12"};
+    int (*cuda_free)(void *) = NULL;
+    for (size_t i = 0; i < sizeof names / sizeof names[0] && !cuda_free; i++) {
+        void *library = dlopen(names[i], RTLD_NOW);
+        if (library) *(void **)&cuda_free = dlsym(library, "cudaFree");
+    }
+    printf("runtime: %s\n", !cuda_free ? "not found" : cuda_free(NULL) ? "fails" : "initialised");
+}
+
 static void kernels_write_to_blocks(void **state) {
     gpu_side side;
     const tn__driver *driver;
@@ -69,6 +82,7 @@ static void kernels_write_to_blocks(void **state) {
     unsigned char bytes[BLOCK_BYTES];
     unsigned char expected[BLOCK_BYTES];
     (void)state;
+    if (with_runtime) initialise_runtime();
     gpu_open(&side);
     driver = tn__device_driver(side.device);
     EXPECT_OK(driver->module_load(tn__device_state(side.device), kernel_ptx, &module));
@@ -94,6 +108,10 @@ static void kernels_write_to_blocks(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(kernels_write_to_blocks)};
-    if (argc == 3 && strcmp(argv[1], "--plant") == 0) plant = argv[2];
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--runtime") == 0) with_runtime = 1;
+        if (strcmp(argv[i], "--plant") == 0 && i + 1 < argc) plant = argv[++i];
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0); /* in order with what the tool prints */
     return cmocka_run_group_tests_name("gpu/gpu_sanitizer", tests, NULL, NULL);
 }

@@ -19,6 +19,13 @@ static void complain(const char *what, const void *address) {
     }
 }
 
+static void enter(const void *what) {
+    pthread_mutex_lock(&mutex);
+    if (state.is_device_current && !state.is_device_current()) {
+        complain("no device is current", what);
+    }
+}
+
 static recorded_range *find(recorded_range *ranges, uintptr_t address) {
     for (size_t i = 0; i < RECORDED_MAX; i++) {
         if (ranges[i].address == address) return &ranges[i];
@@ -51,7 +58,7 @@ static nvtxMemHeapHandle_t heap_register(nvtxDomainHandle_t domain, nvtxMemHeapD
     const nvtxMemVirtualRangeDesc_t *range = heap->typeSpecificDesc;
     recorded_range *recorded;
     (void)domain;
-    pthread_mutex_lock(&mutex);
+    enter(range->ptr);
     if (heap->usage != NVTX_MEM_HEAP_USAGE_TYPE_SUB_ALLOCATOR ||
         heap->type != NVTX_MEM_TYPE_VIRTUAL_ADDRESS ||
         heap->typeSpecificDescSize != sizeof *range || heap->structSize != sizeof *heap)
@@ -66,7 +73,7 @@ static nvtxMemHeapHandle_t heap_register(nvtxDomainHandle_t domain, nvtxMemHeapD
 static void heap_unregister(nvtxDomainHandle_t domain, nvtxMemHeapHandle_t handle) {
     recorded_range *heap = (recorded_range *)handle;
     (void)domain;
-    pthread_mutex_lock(&mutex);
+    enter(handle);
     if (heap->address == 0) complain("a heap ends twice", handle);
     if (overlaps_any(state.blocks, heap->address, heap->bytes)) {
         complain("a heap ends before its blocks", (void *)heap->address);
@@ -94,7 +101,7 @@ static void regions_register(nvtxDomainHandle_t domain,
                              nvtxMemRegionsRegisterBatch_t const *batch) {
     const nvtxMemVirtualRangeDesc_t *ranges = batch->regionDescElements;
     (void)domain;
-    pthread_mutex_lock(&mutex);
+    enter(batch);
     for (size_t i = 0; i < batch->regionCount; i++)
         register_one((const recorded_range *)batch->heap, &ranges[i]);
     pthread_mutex_unlock(&mutex);
@@ -103,7 +110,7 @@ static void regions_register(nvtxDomainHandle_t domain,
 static void regions_unregister(nvtxDomainHandle_t domain,
                                nvtxMemRegionsUnregisterBatch_t const *batch) {
     (void)domain;
-    pthread_mutex_lock(&mutex);
+    enter(batch);
     for (size_t i = 0; i < batch->refCount; i++) {
         const void *address = batch->refElements[i].pointer;
         recorded_range *block = find(state.blocks, (uintptr_t)address);
@@ -119,7 +126,7 @@ static void regions_unregister(nvtxDomainHandle_t domain,
 
 static void regions_name(nvtxDomainHandle_t domain, nvtxMemRegionsNameBatch_t const *batch) {
     (void)domain;
-    pthread_mutex_lock(&mutex);
+    enter(batch);
     for (size_t i = 0; i < batch->regionCount; i++) {
         const nvtxMemRegionNameDesc_t *region = &batch->regionElements[i];
         recorded_range *block = find(state.blocks, (uintptr_t)region->region.pointer);

@@ -24,6 +24,7 @@ typedef struct recording {
     size_t blocks_begun;
     size_t errors;
     char first_error[128];
+    int (*is_device_current)(void); /* set by the test: asked at every call */
 } recording;
 
 /* The tool exports this under its name. */
