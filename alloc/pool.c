@@ -281,6 +281,7 @@ static tn_status close_locked(tn_pool *pool) {
     TN_TRY(tn__pool_release(pool, &everything));
     TN_TRY(tn__dedicated_close(pool));
     tn__uses_clear(&pool->given);
+    tn__caches_end_lanes(pool);
     return tn__order_close(&pool->order);
 }
 

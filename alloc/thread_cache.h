@@ -142,6 +142,9 @@ void tn__cache_lane_end(tn__cache *cache, tn_stream handle);
 /* Ends the lanes of a stream in all caches: their blocks go to the heap. The caches are stopped. */
 void tn__caches_end_stream(tn_pool *pool, const tn__pool_stream *stream);
 
+/* Ends all lanes: the states of all streams are about to end. Under the mutex. */
+void tn__caches_end_lanes(tn_pool *pool);
+
 /* Marks the streams that lanes speak of (tn__order_sweep). Under the mutex. */
 void tn__caches_mark_streams(tn_pool *pool);
 

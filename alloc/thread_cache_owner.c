@@ -195,6 +195,15 @@ void tn__caches_end_stream(tn_pool *pool, const tn__pool_stream *stream) {
     }
 }
 
+void tn__caches_end_lanes(tn_pool *pool) {
+    tn__caches_stop(pool);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
+        while (cache->lanes)
+            tn__cache_lane_end(cache, cache->lanes->handle);
+    }
+    tn__caches_go(pool);
+}
+
 void tn__caches_mark_streams(tn_pool *pool) {
     for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
         for (tn__cache_lane *lane = cache->lanes; lane; lane = lane->next)

@@ -380,6 +380,19 @@ static void the_drivers_pool_is_not_asked_in_a_capture(void **state) {
     close_all(&f);
 }
 
+/* What threads keep of the pool's streams must not outlive them. */
+static void a_pool_whose_end_failed_at_last_can_be_used(void **state) {
+    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    (void)state;
+    test_give(f.pool, test_take(f.pool, 4096, f.a), f.a);
+    test_give(f.pool, test_take(f.pool, 4096, f.b), f.b);
+    assert_int_equal(test_sim_get()->fault("cuMemPoolDestroy", 1, 0, 999), 0);
+    EXPECT_STATUS(tn_pool_destroy(f.pool), TN_DRIVER_ERROR);
+    test_give(f.pool, test_take(f.pool, 4096, f.a), f.a);
+    test_give(f.pool, test_take(f.pool, 4096, f.b), f.a);
+    close_all(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_blocks_are_the_driver_pools_own),
@@ -393,6 +406,7 @@ int main(void) {
         cmocka_unit_test(the_functions_may_use_pools),
         cmocka_unit_test(a_block_carries_its_provider),
         cmocka_unit_test(pinned_extents_serve_other_shapes),
+        cmocka_unit_test(a_pool_whose_end_failed_at_last_can_be_used),
         cmocka_unit_test(the_drivers_pool_is_not_asked_in_a_capture),
         cmocka_unit_test(memory_without_an_arena_gives_the_same_answers),
     };
