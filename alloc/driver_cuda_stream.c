@@ -120,7 +120,6 @@ tn_status tn__cuda_stream_destroy(tn__driver_device *device, tn_stream stream) {
 /* 0 if the stream captures, or if the legacy stream can not be asked for that; `instead` tells it
  * from every other stream then, and from itself outside of the capture. */
 static int may_ask_id(const tn__cu_calls *cu, void *stream, unsigned long long *instead) {
-    const unsigned long long in_capture = 1ull << 63;
     unsigned long long capture = 0;
     int status = TN__CU_STREAM_CAPTURE_STATUS_NONE;
     int code = TN__CU_SUCCESS;
@@ -131,7 +130,7 @@ static int may_ask_id(const tn__cu_calls *cu, void *stream, unsigned long long *
     }
     if (code == TN__CU_SUCCESS && status == TN__CU_STREAM_CAPTURE_STATUS_NONE) return 1;
     if (code != TN__CU_SUCCESS && code != TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT) return 1;
-    *instead = (id_by_handle(stream) ^ capture * 0x9E3779B97F4A7C15u) | in_capture;
+    *instead = (id_by_handle(stream) ^ capture * 0x9E3779B97F4A7C15u) | TN__STREAM_ID_IN_CAPTURE;
     return 0;
 }
 

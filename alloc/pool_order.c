@@ -72,7 +72,7 @@ tn_status tn__order_make(tn__order *order, tn_stream handle, uint64_t id, tn__po
     stream->thread = this_thread();
     stream->id = id;
     stream->number = ++order->last_number;
-    stream->is_foreign = !maker;
+    stream->is_foreign = !maker || (id & TN__STREAM_ID_IN_CAPTURE);
     stream->epoch = 1;
     stream->trace_number = -1;
     *out = stream;
@@ -105,6 +105,10 @@ tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **o
     TN_TRY(order->driver->stream_id(order->home.state, handle, &id));
     stream = tn__order_known(order, id);
     if (!stream) TN_TRY(add_stream(order, handle, id, &stream));
+    if (id & TN__STREAM_ID_IN_CAPTURE) {
+        *out = stream; /* the handle means another when the capture has ended */
+        return TN_OK;
+    }
     if (is_default(handle) ? handle != TN__STREAM_PER_THREAD : !!maker_of(order, handle)) {
         stream->is_foreign = 0; /* it may have been adopted since */
         *recent = (tn__recent_stream){handle, stream};

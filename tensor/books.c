@@ -46,7 +46,8 @@ tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out)
     if (!recent->is_set || recent->stream != stream) {
         const tn__driver *driver = tn__device_driver(books->device);
         TN_TRY(driver->stream_id(tn__device_state(books->device), stream, &stream_id));
-        if (stream && !tn__device_owns_stream(books->device, stream)) {
+        if ((stream_id & TN__STREAM_ID_IN_CAPTURE) ||
+            (stream && !tn__device_owns_stream(books->device, stream))) {
             *out = stream_id;
             return TN_OK;
         }

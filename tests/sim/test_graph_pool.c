@@ -304,6 +304,29 @@ static void an_ordinary_pool_serves_a_stream_that_captures(void **state) {
     test_give(f->plain, beside, f->c);
 }
 
+/* A capturing stream can not be asked who it is, and afterwards is not taken for what it was. */
+static void a_foreign_stream_may_capture(void **state) {
+    fixture *f = *state;
+    tn_graph_memory memory;
+    tn_stream foreign = test_open_foreign_stream(f->device);
+    test_capture_begin(f->device, foreign, TEST_CAPTURE_GLOBAL);
+    EXPECT_OK(tn_graph_capture_begin(f->pool, foreign));
+    void *block = take_and_write(f, 4 * MIB, foreign);
+    void *ordinary = test_take(f->plain, 4 * MIB, foreign);
+    test_sim_write(f->device, foreign, ordinary, 4 * MIB, 10);
+    test_give(f->plain, ordinary, foreign);
+    assert_true(test_is_capturing(f->device, foreign));
+    test_graph graph = end(f, foreign, &memory);
+    test_graph_launch(f->device, &graph, foreign);
+    test_graph_destroy(f->device, &graph);
+    EXPECT_OK(tn_graph_memory_release(f->pool, memory, foreign));
+    test_give(f->pool, block, foreign);
+    void *again = test_take(f->plain, 4 * MIB, foreign);
+    test_give(f->plain, again, foreign);
+    EXPECT_OK(tn_device_synchronize(f->device));
+    test_close_foreign_stream(f->device, foreign);
+}
+
 /* pytorch#159594: out of memory in a capture gives nothing back and spoils nothing. */
 static void a_shortage_in_a_capture_leaves_all_as_it_was(void **state) {
     fixture *f = *state;
@@ -546,6 +569,7 @@ int main(void) {
         VMM(a_capture_grows_without_a_forbidden_call),
         SEGMENTS(a_capture_grows_without_a_forbidden_call),
         VMM(others_grow_and_trim_while_a_stream_captures),
+        VMM(a_foreign_stream_may_capture),
         VMM(an_ordinary_pool_serves_a_stream_that_captures),
         VMM(a_shortage_in_a_capture_leaves_all_as_it_was),
         SEGMENTS(a_shortage_in_a_capture_leaves_all_as_it_was),
