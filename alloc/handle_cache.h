@@ -2,9 +2,9 @@
  * costs no driver call, one from the driver tens of microseconds, and giving it back as much.
  *
  * One cache a device, made when it is first wanted and ended with the device; off unless
- * TENURE_HANDLE_CACHE says how many handles it may keep. It is emptied when a pool is short and when
- * another pool of the process needs memory. What it keeps is in no pool's books; it stays claimed
- * against the process's limits (process_limits.h).
+ * TENURE_HANDLE_CACHE says how many handles it may keep. It is emptied when a pool is short and
+ * when another pool of the process needs memory. What it keeps is in no pool's books; it stays
+ * claimed against the process's limits (process_limits.h).
  *
  * Locks: a cache's mutex is a leaf; the driver is called without it.
  */

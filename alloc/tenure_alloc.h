@@ -237,12 +237,10 @@ typedef struct tn_pool_config {
     uint64_t wait_us_max;       /* longest a request waits on the host for freed memory; 0: 10 s */
     int keep_streams_apart; /* 1: rather grow than make a stream wait for another: more memory */
     tn_memory_functions functions; /* backing CALLER */
-    uint64_t decay_us; /* VMM: memory idle for so long goes back; 0: TENURE_DECAY_MS */
+    uint64_t decay_us;             /* VMM: memory idle for so long goes back; 0: TENURE_DECAY_MS */
 } tn_pool_config;
 #define TN_POOL_CONFIG_INIT                                                                        \
-    {                                                                                              \
-        sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0, 0, 0, 0, 0, { NULL, NULL, NULL }, 0 \
-    }
+    { sizeof(tn_pool_config), NULL, TN_BACKING_AUTO, 0, 0, 0, 0, 0, 0, 0, {NULL, NULL, NULL}, 0 }
 
 TN_API TN_MUST_USE tn_status tn_pool_create(tn_device *device, const tn_pool_config *config,
                                             tn_pool **out);

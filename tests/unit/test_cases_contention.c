@@ -36,7 +36,7 @@ typedef struct worker {
     tn_status bad;
 } worker;
 
-/* ---- pytorch#108367: the lock is held across cudaMalloc; pytorch#118550: one lock for pointers - */
+/* ---- pytorch#108367: a lock held across cudaMalloc; pytorch#118550: one lock for pointers --- */
 
 static void *take_slowly(void *argument) {
     worker *w = argument;
