@@ -199,6 +199,15 @@ static void note_own_uses(tn_pool *pool) {
     }
 }
 
+/* No pause after all: a block with a lane goes to a thread's cache when it is freed, where blocks
+ * have no uses. */
+static void forget_own_uses(tn_pool *pool) {
+    tn__piece *block = NULL;
+    while ((block = tn__heap_next_block(&pool->heap, block)) != NULL) {
+        if (block->lane) tn__uses_forget(&block->uses, block->stream);
+    }
+}
+
 static int has_uses(tn_pool *pool) {
     tn__heap_settle(&pool->heap);
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
@@ -396,6 +405,7 @@ static tn_status pause_locked(tn_pool *pool, int keep_contents) {
     status = pause_pages(pool, pool->pause, keep_contents);
     if (!pool->pause->is_done) {
         tn__error_scope_begin();
+        forget_own_uses(pool);
         end_pause(pool);
         (void)tn__error_scope_end(TN_OK);
         return status;

@@ -177,6 +177,23 @@ static void work_that_does_not_end_refuses_the_pause(void **state) {
     test_give(f->pool, block, f->a);
 }
 
+/* What the pause noted of it is no hindrance to a thread's cache, nor on its way to the heap. */
+static void a_block_can_be_freed_after_a_refused_pause(void **state) {
+    fixture *f = *state;
+    void *block = test_take(f->pool, 4 * MIB, f->a);
+    size_t released = 0;
+    test_sim_stall(f->device, f->a, 1);
+    test_sim_write(f->device, f->a, block, 4 * MIB, 10);
+    EXPECT_STATUS(tn_pool_pause(f->pool, 1), TN_INVALID_STATE);
+    test_give(f->pool, block, f->a);
+    EXPECT_OK(tn_pool_trim(f->pool, 0, &released));
+    assert_int_equal(released, 0);
+    test_sim_stall(f->device, f->a, 0);
+    EXPECT_OK(tn_device_synchronize(f->device));
+    EXPECT_OK(tn_pool_trim(f->pool, 0, &released));
+    assert_int_equal(released, 4 * MIB);
+}
+
 static void a_stream_that_captures_refuses_the_pause(void **state) {
     fixture *f = *state;
     void *block = test_take(f->pool, 4 * MIB, f->a);
@@ -327,6 +344,7 @@ int main(void) {
         BACKED(contents_that_are_not_kept_are_gone),
         TEST(work_is_waited_for),
         TEST(work_that_does_not_end_refuses_the_pause),
+        TEST(a_block_can_be_freed_after_a_refused_pause),
         TEST(a_stream_that_captures_refuses_the_pause),
         TEST(what_needs_memory_is_refused),
         TEST(what_is_freed_while_paused_needs_no_memory),
