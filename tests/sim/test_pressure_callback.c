@@ -288,6 +288,33 @@ static void the_pool_may_change_while_it_runs(void **state) {
     close_fixture(&f);
 }
 
+/* What it frees lies in the same page as a block that stays: it is idle, but not mapped. */
+static int free_and_pause(void *context, const tn_pressure *pressure) {
+    fixture *f = context;
+    note_call(f, pressure);
+    test_give(f->pool, f->blocks[--f->block_count], f->a);
+    EXPECT_OK(tn_pool_pause(f->pool, 0));
+    return 1;
+}
+
+static void a_pool_that_it_pauses_gives_no_memory(void **state) {
+    fixture f;
+    void *none = NULL;
+    (void)state;
+    open_fixture(&f, 0, TN_BACKING_VMM, 2 * MIB);
+    EXPECT_OK(tn_pool_pressure_callback_set(f.pool, free_and_pause, &f));
+    hold(&f, MIB);
+    hold(&f, MIB);
+    EXPECT_STATUS(tn_alloc(f.pool, MIB, f.a, NULL, &none), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("is paused");
+    assert_int_equal(f.calls, 1);
+    assert_null(none);
+    assert_int_equal(test_pool_stats(f.pool).live_blocks, 1);
+    EXPECT_OK(tn_pool_resume(f.pool));
+    test_give(f.pool, test_take(f.pool, MIB, f.a), f.a);
+    close_fixture(&f);
+}
+
 /* ---- the last error -------------------------------------------------------------------------- */
 
 static int fail_inside(void *context, const tn_pressure *pressure) {
@@ -326,6 +353,7 @@ int main(void) {
         cmocka_unit_test(what_it_asks_for_itself_calls_no_callback),
         cmocka_unit_test(no_lock_is_held_while_it_runs),
         cmocka_unit_test(the_pool_may_change_while_it_runs),
+        cmocka_unit_test(a_pool_that_it_pauses_gives_no_memory),
         cmocka_unit_test(a_request_that_is_served_leaves_the_last_error_alone),
     };
     return cmocka_run_group_tests_name("sim/pressure_callback", tests, NULL, NULL);
