@@ -43,6 +43,10 @@ tn_status tn__driver_watch_process(void) {
 
 int tn__driver_is_gone(void) { return atomic_load_explicit(&gone, memory_order_relaxed); }
 
+int tn__driver_is_forked(void) {
+    return atomic_load_explicit(&gone, memory_order_relaxed) == GONE_BY_FORK;
+}
+
 void tn__driver_set_gone(void) { atomic_store(&gone, GONE_BY_DRIVER); }
 
 tn_status tn__driver_require_present(const char *call) {

@@ -32,6 +32,9 @@ tn_status tn__driver_watch_process(void);
 /* TN_OK while calls may be made; else the failure of `call`, recorded with the reason. */
 tn_status tn__driver_require_present(const char *call);
 
+/* 1 in a forked child, whose only thread is the one that forked. */
+int tn__driver_is_forked(void);
+
 /* For a driver that says itself that it has shut down. */
 void tn__driver_set_gone(void);
 

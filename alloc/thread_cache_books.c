@@ -1,6 +1,7 @@
 /* Those who need all caches of a pool: stopping them, the books, and the way back to the heap. */
 #include <sched.h>
 
+#include "driver_state.h"
 #include "thread_barrier.h"
 #include "thread_cache.h"
 
@@ -55,9 +56,9 @@ int tn__caches_drain(tn_pool *pool) {
 /* ---- stopping ------------------------------------------------------------------------------ */
 
 /* From here on the owner finds its cache closed, or we see that it is inside. In a forked child the
- * owner does not exist any more. */
+ * owner does not exist any more; while the process exits it still runs. */
 static void wait_outside(tn__cache *cache) {
-    while (atomic_load(&cache->is_inside) && !tn__driver_is_gone())
+    while (atomic_load(&cache->is_inside) && !tn__driver_is_forked())
         sched_yield();
 }
 
@@ -123,11 +124,14 @@ void tn__pool_unlock_whole(tn_pool *pool) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
+/* No owner gets in between the draining and the closing: what it put there would be seen by nobody,
+ * and a pause would not wait for the work on it. */
 void tn__pool_observe(tn_pool *pool, unsigned observer, int is_on) {
     unsigned before = atomic_load(&pool->observers);
     unsigned after = is_on ? before | observer : before & ~observer;
     atomic_store(&pool->observers, after);
     if (!before == !after) return;
+    tn__caches_stop(pool);
     if (after) (void)tn__caches_drain(pool);
     for (tn__cache *cache = pool->caches; cache; cache = cache->next) {
         if (after) {
@@ -136,6 +140,7 @@ void tn__pool_observe(tn_pool *pool, unsigned observer, int is_on) {
             atomic_fetch_and(&cache->closed, ~(unsigned)TN__CACHE_OFF);
         }
     }
+    tn__caches_go(pool);
 }
 
 /* ---- live bytes ---------------------------------------------------------------------------- */
