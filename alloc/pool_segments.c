@@ -38,11 +38,9 @@ static tn_status take(tn_pool *pool, const tn__request *request, size_t bytes, v
     tn_status status;
     if (!pool->backing->is_unlocked) return pool->backing->take(pool, request, bytes, out);
     pool->transit_bytes += bytes;
-    request->stream->hold_count++;
     pthread_mutex_unlock(&pool->mutex);
     status = pool->backing->take(pool, request, bytes, out);
     pthread_mutex_lock(&pool->mutex);
-    request->stream->hold_count--;
     pool->transit_bytes -= bytes;
     return status;
 }
@@ -168,8 +166,8 @@ tn_status tn__segment_add(tn_pool *pool, const tn__request *request, tn__place *
     return status;
 }
 
-tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
-                            tn__place *out) {
+static tn_status grow(tn_pool *pool, const tn__request *request, tn__effort effort,
+                      tn__place *out) {
     for (;;) {
         tn__release release = {.least_bytes = request->bytes, .most_bytes = SIZE_MAX};
         tn_status status = tn__segment_add(pool, request, out);
@@ -177,6 +175,15 @@ tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effor
         TN_TRY(pool->backing->release(pool, &release));
         if (release.released_bytes == 0) return status;
     }
+}
+
+tn_status tn__segments_grow(tn_pool *pool, const tn__request *request, tn__effort effort,
+                            tn__place *out) {
+    tn_status status;
+    request->stream->hold_count++;
+    status = grow(pool, request, effort, out);
+    request->stream->hold_count--;
+    return status;
 }
 
 /* ---- giving back ----------------------------------------------------------------------------- */
