@@ -218,9 +218,10 @@ static tn_status alloc_cold(tn_pool *pool, size_t bytes, tn_stream stream,
 static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
                                     const tn_alloc_options *options, int is_owned, void **out) {
     tn__cache_result result = take_warm(pool, bytes, stream, options, is_owned, out);
+    int is_waiting;
     if (result == TN__CACHE_DONE) return TN_OK;
-    return alloc_cold(pool, bytes, stream, options, is_owned, result == TN__CACHE_LATE ? bytes : 0,
-                      out);
+    is_waiting = result == TN__CACHE_LATE && bytes <= pool->most_bytes;
+    return alloc_cold(pool, bytes, stream, options, is_owned, is_waiting ? bytes : 0, out);
 }
 
 tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream, const tn_alloc_options *options,
