@@ -35,8 +35,8 @@ typedef struct tn__launch {
     void **parameters; /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
 } tn__launch;
 
-/* A stream id with this bit is that of a stream in a capture, which can not be asked for its own: it
- * is no other stream's, and not the stream's outside of the capture. */
+/* A stream id with this bit is that of a stream in a capture, which can not be asked for its own:
+ * it is no other stream's, and not the stream's outside of the capture. */
 #define TN__STREAM_ID_IN_CAPTURE ((uint64_t)1 << 63)
 
 typedef enum tn__capture_status {
