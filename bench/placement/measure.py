@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Replays traces with handles of several sizes on the simulated device and writes a CSV.
 
-usage: measure.py TENURE POLICY SIZES TRACE... > rows.csv     SIZES: comma separated, such as 2MiB,4MiB
+usage: measure.py TENURE POLICY SIZES TRACE... > rows.csv     SIZES: such as 2MiB,4MiB
 
 Each row: policy, trace, handle size, events, peak live bytes, peak reserved bytes, utilization,
 driver calls, driver time in all and after the first creation, allocations that failed on a device
