@@ -5,6 +5,7 @@
  */
 #include "pool_dedicated.h"
 
+#include "handle_cache.h"
 #include "host_alloc.h"
 #include "pool_internal.h"
 
@@ -151,8 +152,10 @@ tn_status tn__dedicated_grow(tn_pool *pool, const tn__request *request, tn__effo
     for (;;) {
         tn__release release = {.least_bytes = request->bytes, .most_bytes = SIZE_MAX};
         tn_status status = make_block(pool, request, out);
+        size_t cached_bytes = 0;
         if (status != TN_OUT_OF_DEVICE_MEMORY || effort != TN__EFFORT_ALL) return status;
         TN_TRY(tn__pool_release(pool, &release));
+        TN_TRY(tn__handle_cache_empty(pool->device, &cached_bytes));
         if (release.released_bytes == 0) return status;
     }
 }

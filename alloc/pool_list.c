@@ -79,6 +79,17 @@ static int can_help(const tn_pool *pool, const tn_pool *other, int is_process_wi
     return is_process_wide ? !other->backing->is_host_memory : is_same_memory(pool, other);
 }
 
+/* Also what it releases into its device's cache of handles: the request may be for other memory. */
+static tn_status release_of(tn_pool *other, tn__release *release) {
+    size_t counted_bytes = 0;
+    tn_status status;
+    pthread_mutex_lock(&other->mutex);
+    (void)tn__caches_drain(other);
+    status = tn__pool_release(other, release);
+    pthread_mutex_unlock(&other->mutex);
+    return status == TN_OK ? tn__handle_cache_empty(other->device, &counted_bytes) : status;
+}
+
 tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__release *release) {
     uint64_t serial = UINT64_MAX;
     size_t cached_bytes = 0;
@@ -91,10 +102,7 @@ tn_status tn__pools_release_others(tn_pool *pool, int is_process_wide, tn__relea
         if (!other) break;
         serial = other->serial;
         if (other != pool && can_help(pool, other, is_process_wide)) {
-            pthread_mutex_lock(&other->mutex);
-            (void)tn__caches_drain(other);
-            status = tn__pool_release(other, release);
-            pthread_mutex_unlock(&other->mutex);
+            status = release_of(other, release);
         }
         unpin(other);
     }

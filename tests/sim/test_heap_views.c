@@ -226,6 +226,39 @@ static void the_cache_gives_way_when_memory_is_short(void **state) {
     test_close_sim(device);
 }
 
+/* What is released for a request that can not use those handles is not kept for others. */
+static void released_handles_make_way_for_other_memory(void **state) {
+    fixture f;
+    tn_device *device;
+    (void)state;
+    setenv("TENURE_HANDLE_CACHE", "100", 1);
+    tn__options_reload();
+    device = test_open_sim(64 * MIB, 0);
+    for (int way = 0; way < 2; way++) {
+        tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+        void *block = NULL;
+        f.stream = test_open_stream(device);
+        f.pool = test_open_pool(device, TN_BACKING_VMM, 0);
+        test_give(f.pool, test_take(f.pool, 60 * MIB, f.stream), f.stream);
+        EXPECT_OK(tn_device_synchronize(device));
+        if (way == 0) {
+            options.flags = TN_ALLOC_SINGLE_HANDLE;
+            EXPECT_OK(tn_alloc(f.pool, 40 * MIB, f.stream, &options, &block));
+            assert_int_equal(test_pool_stats(f.pool).reserved_bytes, 60 * MIB); /* no more went */
+            EXPECT_OK(tn_free(block, f.stream));
+        } else {
+            tn_pool *plain = test_open_pool(device, TN_BACKING_PLAIN, 0);
+            test_give(plain, test_take(plain, 40 * MIB, f.stream), f.stream);
+            EXPECT_OK(tn_pool_destroy(plain));
+        }
+        EXPECT_OK(tn_pool_destroy(f.pool));
+        EXPECT_OK(tn_stream_destroy(device, f.stream));
+    }
+    unsetenv("TENURE_HANDLE_CACHE");
+    tn__options_reload();
+    test_close_sim(device);
+}
+
 static void idle_memory_decays(void **state) {
     tn_device *device = test_open_sim(0, 0);
     tn_pool_config config = TN_POOL_CONFIG_INIT;
@@ -259,6 +292,7 @@ int main(void) {
         cmocka_unit_test(the_size_of_what_stays_is_learned),
         cmocka_unit_test(pools_share_a_cache_of_handles),
         cmocka_unit_test(the_cache_gives_way_when_memory_is_short),
+        cmocka_unit_test(released_handles_make_way_for_other_memory),
         cmocka_unit_test(idle_memory_decays),
     };
     return cmocka_run_group_tests_name("sim/heap_views", tests, NULL, NULL);
