@@ -131,8 +131,8 @@ static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *
 
 /* ---- the host wait --------------------------------------------------------------------------- */
 
-/* The stream, if it is idle, may have been forgotten while the mutex was free, and the pool may have
- * been paused. */
+/* While the mutex was free, the stream, if it is idle, may have been forgotten, and the pool may
+ * have been paused. */
 static tn_status find_stream_again(ladder *l) {
     TN_TRY(tn__pause_check(l->pool, "tn_alloc"));
     return tn__pool_find_stream(l->pool, l->stream, &l->request->stream);
