@@ -110,10 +110,76 @@ static void threads_share_a_pool_of_the_host_driver(void **state) {
     run_backing(TN_BACKING_PINNED, 1);
 }
 
+/* ---- streams of other libraries -------------------------------------------------------------- */
+
+/* A provider that takes its time in free: meanwhile another thread uses many foreign streams. */
+typedef struct slow_provider {
+    tn_device *device;
+    tn_pool *pool;
+    tn_stream streams[80];
+    int is_slow;
+    int failures;
+} slow_provider;
+
+static void *use_many_streams(void *argument) {
+    slow_provider *p = argument;
+    for (size_t i = 0; i < sizeof p->streams / sizeof p->streams[0]; i++) {
+        void *block = NULL;
+        p->failures += tn_alloc(p->pool, 1000, p->streams[i], NULL, &block) != TN_OK;
+        p->failures += tn_free(block, p->streams[i]) != TN_OK;
+    }
+    return NULL;
+}
+
+static tn_status slow_alloc(void *context, size_t bytes, void **out) {
+    return caller_alloc(((slow_provider *)context)->device, bytes, out);
+}
+
+static tn_status slow_free(void *context, void *address, size_t bytes) {
+    slow_provider *p = context;
+    pthread_t thread;
+    if (p->is_slow && pthread_create(&thread, NULL, use_many_streams, p) == 0) {
+        p->is_slow = 0;
+        pthread_join(thread, NULL);
+    }
+    return caller_free(p->device, address, bytes);
+}
+
+/* The request's stream has no work, and nothing speaks of it: pools forget such streams. */
+static void a_request_keeps_its_stream_while_segments_go(void **state) {
+    slow_provider p = {.device = test_open_sim(0, 0)};
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    tn_stream stream = test_open_foreign_stream(p.device);
+    void *small, *large;
+    (void)state;
+    config.backing = TN_BACKING_CALLER;
+    config.limit_bytes = 128 * MIB;
+    config.functions = (tn_memory_functions){slow_alloc, slow_free, &p};
+    EXPECT_OK(tn_pool_create(p.device, &config, &p.pool));
+    for (size_t i = 0; i < sizeof p.streams / sizeof p.streams[0]; i++)
+        p.streams[i] = test_open_foreign_stream(p.device);
+    small = test_take(p.pool, MIB, NULL);
+    test_give(p.pool, test_take(p.pool, 80 * MIB, NULL), NULL);
+    EXPECT_OK(tn_device_synchronize(p.device));
+    p.is_slow = 1;
+    large = test_take(p.pool, 90 * MIB, stream);
+    assert_int_equal(p.is_slow, 0);
+    assert_int_equal(p.failures, 0);
+    assert_int_equal(test_pool_stats(p.pool).live_blocks, 2);
+    test_give(p.pool, large, stream);
+    test_give(p.pool, small, NULL);
+    EXPECT_OK(tn_pool_destroy(p.pool));
+    for (size_t i = 0; i < sizeof p.streams / sizeof p.streams[0]; i++)
+        test_close_foreign_stream(p.device, p.streams[i]);
+    test_close_foreign_stream(p.device, stream);
+    test_close_sim(p.device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_share_a_pool_of_the_simulated_device),
         cmocka_unit_test(threads_share_a_pool_of_the_host_driver),
+        cmocka_unit_test(a_request_keeps_its_stream_while_segments_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
