@@ -214,7 +214,7 @@ typedef enum tn_pool_backing {
     TN_BACKING_PLAIN,    /* segments of the driver's plain memory call */
     TN_BACKING_ASYNC,    /* a memory pool of the driver's own, as behind cudaMallocAsync */
     TN_BACKING_CALLER,   /* segments of the functions in the configuration, such as ncclMemAlloc */
-    TN_BACKING_HOST,     /* pageable host memory: see "host memory" in tenure_pool.h */
+    TN_BACKING_HOST,     /* pageable host memory: see "backings" in tenure_pool.h */
     TN_BACKING_PINNED    /* host memory that devices reach by themselves */
 } tn_pool_backing;
 
