@@ -9,6 +9,7 @@
 #include "heap.h"
 
 #define LONG_BYTES_MIN ((uint64_t)1 << 30) /* below that, too little is known */
+#define PEAK_BYTES_MIN ((uint64_t)4 << 30) /* of less, a zone of their own saves nothing */
 
 const char *tn__zone_name(tn__zone_kind zone) {
     static const char *const names[] = {"large", "long", "small", "dedicated"};
@@ -30,6 +31,7 @@ tn__zone_kind tn__heap_zone_for(tn__heap *heap, tn__request *request) {
     case TN_LIFETIME_AUTO: break;
     default: return TN__ZONE_LARGE;
     }
+    if (heap->peak_live_bytes < PEAK_BYTES_MIN) return TN__ZONE_LARGE;
     return tn__lifetime_is_long(&heap->lifetimes, request->lifetime_slot, long_bound(heap))
                ? TN__ZONE_LONG
                : TN__ZONE_LARGE;

@@ -46,13 +46,12 @@ static inline tn__cache_bin *find_bin(tn__cache_lane *lane, size_t bytes) {
     return NULL;
 }
 
-/* Many of the small ones, few of the large ones: a lane's bin keeps 64 blocks or 8 MiB, and two
- * blocks in any case. */
+/* Many of the small ones, few of the large ones: a lane's bin keeps 64 blocks or 8 MiB, and one
+ * block in any case. */
 static uint32_t most_blocks(size_t bytes) {
-    const size_t most_bytes = (size_t)8 << 20;
-    size_t most = most_bytes / bytes;
+    size_t most = TN__CACHE_LARGE_BYTES / bytes;
     if (most > 64) most = 64;
-    return most < 2 ? 2 : (uint32_t)most;
+    return most < 1 ? 1 : (uint32_t)most;
 }
 
 /* A bin of another size that is empty changes its size. */
@@ -60,16 +59,23 @@ static tn__cache_bin *make_bin(tn__cache_lane *lane, size_t bytes) {
     for (size_t probe = 0; probe < TN__CACHE_BIN_PROBES; probe++) {
         tn__cache_bin *bin = bin_at(lane, bytes, probe);
         if (bin->first) continue;
+        if (lane->large == bin) lane->large = NULL;
         *bin = (tn__cache_bin){.bytes = bytes, .most = most_blocks(bytes)};
         return bin;
     }
     return NULL;
 }
 
+/* What a large block leaves behind is a hole that others need: a lane keeps one, and another takes
+ * its place by way of the heap (tn__cache_give_locked). */
 static inline int is_put(tn__cache_lane *lane, tn__piece *block, uint32_t more) {
-    tn__cache_bin *bin = find_bin(lane, block->bytes);
+    int is_large = block->bytes > TN__CACHE_LARGE_BYTES;
+    tn__cache_bin *bin;
+    if (is_large && lane->large && lane->large->first) return 0;
+    bin = find_bin(lane, block->bytes);
     if (!bin) bin = make_bin(lane, block->bytes);
     if (!bin || bin->count >= bin->most + more) return 0;
+    if (is_large) lane->large = bin;
     block->cache_next = bin->first;
     bin->first = block;
     bin->count++;
@@ -217,6 +223,10 @@ tn__cache_result tn__cache_give(tn__cache *cache, void *block, tn_stream stream,
 }
 
 int tn__cache_give_locked(tn__cache *cache, tn__piece *block, tn_stream stream) {
+    tn__cache_lane *lane = block->lane;
+    if (lane && lane->cache == cache && block->bytes > TN__CACHE_LARGE_BYTES) {
+        tn__cache_drop_large(lane);
+    }
     return is_given(cache, block, stream);
 }
 

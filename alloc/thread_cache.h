@@ -41,12 +41,13 @@
 
 #include "pool_internal.h"
 
-#define TN__CACHE_BINS       256 /* of a lane */
-#define TN__CACHE_BIN_PROBES 4
-#define TN__CACHE_LANES_MAX  32
-#define TN__CACHE_LANE_SLOTS 64
-#define TN__CACHE_HANDED_MAX 256 /* blocks on the list of a cache; beyond, frees go to the heap */
-#define TN__CACHE_LINE_BYTES 64
+#define TN__CACHE_BINS        256 /* of a lane */
+#define TN__CACHE_BIN_PROBES  4
+#define TN__CACHE_LARGE_BYTES ((size_t)2 << 20) /* of larger ones a lane keeps the last one only */
+#define TN__CACHE_LANES_MAX   32
+#define TN__CACHE_LANE_SLOTS  64
+#define TN__CACHE_HANDED_MAX  256 /* blocks on the list of a cache; beyond, frees go to the heap */
+#define TN__CACHE_LINE_BYTES  64
 
 typedef struct tn__cache_bin {
     size_t bytes; /* of its blocks; 0: not used yet */
@@ -61,6 +62,7 @@ struct tn__cache_lane {
     tn__pool_stream *stream;
     tn__cache *cache;
     tn__cache_lane *next; /* of the same cache */
+    tn__cache_bin *large; /* the bin that had the last block above TN__CACHE_LARGE_BYTES; or NULL */
     tn__cache_bin bins[TN__CACHE_BINS];
 };
 
@@ -196,6 +198,10 @@ void tn__caches_go(tn_pool *pool);
 /* Gives all blocks of a lane to the heap; 1 if there were any. Under the mutex, by who has its
  * cache to itself. */
 int tn__cache_drain_lane(tn__cache_lane *lane);
+
+/* Gives the one block above TN__CACHE_LARGE_BYTES that the lane may have back to the heap. By its
+ * owner, or who has the caches stopped; under the mutex. */
+void tn__cache_drop_large(tn__cache_lane *lane);
 
 /* Gives all blocks in caches to the heap; 1 if there were any. Under the mutex. */
 int tn__caches_drain(tn_pool *pool);

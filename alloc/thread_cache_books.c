@@ -30,6 +30,11 @@ static int return_list(tn_pool *pool, tn__piece **list) {
     return any;
 }
 
+void tn__cache_drop_large(tn__cache_lane *lane) {
+    if (lane->large && return_list(lane->cache->pool, &lane->large->first)) lane->large->count = 0;
+    lane->large = NULL;
+}
+
 int tn__cache_drain_lane(tn__cache_lane *lane) {
     tn_pool *pool = lane->cache->pool;
     int any = 0;
@@ -38,6 +43,7 @@ int tn__cache_drain_lane(tn__cache_lane *lane) {
         any |= return_list(pool, &bin->first);
         bin->count = 0;
     }
+    lane->large = NULL;
     return any;
 }
 
