@@ -293,7 +293,7 @@ static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream)
 /* A checker can say that freed memory is touched only once nothing uses it that may: where one
  * watches, that is found out at once. What can not be asked now is asked later. */
 static void tell_free(tn_pool *pool) {
-    if (!pool->heap.track.is_on) return;
+    if (!pool->heap.track.asks_at_free) return;
     tn__error_scope_begin();
     (void)tn__pool_collect(pool);
     (void)tn__error_scope_end(TN_OK);

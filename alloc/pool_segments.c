@@ -87,16 +87,16 @@ static uintptr_t aligned_begin(const void *address, const tn__request *request) 
     return ((uintptr_t)address + request->alignment - 1) & ~(uintptr_t)(request->alignment - 1);
 }
 
-/* Makes a region of what was taken. *is_misplaced: it is too short to be aligned as requested; then
- * the alignment that the provider gives is known. */
+/* Makes a region of what was taken. *is_misplaced: it is too short to be aligned as requested; from
+ * then on the provider is taken to align to no more than every pool needs. */
 static tn_status adopt(tn_pool *pool, const tn__request *request, void *address, size_t bytes,
                        int *is_misplaced, tn__region **out) {
     TN_TRY(check_memory(pool, address, bytes));
     if (aligned_begin(address, request) + request->bytes > (uintptr_t)address + bytes) {
         *is_misplaced = 1;
-        pool->segment_alignment = (size_t)1 << __builtin_ctzll((uintptr_t)address);
-        return TN_FAIL(TN_DRIVER_ERROR, "memory at %p is aligned to %zu bytes only", address,
-                       pool->segment_alignment);
+        pool->segment_alignment = TN__BLOCK_ALIGN; /* the next one may be aligned to less yet */
+        return TN_FAIL(TN_DRIVER_ERROR, "memory at %p is not aligned to %zu bytes", address,
+                       request->alignment);
     }
     return tn__heap_add_region(&pool->heap, pool, request->zone, address, bytes, bytes, 1, out);
 }
