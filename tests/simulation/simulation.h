@@ -127,6 +127,7 @@ typedef struct world {
     uint64_t books_every;
     int stalled_count;
     unsigned tolerated; /* a bit a status that calls may give now, besides TN_OK */
+    int has_lost_count; /* a driver's pool could not be asked what it has reserved */
     int is_limited;     /* the process is, at present */
     int ends_thread;    /* the thread whose turn it is ends after the step, another begins */
     size_t memory_now[WORLD_DEVICES];

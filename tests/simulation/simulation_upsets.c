@@ -54,6 +54,7 @@ static void driver_fault(world *w, world_random *random) {
     uint64_t before;
     if (slot < 0) return;
     before = w->pools[slot].out_of_memory;
+    w->has_lost_count = 1;
     w->doing = "a call whose driver call fails";
     tolerate(w, BIT(TN_DRIVER_ERROR) | BIT(TN_OUT_OF_ADDRESS_SPACE));
     (void)world_sim()->fault(call, nth, world_one_in(random, 3), code);
@@ -183,7 +184,7 @@ static void change_memory(world *w, world_random *random) {
     int device = (int)world_below(random, (size_t)w->device_count);
     size_t bytes = w->memory_bytes;
     if (bytes == 0) return;
-    if (world_one_in(random, 2)) bytes = bytes / 4 + world_below(random, bytes);
+    if (world_one_in(random, 2)) bytes = bytes / 4 + world_below(random, bytes / 4 * 3);
     w->doing = "memory shrinks or grows";
     WORLD_EXPECT(w, world_sim()->set_memory(device, bytes) == 0, "memory does not shrink");
     w->memory_now[device] = bytes;
