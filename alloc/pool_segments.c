@@ -164,7 +164,11 @@ tn_status tn__segment_add(tn_pool *pool, const tn__request *request, tn__place *
     if (status == TN_OUT_OF_DEVICE_MEMORY) {
         status = add_own_segment(pool, request, &is_misplaced, out);
     }
-    if (is_misplaced) status = add_own_segment(pool, request, &is_misplaced, out);
+    /* Each such address shows a smaller alignment than was believed in: this ends. */
+    while (is_misplaced) {
+        is_misplaced = 0;
+        status = add_own_segment(pool, request, &is_misplaced, out);
+    }
     return status;
 }
 
