@@ -347,6 +347,8 @@ tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes)
         pthread_mutex_lock(&pool->mutex);
         tn__error_scope_begin();
         status = tn__error_scope_end(trim_locked(pool, keep_bytes, &released));
+        /* A driver's pool may have been found to hold more than was known. */
+        tn__pool_note_peaks(pool);
         pthread_mutex_unlock(&pool->mutex);
     }
     if (status == TN_OK && released_bytes) *released_bytes = released;
