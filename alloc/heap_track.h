@@ -21,9 +21,9 @@
 typedef struct tn__told_block tn__told_block;
 
 typedef struct tn__heap_track {
-    int is_on;           /* one of the following is; else nothing here is called */
-    int marks_memory;    /* ASan or Valgrind */
-    int tells_tools;     /* NVTX; with the device current, as compute-sanitizer wants it */
+    int is_on;        /* one of the following is; else nothing here is called */
+    int marks_memory; /* ASan or Valgrind */
+    int tells_tools;  /* NVTX; with the device current, as compute-sanitizer wants it */
     const tn__driver *driver;
     tn__driver_device *device;
     int asks_at_free;    /* each free finds out what is over by now */

@@ -199,11 +199,22 @@ static void bad_input_in_the_middle_leaves_no_figures_and_nothing_open(void **st
 }
 
 static void json_has_these_keys_in_this_order(void **state) {
-    static const char *const keys[] = {
-        "events",       "peak_live_bytes", "peak_reserved_bytes", "utilization",
-        "driver_calls", "driver_time_us",  "host_ns_per_event",   "oom_count",
-        "leaked_bytes", "races",           "alive_at_end_bytes",  "host_waits",
-        "page_bytes",   "device",          "driver",             "passes"};
+    static const char *const keys[] = {"events",
+                                       "peak_live_bytes",
+                                       "peak_reserved_bytes",
+                                       "utilization",
+                                       "driver_calls",
+                                       "driver_time_us",
+                                       "host_ns_per_event",
+                                       "oom_count",
+                                       "leaked_bytes",
+                                       "races",
+                                       "alive_at_end_bytes",
+                                       "host_waits",
+                                       "page_bytes",
+                                       "device",
+                                       "driver",
+                                       "passes"};
     replay_result result = {.peak_live_bytes = UINT64_C(999999999999999), .driver = "sim"};
     size_t count = 0;
     (void)state;
