@@ -220,7 +220,8 @@ static tn_status check_page(const tn__region *region, size_t page, heap_walk *wa
 }
 
 static tn_status check_views(tn__region *region, heap_walk *walk) {
-    for (size_t page = 0; region->views && page < region->page_count; page++)
+    if (!region->views) return TN_OK;
+    for (size_t page = 0; page < region->page_count; page++)
         TN_TRY(check_page(region, page, walk));
     for (tn__piece *piece = region->first; piece; piece = piece->next) {
         tn__page_span span = tn__pages_inside(region, piece->address, tn__piece_end(piece));

@@ -339,8 +339,8 @@ int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses) {
 
 /* Waits for the first event of the source that covers the use: the tightest one there is. */
 static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use) {
-    tn__pool_stream *source = use.stream;
     if (TN__CANARY(TN__CANARY_DEVICE_WAIT)) return TN_OK;
+    tn__pool_stream *source = use.stream;
     if (use.epoch > tn__order_covered(source)) {
         TN_ASSERT(source->is_used);
         TN_TRY(tn__order_close_epoch(order, source));
