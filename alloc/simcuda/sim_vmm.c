@@ -32,7 +32,7 @@ sim_region *tn__sim_plain_create(int device, size_t bytes) {
     }
     region->is_host = device == SIM_HOST;
     mapping = tn__sim_mapping_create(region, region->base, handle);
-    mapping->readable = mapping->writable = region->is_host ? UINT32_MAX : 1u << device;
+    mapping->readable = mapping->writable = device < 0 ? UINT32_MAX : 1u << device;
     tn__sim_handle_release(handle); /* the mapping keeps it */
     if ((tn__sim.config.backed || region->is_host) && !tn__sim_mapping_expose(mapping)) {
         tn__sim_plain_destroy(region);
