@@ -119,7 +119,7 @@ static tn_status take_async(tn_pool *pool, const tn__request *request, size_t by
     tn_status status;
     TN_TRY(tn__order_check_capture(&pool->order, request->stream->handle, "ask the driver's pool"));
     if (bytes > held) {
-        TN_TRY(tn__pool_claim(pool, bytes - held, 0));
+        TN_TRY(tn__pool_claim(pool, bytes - held));
         store->claimed_bytes += bytes - held;
     }
     status = pool->driver->mempool_alloc(pool->state, store->mempool, bytes,

@@ -112,7 +112,7 @@ tn_status tn__dedicated_check(const tn_pool *pool, const tn__request *request) {
 
 static tn_status create_handle(tn_pool *pool, int is_shareable, tn__own_mapping *mapping) {
     tn_status status = TN_OK;
-    TN_TRY(tn__pool_claim(pool, mapping->bytes, 0));
+    TN_TRY(tn__pool_claim(pool, mapping->bytes));
     status = is_shareable
                  ? pool->driver->share_create(pool->state, mapping->bytes, &mapping->handle)
                  : pool->driver->mem_create(pool->state, mapping->bytes, &mapping->handle);

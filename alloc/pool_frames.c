@@ -86,7 +86,7 @@ void tn__frame_spare(tn_pool *pool, tn__frame *frame) {
 /* From the device's cache, where it is claimed already, else from the driver. */
 static tn_status make_handle(tn_pool *pool, tn__handle *out) {
     tn_status status;
-    TN_TRY(tn__pool_claim(pool, pool->page_bytes, 0));
+    TN_TRY(tn__pool_claim(pool, pool->page_bytes));
     if (tn__handle_cache_take(pool->device, pool->page_bytes, out)) {
         tn__process_unclaim(pool->page_bytes);
         return TN_OK;

@@ -92,7 +92,7 @@ const tn__backing tn__backing_host = {
 /* jemalloc asks, under the pool's mutex. */
 static tn_status take_extent(void *context, size_t bytes, void **out) {
     tn_pool *pool = context;
-    TN_TRY(tn__pool_claim(pool, bytes, 0));
+    TN_TRY(tn__pool_claim(pool, bytes));
     return pool->driver->host_alloc(pool->state, bytes, out);
 }
 

@@ -203,9 +203,8 @@ tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out
 
 /* Before memory is taken from the driver: TN_OUT_OF_DEVICE_MEMORY with words if a limit of the pool
  * or the process, soft or hard as pool->growth says, leaves no `bytes` beyond what the pool counts
- * as reserved and `uncounted_bytes`. What is given back, or could not be had, is unclaimed:
- * tn__process_unclaim. */
-tn_status tn__pool_claim(tn_pool *pool, size_t bytes, size_t uncounted_bytes);
+ * as reserved. What is given back, or could not be had, is unclaimed: tn__pool_unclaim. */
+tn_status tn__pool_claim(tn_pool *pool, size_t bytes);
 static inline void tn__pool_unclaim(const tn_pool *pool, size_t bytes) {
     if (!pool->backing->is_host_memory) tn__process_unclaim(bytes);
 }

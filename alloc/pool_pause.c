@@ -268,7 +268,7 @@ static tn_status make_handles(tn_pool *pool, tn__region *region, tn__page_span s
         tn__frame *frame = tn__region_frame(region, page);
         tn_status status;
         if (frame->handle) continue;
-        TN_TRY(tn__pool_claim(pool, pool->page_bytes, 0));
+        TN_TRY(tn__pool_claim(pool, pool->page_bytes));
         status = pool->driver->mem_create(pool->state, pool->page_bytes, &frame->handle);
         if (status != TN_OK) {
             frame->handle = 0;

@@ -36,10 +36,9 @@ typedef struct ladder {
 
 /* ---- limits ---------------------------------------------------------------------------------- */
 
-tn_status tn__pool_claim(tn_pool *pool, size_t bytes, size_t uncounted_bytes) {
-    size_t headroom = tn__pool_headroom(pool);
+tn_status tn__pool_claim(tn_pool *pool, size_t bytes) {
     if (bytes == 0) return TN_OK;
-    if (uncounted_bytes > headroom || bytes > headroom - uncounted_bytes) {
+    if (bytes > tn__pool_headroom(pool)) {
         return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
                        "%zu more bytes exceed the limit of pool %s, which has %zu reserved", bytes,
                        pool->name, tn__pool_reserved_bytes(pool));

@@ -57,7 +57,7 @@ static tn_status give(tn_pool *pool, void *address, size_t bytes) {
 }
 
 static tn_status claim(tn_pool *pool, size_t bytes) {
-    return pool->backing->claims_itself ? TN_OK : tn__pool_claim(pool, bytes, 0);
+    return pool->backing->claims_itself ? TN_OK : tn__pool_claim(pool, bytes);
 }
 
 static void unclaim(const tn_pool *pool, size_t bytes) {
