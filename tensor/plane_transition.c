@@ -1,4 +1,4 @@
-/* The transitions of planes. No other file allocates or frees plane memory, or sets a state.
+/* The transitions of planes. No other file sets a state.
  *
  * Invariants kept by each transition, and checked after it in debug builds by
  * tn__tensor_is_valid: memory goes with the state; the ledger has every byte that a plane has;
@@ -9,7 +9,7 @@
 
 #include "format_table.h"
 #include "ledger.h"
-#include "pool_owned.h"
+#include "plane_memory.h"
 #include "plane_order.h"
 
 #define BIT(plane) (1u << (plane))
@@ -24,69 +24,17 @@ static tn_device *device_of(const tn__tensor_object *tensor) {
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-static tn_lifetime lifetime_in(tn_scope_kind kind) {
-    switch (kind) {
-    case TN_SCOPE_PROCESS:
-    case TN_SCOPE_MODEL: return TN_LIFETIME_PERSISTENT;
-    case TN_SCOPE_STEP:
-    case TN_SCOPE_SAVED: return TN_LIFETIME_STEP;
-    case TN_SCOPE_LAYER: return TN_LIFETIME_LAYER;
-    case TN_SCOPE_OP: return TN_LIFETIME_OP;
-    }
-    return TN_LIFETIME_AUTO;
+static void set_absent(tn__plane_object *plane) {
+    plane->state = TN_PLANE_ABSENT;
+    plane->has_write = 0;
+    plane->read_count = 0;
 }
 
-/* Both blocks or none; if the pool would not even take the first one back, that one. */
-static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN__PART_COUNT],
-                          tn_stream stream, void *blocks[TN__PART_COUNT]) {
-    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
-    tn_pool *pool = tensor->scope->books->pool;
-    options.lifetime = lifetime_in(tensor->scope->kind);
-    options.owner = tensor->name;
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        tn_status status = tn__alloc_owned(pool, bytes[part], stream, &options, &blocks[part]);
-        if (status == TN_OK) continue;
-        tn__saved_error error;
-        tn__error_save(&error);
-        if (part > 0 && tn_free(blocks[0], stream) == TN_OK) blocks[0] = NULL;
-        tn__error_restore(&error);
-        return status;
-    }
-    return TN_OK;
-}
-
-/* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
- * all that it needs, and the free itself has nothing left that could fail but the look-up of a
- * stream that is not ours. */
-static tn_status announce_free(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
-    TN_TRY(tn__plane_order_record_rest(plane, stream_id));
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
-    }
-    return TN_OK;
-}
-
-/* Frees what the plane has after the free was announced: the first block or nothing. Should a later
- * block be refused after the first one is gone, the plane is ABSENT all the same and keeps that
- * block, in the ledger too, until the next transition frees it: see tn__plane_has_remains. */
 static tn_status free_announced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
     tn__plane_object *object = &tensor->planes[plane];
-    size_t before[TN__PART_COUNT] = {object->bytes[0], object->bytes[1]};
-    int freed = 0;
     TN_ASSERT(!object->first_lease);
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (!object->blocks[part]) continue;
-        tn_status status = tn_free(object->blocks[part], stream);
-        if (status != TN_OK && freed == 0) return status;
-        if (status != TN_OK) break;
-        object->blocks[part] = NULL;
-        object->bytes[part] = 0;
-        freed++;
-    }
-    object->state = TN_PLANE_ABSENT;
-    object->has_write = 0;
-    object->read_count = 0;
-    tn__ledger_change_plane(tensor->scope, plane, before, object->bytes);
+    TN_TRY(tn__plane_memory_give_back(tensor, plane, stream));
+    set_absent(object);
     return TN_OK;
 }
 
@@ -94,26 +42,16 @@ static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
                             uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
-    TN_TRY(announce_free(object, stream, stream_id));
+    TN_TRY(tn__plane_memory_announce(object, stream, stream_id));
     return free_announced(tensor, plane, stream);
 }
 
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                               uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
-    const size_t none[TN__PART_COUNT] = {0};
-    tn_plane_layout layout;
     if (object->state != TN_PLANE_ABSENT) return TN_OK;
     TN_TRY(free_plane(tensor, plane, stream, stream_id)); /* remains, if there are any */
-    TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
-                             &layout));
-    size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
-    tn_status status = allocate(tensor, bytes, stream, object->blocks);
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        object->bytes[part] = object->blocks[part] ? bytes[part] : 0;
-    }
-    tn__ledger_change_plane(tensor->scope, plane, none, object->bytes);
-    object->home_stream_id = stream_id;
+    tn_status status = tn__plane_memory_take(tensor, plane, stream, stream_id);
     if (status == TN_OK) {
         object->state = TN_PLANE_ALLOCATED;
         tn__plane_order_note(object, TN_WRITE, stream, stream_id);
@@ -132,7 +70,7 @@ tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__pla
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn__plane_object *plane = &tensor->planes[i];
         tn__plane_use use = free_use(plane, on);
-        TN_TRY(announce_free(plane, use.stream, use.stream_id));
+        TN_TRY(tn__plane_memory_announce(plane, use.stream, use.stream_id));
     }
     return TN_OK;
 }

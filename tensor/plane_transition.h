@@ -1,4 +1,4 @@
-/* The transitions of planes: the only code that changes a plane's state or its memory.
+/* The transitions of planes: the only code that changes a plane's state (memory: plane_memory.h).
  *
  *                 make                 end of a write
  *      ABSENT ----------> ALLOCATED ------------------> VALID

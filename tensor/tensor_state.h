@@ -8,7 +8,7 @@
  * - A plane that is not ABSENT has exactly the parts (data, scales) that its layout says; a part
  *   of 0 bytes has no block. ABSENT planes have none, but for what a failing driver left.
  * - At most one WRITE or UPDATE lease on a plane, and then no other lease on it.
- * - Plane states and blocks change in plane_transition.c only; the sums in ledger.c only.
+ * - Plane states change in plane_transition.c only, blocks in plane_memory.c, the sums in ledger.c.
  * - A scope's sums are those of its tensors and of its child scopes; so the root's are all.
  */
 #ifndef TENURE_TENSOR_STATE_H

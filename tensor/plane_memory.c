@@ -1,0 +1,83 @@
+/* The memory of planes, allocated from and freed to the pool of the tensor's scope.
+ *
+ * Invariant: the ledger has every byte that a plane has, at every return from here.
+ */
+#include "plane_memory.h"
+
+#include "format_table.h"
+#include "ledger.h"
+#include "plane_order.h"
+#include "pool_owned.h"
+
+static tn_lifetime lifetime_in(tn_scope_kind kind) {
+    switch (kind) {
+    case TN_SCOPE_PROCESS:
+    case TN_SCOPE_MODEL: return TN_LIFETIME_PERSISTENT;
+    case TN_SCOPE_STEP:
+    case TN_SCOPE_SAVED: return TN_LIFETIME_STEP;
+    case TN_SCOPE_LAYER: return TN_LIFETIME_LAYER;
+    case TN_SCOPE_OP: return TN_LIFETIME_OP;
+    }
+    return TN_LIFETIME_AUTO;
+}
+
+/* Both blocks or none; if the pool would not even take the first one back, that one. */
+static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN__PART_COUNT],
+                          tn_stream stream, void *blocks[TN__PART_COUNT]) {
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    tn_pool *pool = tensor->scope->books->pool;
+    options.lifetime = lifetime_in(tensor->scope->kind);
+    options.owner = tensor->name;
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        tn_status status = tn__alloc_owned(pool, bytes[part], stream, &options, &blocks[part]);
+        if (status == TN_OK) continue;
+        tn__saved_error error;
+        tn__error_save(&error);
+        if (part > 0 && tn_free(blocks[0], stream) == TN_OK) blocks[0] = NULL;
+        tn__error_restore(&error);
+        return status;
+    }
+    return TN_OK;
+}
+
+tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                uint64_t stream_id) {
+    tn__plane_object *object = &tensor->planes[plane];
+    const size_t none[TN__PART_COUNT] = {0};
+    tn_plane_layout layout;
+    TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
+                             &layout));
+    size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
+    tn_status status = allocate(tensor, bytes, stream, object->blocks);
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        object->bytes[part] = object->blocks[part] ? bytes[part] : 0;
+    }
+    tn__ledger_change_plane(tensor->scope, plane, none, object->bytes);
+    object->home_stream_id = stream_id;
+    return status;
+}
+
+tn_status tn__plane_memory_announce(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+    TN_TRY(tn__plane_order_record_rest(plane, stream_id));
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
+    }
+    return TN_OK;
+}
+
+tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
+    tn__plane_object *object = &tensor->planes[plane];
+    size_t before[TN__PART_COUNT] = {object->bytes[0], object->bytes[1]};
+    int freed = 0;
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        if (!object->blocks[part]) continue;
+        tn_status status = tn_free(object->blocks[part], stream);
+        if (status != TN_OK && freed == 0) return status;
+        if (status != TN_OK) break;
+        object->blocks[part] = NULL;
+        object->bytes[part] = 0;
+        freed++;
+    }
+    tn__ledger_change_plane(tensor->scope, plane, before, object->bytes);
+    return TN_OK;
+}
