@@ -155,6 +155,9 @@ typedef struct world_controls {
 } world_controls;
 const world_controls *world_sim(void);
 
+/* Where that library is; named before it is first used. */
+extern const char *world_library;
+
 /* ---- chance: splitmix64 ---------------------------------------------------------------------- */
 
 uint64_t world_next(world_random *random);
@@ -239,7 +242,14 @@ void world_run(world *w, uint64_t steps, const unsigned char *left_out);
 
 /* ---- simulation_sequences.c ------------------------------------------------------------------ */
 
-/* Runs every sequence of so many calls, four sizes on two streams; the count of sequences. */
-uint64_t world_run_sequences(world *w, int length);
+/* One of `count` parts of the work. */
+typedef struct world_shard {
+    uint64_t index;
+    uint64_t count;
+} world_shard;
+
+/* Runs every sequence of so many calls, four sizes on two streams, that falls to the shard; the
+ * count of those. */
+uint64_t world_run_sequences(world *w, int length, world_shard shard);
 
 #endif

@@ -4,6 +4,9 @@
  *     pool_simulation --seed 1 --operations 100000000   seeds from 1 on, until there were so many
  *
  *     pool_simulation --sequences 5                     every sequence of five calls
+ *     pool_simulation --sequences 7 --shard 3/16        the third of 16 parts of them
+ *
+ * The simulated driver is the one of the build, or what --library names.
  *
  * Each seed runs in a process of its own, whose addresses are not randomised, so that it is the
  * same program whatever ran before. A seed that fails is run again with steps left out, as long as
@@ -29,6 +32,7 @@ typedef struct command {
     uint64_t steps;      /* of each seed */
     uint64_t operations; /* in all; 0: one seed */
     int sequences;       /* not 0: all of so many calls, and nothing random */
+    world_shard shard;   /* of the sequences */
     int expects_failure;
     int wants_all_counts;
     int shrinks;
@@ -201,7 +205,7 @@ static int run_sequences(const command *c, world_counts *counts) {
         w.counts = counts;
         w.tells = c->tells;
         world_open_small(&w, memory_bytes, backings[i]);
-        sequences = world_run_sequences(&w, c->sequences);
+        sequences = world_run_sequences(&w, c->sequences, c->shard);
         world_close(&w);
         tell_counts(counts, sequences, seconds_now() - start);
     }
@@ -211,11 +215,12 @@ static int run_sequences(const command *c, world_counts *counts) {
 /* ---- command line ---------------------------------------------------------------------------- */
 
 static _Noreturn void explain(void) {
-    fputs("usage: pool_simulation [--sequences N] [--seed N] [--steps N] [--operations N] "
-          "[--leave-out FROM-TO]\n"
-          "                       [--tell] [--all-counts] [--no-shrink] [--in-process]\n"
-          "                       [--expect-failure]\n",
-          stderr);
+    fputs(
+        "usage: pool_simulation [--sequences N [--shard I/N]] [--seed N] [--steps N]\n"
+        "                       [--operations N] [--leave-out FROM-TO] [--library FILE] [--tell]\n"
+        "                       [--all-counts] [--no-shrink] [--in-process]\n"
+        "                       [--expect-failure]\n",
+        stderr);
     exit(2);
 }
 
@@ -233,6 +238,19 @@ static void read_gap(command *c, const char *text) {
     if (from > to || to > c->steps) explain();
     memset(c->left_out + from, 1, to - from);
     c->leaves_out = 1;
+}
+
+static void read_shard(command *c, const char *text) {
+    unsigned long long part;
+    unsigned long long count;
+    if (!text || sscanf(text, "%llu/%llu", &part, &count) != 2) explain();
+    if (part < 1 || part > count) explain();
+    c->shard = (world_shard){part - 1, count};
+}
+
+static const char *read_name(const char *text) {
+    if (!text) explain();
+    return text;
 }
 
 /* Steps are marked once it is known how many there are. */
@@ -269,6 +287,10 @@ static void read_command(command *c, char **arguments) {
             c->operations = read_number(*++at);
         else if (strcmp(*at, "--sequences") == 0)
             c->sequences = (int)read_number(*++at);
+        else if (strcmp(*at, "--shard") == 0)
+            read_shard(c, *++at);
+        else if (strcmp(*at, "--library") == 0)
+            world_library = read_name(*++at);
         else if (strcmp(*at, "--leave-out") == 0)
             read_gap(c, *++at);
         else
@@ -285,7 +307,7 @@ static void fix_addresses(char **arguments) {
 }
 
 int main(int count, char **arguments) {
-    static command c = {.seed = 1, .shrinks = 1};
+    static command c = {.seed = 1, .shrinks = 1, .shard = {0, 1}};
     world_counts *counts;
     (void)count;
     read_steps(&c, "20000");

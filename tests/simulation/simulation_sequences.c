@@ -7,10 +7,12 @@
  *
  *     choices   2 0 9 1     which of the calls that are possible there; counted up like an odometer
  *     possible  4 8 12 8    how many there were
+ *
+ * Several processes may share the work: each takes every n-th of the beginnings of three calls.
  */
 #include "simulation.h"
 
-enum { SEQUENCE_MAX = 12, SIZES = 4, STREAMS = 2 };
+enum { SEQUENCE_MAX = 12, SIZES = 4, STREAMS = 2, BEGINNING = 3 };
 
 typedef struct sequence {
     int length;
@@ -48,17 +50,18 @@ static void check_step(world *w) {
     tn_pool_stats stats;
     world_check_pool(w, 0, &stats);
     world_check_races(w);
-    w->counts->steps++;
 }
 
 /* The first choice of the first call has only streams that are alike. */
-static void run_sequence(world *w, sequence *s) {
-    for (int at = 0; at < s->length; at++) {
+static void make_calls(world *w, sequence *s, int count) {
+    for (int at = 0; at < count; at++) {
         s->possible[at] = possible_calls(w, s, at);
         make_call(w, at == 0 ? s->choices[0] * STREAMS : s->choices[at]);
         check_step(w);
     }
-    world_walk(w);
+}
+
+static void empty_pool(world *w) {
     while (w->oracle.count > 0)
         world_expect_ok(w, world_free(w, 0, (int)(w->oracle.count % STREAMS)), "a block is freed");
     check_step(w);
@@ -66,24 +69,48 @@ static void run_sequence(world *w, sequence *s) {
     world_expect_ok(w, world_trim(w, 0, 0), "the pool is emptied");
 }
 
-/* The next choices; 0 if those were the last. */
-static int count_up(sequence *s) {
-    for (int at = s->length - 1; at >= 0; at--) {
-        if (++s->choices[at] < s->possible[at]) return 1;
-        s->choices[at] = 0;
-    }
-    return 0;
+static void run_sequence(world *w, sequence *s) {
+    make_calls(w, s, s->length);
+    world_walk(w);
+    empty_pool(w);
+    w->counts->steps += (uint64_t)s->length + 1;
 }
 
-uint64_t world_run_sequences(world *w, int length) {
+/* Another process runs those that begin so; only what else is possible is found out. */
+static void pass_beginning(world *w, sequence *s, int length) {
+    make_calls(w, s, length);
+    empty_pool(w);
+}
+
+/* The next choices of the first `length` calls: the call that has another one now; -1 if those were
+ * the last. */
+static int count_up(sequence *s, int length) {
+    for (int at = length - 1; at >= 0; at--) {
+        if (++s->choices[at] < s->possible[at]) return at;
+        s->choices[at] = 0;
+    }
+    return -1;
+}
+
+uint64_t world_run_sequences(world *w, int length, world_shard shard) {
     sequence s = {.length = length};
+    int beginning_length = length < BEGINNING ? length : BEGINNING;
+    uint64_t beginning = 0;
     uint64_t count = 0;
+    int changed;
     WORLD_EXPECT(w, length >= 1 && length <= SEQUENCE_MAX, "sequences have 1 to %d calls",
                  SEQUENCE_MAX);
     w->doing = "a sequence";
     do {
-        w->step = count++;
-        run_sequence(w, &s);
-    } while (count_up(&s));
+        int is_ours = beginning % shard.count == shard.index;
+        if (is_ours) {
+            w->step = count++;
+            run_sequence(w, &s);
+        } else {
+            pass_beginning(w, &s, beginning_length);
+        }
+        changed = count_up(&s, is_ours ? length : beginning_length);
+        beginning += changed < beginning_length;
+    } while (changed >= 0);
     return count;
 }

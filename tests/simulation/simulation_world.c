@@ -32,6 +32,8 @@ world_random world_random_of(uint64_t seed, uint64_t step) {
 
 /* ---- the simulated library ------------------------------------------------------------------- */
 
+const char *world_library = TENURE_SIM_LIBRARY;
+
 static void *symbol(void *library, const char *name) {
     void *address = library ? dlsym(library, name) : NULL;
     if (address) return address;
@@ -43,7 +45,7 @@ const world_controls *world_sim(void) {
     static world_controls sim;
     void *library;
     if (sim.configure) return &sim;
-    library = dlopen(TENURE_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    library = dlopen(world_library, RTLD_NOW | RTLD_LOCAL);
     *(void **)&sim.fault = symbol(library, "tnsim_fault");
     *(void **)&sim.set_memory = symbol(library, "tnsim_set_memory");
     *(void **)&sim.stall = symbol(library, "tnsim_stall");
@@ -202,7 +204,7 @@ void world_open_pool(world *w, world_random *random, int slot) {
 static void open_device(world *w, int ordinal) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
     config.driver = TN_DRIVER_CUDA;
-    config.cuda_library = TENURE_SIM_LIBRARY;
+    config.cuda_library = world_library;
     config.ordinal = ordinal;
     world_expect_ok(w, tn_device_create(&config, &w->devices[ordinal]), "a device is opened");
     w->memory_now[ordinal] = w->memory_bytes ? w->memory_bytes : SIZE_MAX / 2;
