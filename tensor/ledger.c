@@ -78,7 +78,9 @@ static tn__sums sums_of_plane(tn_plane plane, const size_t bytes[TN__PART_COUNT]
 static tn__sums sums_of_tensor(const tn__tensor_object *tensor) {
     tn__sums sums = {.tensors = 1};
     for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
-        tn__sums of_plane = sums_of_plane((tn_plane)plane, tensor->planes[plane].bytes);
+        size_t bytes[TN__PART_COUNT];
+        tn__plane_owned_bytes(&tensor->planes[plane], bytes);
+        tn__sums of_plane = sums_of_plane((tn_plane)plane, bytes);
         add_sums(&sums, &of_plane);
         const tn__lease_object *lease = tensor->planes[plane].first_lease;
         for (; lease; lease = lease->next)

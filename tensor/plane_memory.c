@@ -57,7 +57,26 @@ tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_st
     return status;
 }
 
+tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn__memory_kind kind,
+                                  void *const blocks[TN__PART_COUNT]) {
+    tn__plane_object *object = &tensor->planes[plane];
+    tn_plane_layout layout;
+    TN_ASSERT(kind != TN__MEMORY_OWNED);
+    TN_ASSERT(!object->blocks[TN__PART_DATA] && !object->blocks[TN__PART_SCALE]);
+    TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
+                             &layout));
+    size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
+    object->kind = kind;
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        TN_ASSERT(blocks[part] || bytes[part] == 0);
+        object->blocks[part] = bytes[part] > 0 ? blocks[part] : NULL;
+        object->bytes[part] = bytes[part];
+    }
+    return TN_OK;
+}
+
 tn_status tn__plane_memory_announce(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+    if (plane->kind != TN__MEMORY_OWNED) return TN_OK;
     TN_TRY(tn__plane_order_record_rest(plane, stream_id));
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
@@ -65,19 +84,39 @@ tn_status tn__plane_memory_announce(tn__plane_object *plane, tn_stream stream, u
     return TN_OK;
 }
 
-tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
-    tn__plane_object *object = &tensor->planes[plane];
-    size_t before[TN__PART_COUNT] = {object->bytes[0], object->bytes[1]};
+/* Memory that is not ours is only forgotten. */
+static void forget_blocks(tn__plane_object *plane) {
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        plane->blocks[part] = NULL;
+        plane->bytes[part] = 0;
+    }
+    plane->kind = TN__MEMORY_OWNED;
+}
+
+/* The first block or none; a later one that is refused stays. */
+static tn_status free_blocks(tn__plane_object *plane, tn_stream stream) {
     int freed = 0;
     for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (!object->blocks[part]) continue;
-        tn_status status = tn_free(object->blocks[part], stream);
+        if (!plane->blocks[part]) continue;
+        tn_status status = tn_free(plane->blocks[part], stream);
         if (status != TN_OK && freed == 0) return status;
         if (status != TN_OK) break;
-        object->blocks[part] = NULL;
-        object->bytes[part] = 0;
+        plane->blocks[part] = NULL;
+        plane->bytes[part] = 0;
         freed++;
     }
-    tn__ledger_change_plane(tensor->scope, plane, before, object->bytes);
+    return TN_OK;
+}
+
+tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
+    tn__plane_object *object = &tensor->planes[plane];
+    size_t before[TN__PART_COUNT], after[TN__PART_COUNT];
+    tn__plane_owned_bytes(object, before);
+    if (object->kind == TN__MEMORY_OWNED)
+        TN_TRY(free_blocks(object, stream));
+    else
+        forget_blocks(object);
+    tn__plane_owned_bytes(object, after);
+    tn__ledger_change_plane(tensor->scope, plane, before, after);
     return TN_OK;
 }

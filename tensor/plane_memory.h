@@ -1,7 +1,9 @@
 /* The memory of planes: the only code that allocates or frees it.
  *
- * It changes a plane's blocks and bytes, and the ledger with them; the plane's state is the
- * business of plane_transition.c, which calls this. Callers hold the books' lock.
+ * It changes a plane's blocks, bytes and kind, and the ledger with them; the plane's state is the
+ * business of plane_transition.c, which calls this. Callers hold the books' lock. Only OWNED memory
+ * is the pool's business and the ledger's; what is borrowed is used under leases like any other,
+ * and its owner learns from the notes of plane_order.h who uses it.
  */
 #ifndef TENURE_PLANE_MEMORY_H
 #define TENURE_PLANE_MEMORY_H
@@ -12,6 +14,11 @@
  * pool refuses to take back the first one: then the plane has remains (tn__plane_has_remains). */
 tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                 uint64_t stream_id);
+
+/* Memory of another kind than OWNED for a plane that has none: a block for each part that has
+ * bytes. It is not freed here: tn__plane_memory_give_back forgets it. */
+tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn__memory_kind kind,
+                                  void *const blocks[TN__PART_COUNT]);
 
 /* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
  * all that it needs, and the free itself has nothing left that could fail but the look-up of a

@@ -132,7 +132,7 @@ void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
 
 tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream,
                                  uint64_t stream_id) {
-    if (stream_id == plane->home_stream_id) return TN_OK;
+    if (plane->kind != TN__MEMORY_OWNED || stream_id == plane->home_stream_id) return TN_OK;
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
     }

@@ -23,7 +23,8 @@ tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                           uint64_t stream_id);
 
-/* Tells the pool of a use, for each block of the plane, unless it is on the blocks' own stream. */
+/* Tells the pool of a use, for each block of the plane that is the pool's, unless it is on the
+ * blocks' own stream. */
 tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream,
                                  uint64_t stream_id);
 

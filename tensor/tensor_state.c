@@ -68,6 +68,12 @@ tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
     return lease && lease->access != TN_READ ? lease : NULL;
 }
 
+void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]) {
+    int is_owned = plane->kind == TN__MEMORY_OWNED;
+    for (int part = 0; part < TN__PART_COUNT; part++)
+        out[part] = is_owned ? plane->bytes[part] : 0;
+}
+
 int tn__plane_has_remains(const tn__plane_object *plane) {
     if (plane->state != TN_PLANE_ABSENT) return 0;
     return plane->blocks[TN__PART_DATA] || plane->blocks[TN__PART_SCALE];

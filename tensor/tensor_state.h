@@ -72,6 +72,14 @@ struct tn__scope_object {
 
 typedef enum tn__part { TN__PART_DATA = 0, TN__PART_SCALE, TN__PART_COUNT } tn__part;
 
+/* Whose memory a plane has. */
+typedef enum tn__memory_kind {
+    TN__MEMORY_OWNED = 0, /* blocks of the pool: the only kind that is in the ledger */
+    TN__MEMORY_SLOT,      /* in a scratch slot of the scope */
+    TN__MEMORY_FOREIGN,   /* adopted: the program's */
+    TN__MEMORY_BASE       /* of a view: the base's plane */
+} tn__memory_kind;
+
 /* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. */
 typedef struct tn__plane_use {
     tn_stream stream;
@@ -81,6 +89,7 @@ typedef struct tn__plane_use {
 
 typedef struct tn__plane_object {
     tn_plane_state state;
+    tn__memory_kind kind; /* of the blocks; OWNED while there are none */
     void *blocks[TN__PART_COUNT];
     size_t bytes[TN__PART_COUNT];
     uint64_t home_stream_id; /* of the stream that the blocks were allocated on */
@@ -135,6 +144,9 @@ tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor);
 
 /* The lease that writes the plane; NULL if none does. */
 tn__lease_object *tn__plane_writer(const tn__plane_object *plane);
+
+/* What the ledger has of the plane: nothing but OWNED bytes. */
+void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]);
 
 /* ABSENT, but with a block that could not be freed yet. */
 int tn__plane_has_remains(const tn__plane_object *plane);
