@@ -47,12 +47,15 @@ typedef struct tn__cuda_dequantize_arguments {
     int dst_vectors;
 } tn__cuda_dequantize_arguments;
 
-/* to [cols, rows] = from [rows, cols] transposed; the scales likewise. */
+/* to [cols, rows] = from [rows, cols] transposed; the scales of `from`, of which there are no more
+ * than tiles in either direction, likewise. */
 typedef struct tn__cuda_transpose_arguments {
     tn__cuda_plane from;
     tn__cuda_plane to;
     int64_t rows;
     int64_t cols;
+    uint32_t scale_rows;
+    uint32_t scale_cols;
     uint32_t tiles_across;
 } tn__cuda_transpose_arguments;
 

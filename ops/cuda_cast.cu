@@ -437,14 +437,14 @@ __device__ __forceinline__ void load_patch_bytes(const tn__cuda_transpose_argume
 }
 
 extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
-    transpose_2d(const __grid_constant__ tn__cuda_transpose_arguments a) {
+    transpose_plane(const __grid_constant__ tn__cuda_transpose_arguments a) {
     __shared__ uint4 transposed[TILE_PIECES];
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t left[PATCH], right[PATCH], columns[2][PATCH];
 
     load_patch_bytes(a, at, left, right);
-    if (threadIdx.x == 0)
-        tile_scale_put(a.to, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
+    if (threadIdx.x == 0 && at.tile_row < a.scale_rows && at.tile_col < a.scale_cols)
+        tile_scale_put(a.to, at.tile_col, at.tile_row, a.scale_rows,
                        a.from.scale[at.tile_row * a.from.scale_stride + at.tile_col]);
 #pragma unroll
     for (int half = 0; half < 2; half++) {

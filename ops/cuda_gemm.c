@@ -156,7 +156,8 @@ static layout layout_of(const tn__gemm_work *work) {
     return of;
 }
 
-static tn_status require_supported(const tn__cuda_context *context, const tn__gemm_work *work) {
+/* Whether the device has GEMMs of the operands' formats has been asked of the format table. */
+static tn_status require_supported(const tn__gemm_work *work) {
     const tn__operand *a = &work->a, *b = &work->b;
     if (a->kind == TN__OPERAND_PLAIN) return TN_OK;
     if (a->kind == TN__OPERAND_TILE && b->kind == TN__OPERAND_TILE)
@@ -164,12 +165,6 @@ static tn_status require_supported(const tn__cuda_context *context, const tn__ge
                                        "one must be scaled 1x128");
     if (a->dtype == TN_E5M2 && b->dtype == TN_E5M2)
         return TN_FAIL(TN_UNSUPPORTED, "there is no GEMM of E5M2 by E5M2: one must be E4M3");
-    if (context->info.compute_major != 9 || context->info.compute_minor != 0)
-        return TN_FAIL(TN_UNSUPPORTED,
-                       "cuBLASLt has block-scaled FP8 GEMMs on compute capability 9.0 only, and "
-                       "%s has %d.%d",
-                       context->info.name, context->info.compute_major,
-                       context->info.compute_minor);
     return TN_OK;
 }
 
@@ -282,7 +277,7 @@ typedef struct preparation {
 
 static tn_status prepare(tn_device *device, const tn__gemm_work *work, preparation *out) {
     TN_TRY(tn__cuda_context_of(device, &out->context));
-    TN_TRY(require_supported(out->context, work));
+    TN_TRY(require_supported(work));
     TN_TRY(gemm_of(out->context, &out->gemm));
     TN_TRY(out->context->driver->make_current(out->context->state));
     out->layout = layout_of(work);

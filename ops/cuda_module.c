@@ -56,7 +56,7 @@ static void pair_name(const char *family, int index, char name[TN__KERNEL_NAME_B
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]) {
     int at = kernel;
     if (kernel >= TN__KERNEL_TRANSPOSE) {
-        static const char *const single[] = {"transpose_2d", "pad_bytes", "embed_rows"};
+        static const char *const single[] = {"transpose_plane", "pad_bytes", "embed_rows"};
         snprintf(name, TN__KERNEL_NAME_BYTES, "%s", single[kernel - TN__KERNEL_TRANSPOSE]);
     } else if (kernel >= TN__KERNEL_CROSS_ENTROPY) {
         pair_name("cross_entropy", kernel - TN__KERNEL_CROSS_ENTROPY, name);

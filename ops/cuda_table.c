@@ -81,6 +81,8 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
         .to = plane_of(&work->to, 16),
         .rows = from->rows,
         .cols = from->cols,
+        .scale_rows = (uint32_t)from->scale_rows,
+        .scale_cols = (uint32_t)from->scale_cols,
         .tiles_across = (uint32_t)tiles_of(from->cols),
     };
     TN_TRY(tn__cuda_context_of(device, &context));

@@ -26,6 +26,11 @@ void tn__host_cross_entropy(const tn__cross_entropy_work *work);
 
 static inline int64_t tn__least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+/* A row of a plane's fp32 scales. */
+static inline float *tn__scale_row(const tn_plane_view *view, int64_t row) {
+    return (float *)view->scale + row * view->layout.scale_stride;
+}
+
 /* Where a plane's scale for its stored element (row, col) is: 1D scales run along the rows, one
  * for 128 columns; 2D scales are one for a tile. Both planes alike, as COL is stored turned. */
 static inline int64_t tn__scale_at(tn_format format, int64_t stride, int64_t row, int64_t col) {

@@ -98,7 +98,7 @@ static void write_col_codes(const tile *t, const tn_plane_view *col) {
 
 static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
     float factor[TN__BLOCK];
-    float *scale = work->row.scale + t->left / TN__BLOCK * work->row.layout.scale_stride + t->top;
+    float *scale = tn__scale_row(&work->row, t->left / TN__BLOCK) + t->top;
     for (int r = 0; r < t->rows; r++) {
         tn__block_scale block = scale_of(work, row_amax(t->value[r], t->cols));
         scale[r] = block.inverse;
@@ -111,7 +111,7 @@ static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
 static void quantize_col_1d(const tn__quantize_work *work, tile *t) {
     uint32_t amax[TN__BLOCK];
     float factor[TN__BLOCK];
-    float *scale = work->col.scale + t->top / TN__BLOCK * work->col.layout.scale_stride + t->left;
+    float *scale = tn__scale_row(&work->col, t->top / TN__BLOCK) + t->left;
     col_amaxes(t, amax);
     for (int c = 0; c < t->cols; c++) {
         tn__block_scale block = scale_of(work, amax[c]);
@@ -138,11 +138,11 @@ static void quantize_2d(const tn__quantize_work *work, tile *t) {
         encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
     }
     if (work->has_row) {
-        work->row.scale[tile_row * work->row.layout.scale_stride + tile_col] = block.inverse;
+        tn__scale_row(&work->row, tile_row)[tile_col] = block.inverse;
         write_row_codes(t, &work->row);
     }
     if (work->has_col) {
-        work->col.scale[tile_col * work->col.layout.scale_stride + tile_row] = block.inverse;
+        tn__scale_row(&work->col, tile_col)[tile_row] = block.inverse;
         write_col_codes(t, &work->col);
     }
 }
@@ -159,7 +159,7 @@ static void quantize_tile(const tn__quantize_work *work, tile *t) {
 static void zero_scale_padding(const tn_plane_view *view) {
     const tn_plane_layout *layout = &view->layout;
     for (int64_t row = 0; row < layout->scale_rows; row++) {
-        float *scale = view->scale + row * layout->scale_stride;
+        float *scale = tn__scale_row(view, row);
         for (int64_t i = layout->scale_cols; i < layout->scale_stride; i++)
             scale[i] = 0.0f;
     }
@@ -184,7 +184,7 @@ static void dequantize_stored_row(const tn__dequantize_work *work, int64_t row, 
                                   int64_t count, float *out) {
     const tn_plane_view *src = &work->src;
     int64_t at = tn__scale_at(work->format, src->layout.scale_stride, row, col);
-    float scale = src->scale[at];
+    float scale = ((const float *)src->scale)[at];
     tn__load_floats(src->dtype, src->data, row * src->layout.cols + col, count, out);
     for (int64_t i = 0; i < count; i++)
         out[i] *= scale;
@@ -209,7 +209,15 @@ void tn__host_dequantize(const tn__dequantize_work *work) {
     }
 }
 
-/* ---- the transpose of a 2D-scaled plane ----------------------------------------------------- */
+/* ---- the transpose of a plane, of tiles or of a whole tensor that share a scale ------------- */
+
+static void transpose_scales(const tn_plane_view *from, const tn_plane_view *to) {
+    for (int64_t row = 0; row < from->layout.scale_rows; row++) {
+        for (int64_t col = 0; col < from->layout.scale_cols; col++)
+            tn__scale_row(to, col)[row] = tn__scale_row(from, row)[col];
+    }
+    zero_scale_padding(to);
+}
 
 static void transpose_bytes(const tn_plane_view *from, const tn_plane_view *to, int64_t top,
                             int64_t left) {
@@ -229,9 +237,7 @@ void tn__host_transpose(const tn__transpose_work *work) {
     for (int64_t top = 0; top < from->layout.rows; top += TN__BLOCK) {
         for (int64_t left = 0; left < from->layout.cols; left += TN__BLOCK) {
             transpose_bytes(from, to, top, left);
-            to->scale[left / TN__BLOCK * to->layout.scale_stride + top / TN__BLOCK] =
-                from->scale[top / TN__BLOCK * from->layout.scale_stride + left / TN__BLOCK];
         }
     }
-    zero_scale_padding(to);
+    transpose_scales(from, to);
 }

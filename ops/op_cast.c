@@ -105,6 +105,9 @@ tn_status tn_transpose(const tn_transpose_args *args, tn_stream stream) {
     TN_REQUIRE(args->to == TN_PLANE_ROW || args->to == TN_PLANE_COL,
                "%s: to is %d, expected TN_PLANE_ROW or TN_PLANE_COL", call.name, (int)args->to);
     TN_TRY(tn__op_tensor(&call, "tensor", args->tensor, &info));
-    TN_TRY(tn__op_require_format(&call, "tensor", &info, TN_FORMAT_FP8_BLOCK_2D));
+    TN_REQUIRE(info.format == TN_FORMAT_FP8_BLOCK_2D || info.format == TN_FORMAT_FP8_TENSOR,
+               "%s: tensor (tensor %s) is %s, expected %s or %s", call.name, info.name,
+               tn_format_name(info.format), tn_format_name(TN_FORMAT_FP8_BLOCK_2D),
+               tn_format_name(TN_FORMAT_FP8_TENSOR));
     return tn_plane_require(args->tensor, args->to, stream);
 }

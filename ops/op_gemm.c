@@ -3,12 +3,16 @@
 
 /* ---- forms ----------------------------------------------------------------------------------- */
 
-tn_plane tn__gemm_plane_of_a(tn_gemm_form form) {
-    return form == TN_GEMM_WGRAD ? TN_PLANE_COL : TN_PLANE_ROW;
-}
-
-tn_plane tn__gemm_plane_of_b(tn_gemm_form form) {
-    return form == TN_GEMM_FPROP ? TN_PLANE_ROW : TN_PLANE_COL;
+tn_status tn__gemm_planes(const tn__op_call *call, tn_gemm_form form, tn_format a, tn_format b,
+                          tn__gemm_plane_pair *out) {
+    static const tn_operand operands[][2] = {
+        [TN_GEMM_FPROP] = {TN_OPERAND_FPROP_A, TN_OPERAND_FPROP_B},
+        [TN_GEMM_DGRAD] = {TN_OPERAND_DGRAD_A, TN_OPERAND_DGRAD_B},
+        [TN_GEMM_WGRAD] = {TN_OPERAND_WGRAD_A, TN_OPERAND_WGRAD_B},
+    };
+    tn_architecture architecture = tn_device_architecture(call->device);
+    TN_TRY(tn_format_operand(a, architecture, operands[form][0], &out->a));
+    return tn_format_operand(b, architecture, operands[form][1], &out->b);
 }
 
 tn__operand tn__gemm_operand(tn_format format, const tn_plane_view *view) {
@@ -35,6 +39,7 @@ static tn__operand plain_operand(const tn__matrix *matrix, int is_turned) {
 
 typedef struct gemm_tensors {
     tn_tensor_info a, b, d;
+    tn__gemm_plane_pair planes;
     int is_fp8;
 } gemm_tensors;
 
@@ -86,7 +91,8 @@ static tn_status check_operands(const tn__op_call *call, tn_gemm_form form, gemm
         TN_TRY(tn__op_require_dtype(call, "b", &t->b, t->a.dtype));
     }
     TN_TRY(tn__op_require_float(call, "d", &t->d));
-    return check_shapes(call, form, t);
+    TN_TRY(check_shapes(call, form, t));
+    return tn__gemm_planes(call, form, t->a.format, t->b.format, &t->planes);
 }
 
 static tn_status check_gemm(tn__op_call *call, const tn_gemm_args *args, gemm_tensors *t) {
@@ -109,8 +115,8 @@ static int64_t contracted_of(tn_gemm_form form, const tn_tensor_info *a) {
 static tn_status lease_fp8(tn__op_call *call, const tn_gemm_args *args, const gemm_tensors *t,
                            tn__gemm_work *work) {
     tn_plane_view a, b;
-    TN_TRY(tn__op_lease(call, args->a, tn__gemm_plane_of_a(args->form), TN_READ, &a));
-    TN_TRY(tn__op_lease_derived(call, args->b, tn__gemm_plane_of_b(args->form), &b));
+    TN_TRY(tn__op_lease(call, args->a, t->planes.a, TN_READ, &a));
+    TN_TRY(tn__op_lease_derived(call, args->b, t->planes.b, &b));
     work->a = tn__gemm_operand(t->a.format, &a);
     work->b = tn__gemm_operand(t->b.format, &b);
     return TN_OK;

@@ -14,10 +14,16 @@
 #define TENURE_OP_GEMM_H
 
 #include "op_call.h"
+#include "tenure_lifetime.h"
 
-/* The planes that an FP8 GEMM reads. */
-tn_plane tn__gemm_plane_of_a(tn_gemm_form form);
-tn_plane tn__gemm_plane_of_b(tn_gemm_form form);
+/* The planes that a GEMM reads on the call's device, by the format table. TN_UNSUPPORTED names a
+ * format that has no GEMM there. */
+typedef struct tn__gemm_plane_pair {
+    tn_plane a, b;
+} tn__gemm_plane_pair;
+
+tn_status tn__gemm_planes(const tn__op_call *call, tn_gemm_form form, tn_format a, tn_format b,
+                          tn__gemm_plane_pair *out);
 
 /* An FP8 plane as an operand. */
 tn__operand tn__gemm_operand(tn_format format, const tn_plane_view *view);

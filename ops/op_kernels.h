@@ -43,6 +43,7 @@ typedef struct tn__dequantize_work {
     tn__matrix dst;    /* M x K */
 } tn__dequantize_work;
 
+/* Bytes and fp32 scales transposed: of tiles, or the one of the tensor. */
 typedef struct tn__transpose_work {
     tn_plane_view from;
     tn_plane_view to;

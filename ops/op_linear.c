@@ -34,6 +34,40 @@ static tn_status make_quantized(tn__op_call *call, tn_scope scope, const char *n
     return tn__op_tensor(call, name, out->tensor, &out->info);
 }
 
+/* The view of a plane that the cast makes; the plan has it from now on. */
+static tn_plane_view *planned_view(tn__quantize_plan *plan, tn_plane plane) {
+    if (plane == TN_PLANE_COL) {
+        plan->has_col = 1;
+        return &plan->col;
+    }
+    plan->has_row = 1;
+    return &plan->row;
+}
+
+static tn__operand planned_operand(const tn__quantize_plan *plan, tn_plane plane) {
+    return tn__gemm_operand(plan->dst->format, plane == TN_PLANE_COL ? &plan->col : &plan->row);
+}
+
+static tn_status lease_planned(tn__op_call *call, tn_tensor tensor, tn_plane plane,
+                               tn__quantize_plan *plan) {
+    return tn__op_lease(call, tensor, plane, TN_WRITE, planned_view(plan, plane));
+}
+
+/* What the three GEMMs of a layer read. */
+typedef struct layer_planes {
+    tn__gemm_plane_pair fprop; /* x, w */
+    tn__gemm_plane_pair dgrad; /* dy, w */
+    tn__gemm_plane_pair wgrad; /* dy, x */
+} layer_planes;
+
+static tn_status planes_of(const tn__op_call *call, const tn_tensor_info *weight,
+                           layer_planes *out) {
+    const tn_format scaled_1d = TN_FORMAT_FP8_BLOCK_1D;
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_FPROP, scaled_1d, weight->format, &out->fprop));
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_DGRAD, scaled_1d, weight->format, &out->dgrad));
+    return tn__gemm_planes(call, TN_GEMM_WGRAD, scaled_1d, scaled_1d, &out->wgrad);
+}
+
 static tn_status check_weight(tn__op_call *call, tn_tensor weight, tn_tensor_info *info) {
     TN_TRY(tn__op_tensor(call, "weight", weight, info));
     return tn__op_require_format(call, "weight", info, TN_FORMAT_FP8_BLOCK_2D);
@@ -43,6 +77,7 @@ static tn_status check_weight(tn__op_call *call, tn_tensor weight, tn_tensor_inf
 
 typedef struct forward_tensors {
     tn_tensor_info x, weight, y, saved_x;
+    layer_planes planes;
     int saves_x;
 } forward_tensors;
 
@@ -70,6 +105,7 @@ static tn_status check_forward(tn__op_call *call, const tn_linear_forward_args *
                                 "its columns are x's"));
     TN_TRY(tn__op_require_shape(call, "y", &t->y, t->x.rows, t->weight.rows,
                                 "x's rows x weight's rows"));
+    TN_TRY(planes_of(call, &t->weight, &t->planes));
     t->saves_x = !tn__is_no_tensor(args->saved_x);
     TN_REQUIRE(!t->saves_x || !t->weight.frozen,
                "%s: saved_x is given, but weight (tensor %s) is frozen: nothing is saved for it",
@@ -87,17 +123,15 @@ static tn_status lease_forward(tn__op_call *call, const tn_linear_forward_args *
                                tn__quantize_plan *plan, tn__gemm_work *work) {
     tn_plane_view weight;
     TN_TRY(tn__op_lease_matrix(call, args->x, &t->x, TN_READ, &plan->src));
-    TN_TRY(tn__op_lease_derived(call, args->weight, TN_PLANE_ROW, &weight));
-    TN_TRY(tn__op_lease(call, x->tensor, TN_PLANE_ROW, TN_WRITE, &plan->row));
+    TN_TRY(tn__op_lease_derived(call, args->weight, t->planes.fprop.b, &weight));
     plan->dst = &x->info;
-    plan->has_row = 1;
-    plan->has_col = t->saves_x;
-    work->a = tn__gemm_operand(x->info.format, &plan->row);
+    TN_TRY(lease_planned(call, x->tensor, t->planes.fprop.a, plan));
+    work->a = planned_operand(plan, t->planes.fprop.a);
     work->b = tn__gemm_operand(t->weight.format, &weight);
     work->contracted = t->x.cols;
     TN_TRY(tn__gemm_scratch(call, args->scope, &t->y, work));
     if (!t->saves_x) return TN_OK;
-    return tn__op_lease(call, args->saved_x, TN_PLANE_COL, TN_WRITE, &plan->col);
+    return lease_planned(call, args->saved_x, t->planes.wgrad.b, plan);
 }
 
 tn_status tn_linear_forward(const tn_linear_forward_args *args, tn_stream stream) {
@@ -121,6 +155,7 @@ tn_status tn_linear_forward(const tn_linear_forward_args *args, tn_stream stream
 
 typedef struct backward_tensors {
     tn_tensor_info dy, weight, saved_x, dx, dw;
+    layer_planes planes;
     int wants_dx, wants_dw;
 } backward_tensors;
 
@@ -147,6 +182,7 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     TN_TRY(tn__op_require_float(call, "dy", &t->dy));
     TN_TRY(tn__op_require_shape(call, "dy", &t->dy, t->dy.rows, t->weight.rows,
                                 "its columns are weight's rows"));
+    TN_TRY(planes_of(call, &t->weight, &t->planes));
     if (t->wants_dx) {
         TN_TRY(tn__op_tensor(call, "dx", args->dx, &t->dx));
         TN_TRY(tn__op_require_float(call, "dx", &t->dx));
@@ -161,15 +197,9 @@ static tn_status quantize_dy(tn__op_call *call, const tn_linear_backward_args *a
                              const backward_tensors *t, tn__quantize_plan *plan, quantized *dy) {
     TN_TRY(make_quantized(call, args->scope, "quantized dy", &t->dy, t->weight.scale_mode, dy));
     plan->dst = &dy->info;
-    plan->has_row = t->wants_dx;
-    plan->has_col = t->wants_dw;
     TN_TRY(tn__op_lease_matrix(call, args->dy, &t->dy, TN_READ, &plan->src));
-    if (plan->has_row) {
-        TN_TRY(tn__op_lease(call, dy->tensor, TN_PLANE_ROW, TN_WRITE, &plan->row));
-    }
-    if (plan->has_col) {
-        TN_TRY(tn__op_lease(call, dy->tensor, TN_PLANE_COL, TN_WRITE, &plan->col));
-    }
+    if (t->wants_dx) TN_TRY(lease_planned(call, dy->tensor, t->planes.dgrad.a, plan));
+    if (t->wants_dw) TN_TRY(lease_planned(call, dy->tensor, t->planes.wgrad.a, plan));
     return tn__op_quantize(call, plan);
 }
 
@@ -179,8 +209,8 @@ static tn_status dgrad(tn__op_call *call, const tn_linear_backward_args *args,
     tn__gemm_work work = {.contracted = t->dy.cols};
     tn_plane_view weight;
     int weight_lease = call->lease_count;
-    TN_TRY(tn__op_lease_derived(call, args->weight, TN_PLANE_COL, &weight));
-    work.a = tn__gemm_operand(dy->dst->format, &dy->row);
+    TN_TRY(tn__op_lease_derived(call, args->weight, t->planes.dgrad.b, &weight));
+    work.a = planned_operand(dy, t->planes.dgrad.a);
     work.b = tn__gemm_operand(t->weight.format, &weight);
     TN_TRY(tn__gemm_scratch(call, args->scope, &t->dx, &work));
     TN_TRY(tn__op_lease_matrix(call, args->dx, &t->dx, TN_WRITE, &work.d));
@@ -193,8 +223,8 @@ static tn_status wgrad(tn__op_call *call, const tn_linear_backward_args *args,
                        const backward_tensors *t, const tn__quantize_plan *dy) {
     tn__gemm_work work = {.contracted = t->dy.rows, .accumulate = args->accumulate_dw != 0};
     tn_plane_view x;
-    TN_TRY(tn__op_lease(call, args->saved_x, TN_PLANE_COL, TN_READ, &x));
-    work.a = tn__gemm_operand(dy->dst->format, &dy->col);
+    TN_TRY(tn__op_lease(call, args->saved_x, t->planes.wgrad.b, TN_READ, &x));
+    work.a = planned_operand(dy, t->planes.wgrad.a);
     work.b = tn__gemm_operand(t->saved_x.format, &x);
     TN_TRY(tn__gemm_scratch(call, args->scope, &t->dw, &work));
     TN_TRY(tn__op_lease_matrix(call, args->dw, &t->dw, work.accumulate ? TN_UPDATE : TN_WRITE,
@@ -212,7 +242,7 @@ tn_status tn_linear_backward(const tn_linear_backward_args *args, tn_stream stre
     TN_TRY(check_backward(&call, args, &t));
     if (t.wants_dx || t.wants_dw) status = quantize_dy(&call, args, &t, &plan, &dy);
     if (status == TN_OK && t.wants_dx) status = dgrad(&call, args, &t, &plan);
-    if (status == TN_OK) status = tn_plane_release(args->weight, TN_PLANE_COL, stream);
+    if (status == TN_OK) status = tn_plane_release(args->weight, t.planes.dgrad.b, stream);
     if (status == TN_OK && t.wants_dw) status = wgrad(&call, args, &t, &plan);
     return tn__op_finish(&call, status);
 }

@@ -1,4 +1,5 @@
-/* Which implementation a device's ops have, and how the 2D format learns to derive its planes. */
+/* Which implementation a device's ops have, and how the formats whose planes are each other's
+ * transpose learn to derive them. */
 #include <pthread.h>
 
 #include "op_call.h"
@@ -10,10 +11,10 @@ const tn__op_table *tn__op_table_of(tn_device *device) {
     return info.simulated ? &tn__op_table_ghost : &tn__op_table_cuda;
 }
 
-/* ---- derivation of 2D planes --------------------------------------------------------------- */
+/* ---- derivation ----------------------------------------------------------------------------- */
 
-static tn_status derive_2d(tn_device *device, const tn_plane_view *from, const tn_plane_view *to,
-                           tn_stream stream) {
+static tn_status derive_transpose(tn_device *device, const tn_plane_view *from,
+                                  const tn_plane_view *to, tn_stream stream) {
     tn__transpose_work work = {*from, *to};
     if (from->layout.data_bytes == 0) return TN_OK;
     return tn__op_table_of(device)->transpose(device, &work, stream);
@@ -22,7 +23,11 @@ static tn_status derive_2d(tn_device *device, const tn_plane_view *from, const t
 static pthread_once_t init_once = PTHREAD_ONCE_INIT;
 static tn_status init_status;
 
-static void init(void) { init_status = tn_format_set_derive(TN_FORMAT_FP8_BLOCK_2D, derive_2d); }
+static void init(void) {
+    init_status = tn_format_set_derive(TN_FORMAT_FP8_BLOCK_2D, derive_transpose);
+    if (init_status == TN_OK)
+        init_status = tn_format_set_derive(TN_FORMAT_FP8_TENSOR, derive_transpose);
+}
 
 tn_status tn__op_init(void) {
     pthread_once(&init_once, init);

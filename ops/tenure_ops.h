@@ -75,7 +75,8 @@ typedef struct tn_dequantize_args {
 
 TN_API TN_MUST_USE tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream);
 
-/* Makes the missing plane of a 2D tensor from the other one: data and scales transposed, exact.
+/* Makes the missing plane of a 2D or TENSOR tensor from the other one: data and scales transposed,
+ * exact.
  * The same as tn_plane_require(tensor, to, stream), which uses it. */
 typedef struct tn_transpose_args {
     size_t size;
@@ -97,8 +98,9 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  * D = A B^T, A B, A^T B: of the dequantized values, in fp32, written in D's type (fp32, bf16 or
  * fp16), or added to D if `accumulate`. A and B both FP8, or both PLAIN of one type (bf16, fp16,
  * fp32): then the same forms on DATA. Nothing to contract: D is 0, or stays if `accumulate`.
- * E5M2 x E5M2 is TN_UNSUPPORTED. A plane of B that is absent is derived where it can be and stays
- * by the policy of its tensor.
+ * E5M2 x E5M2 is TN_UNSUPPORTED, and so is a format without a GEMM on the device: which plane each
+ * operand is read from is tn_format_operand's to say. A plane of B that is absent is derived where
+ * it can be and stays by the policy of its tensor.
  *
  * Host FP8, for each block of 128 along the contracted dimension (tail shorter): p = sum of
  * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); with accumulate

@@ -6,9 +6,10 @@
 #define TENURE_FORMAT_TABLE_H
 
 #include "error.h"
-#include "tenure_tensor.h"
+#include "tenure_lifetime.h"
 
-enum { TN__BLOCK = 128 }; /* elements that share a scale, along each scaled dimension */
+/* Elements that share a scale, along each scaled dimension; and what a tensor's one scale takes. */
+enum { TN__BLOCK = 128, TN__MXFP8_BLOCK = 32, TN__NVFP4_BLOCK = 16, TN__GLOBAL_SCALE_BYTES = 16 };
 
 /* Most elements of a tensor: keeps every product of the layouts below inside 64 bits. */
 #define TN__ELEMENTS_MAX (INT64_C(1) << 62)
@@ -22,6 +23,10 @@ int tn__format_takes_dtype(tn_format format, tn_dtype dtype);
 /* The plane that `plane` can be made from with nothing but its values: 1 and *source, else 0 and
  * *why in words that complete "it can not be derived: ". */
 int tn__format_source(tn_format format, tn_plane plane, tn_plane *source, const char **why);
+
+/* Whether a policy may end a plane that was made from another: 2D. What other formats derive stays
+ * until it is dropped. */
+int tn__format_has_policies(tn_format format);
 
 /* Layout of a plane of an M x K tensor. TN_INVALID_ARGUMENT if the format has no such plane or a
  * size does not fit 63 bits. A tensor without elements has neither data nor scales. */

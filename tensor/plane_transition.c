@@ -201,11 +201,9 @@ static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_use on = free_stream_of(lease);
     if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
+    if (!tn__format_has_policies(tensor->format)) return TN_OK;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn_plane source;
-        const char *why;
         if (tensor->planes[i].state != TN_PLANE_STALE) continue;
-        if (!tn__format_source(tensor->format, (tn_plane)i, &source, &why)) continue;
         TN_TRY(free_plane(tensor, (tn_plane)i, on.stream, on.stream_id));
     }
     return TN_OK;
@@ -260,6 +258,9 @@ tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane)
     view.scale = tensor->planes[plane].blocks[TN__PART_SCALE];
     TN_CHECK(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
                                &view.layout) == TN_OK);
+    if (view.scale && view.layout.global_scale_offset >= 0) {
+        view.global_scale = (float *)((char *)view.scale + view.layout.global_scale_offset);
+    }
     return view;
 }
 
@@ -370,6 +371,7 @@ tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_s
                                  uint64_t stream_id) {
     tn_plane source;
     if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
+    if (!tn__format_has_policies(tensor->format)) return TN_OK;
     if (!tensor->is_frozen || !valid_source(tensor, plane, &source)) return TN_OK;
     if (tensor->planes[plane].first_lease) return TN_OK;
     TN_TRY(free_plane(tensor, plane, stream, stream_id));

@@ -21,16 +21,22 @@
  * last). A *plane* is one complete copy of its values with the scales that belong to it:
  *
  *     DATA  M x K elements of a high-precision type, row-major
- *     ROW   M x K FP8 row-major, and its scales
- *     COL   K x M FP8 row-major (stored transposed), and its scales
+ *     ROW   M x K quantized row-major, and its scales: quantized along K
+ *     COL   K x M quantized row-major (stored transposed; MXFP8: M x K), and its scales: along M
  *
- * Scale layouts (fp32 dequantization scales, row-major; up4 rounds up to a multiple of 4; what
- * is beyond the valid part is written as 0):
+ * Scale layouts (dequantization scales, fp32 where nothing else is said, row-major; up4 and up128
+ * round up to a multiple; what is beyond the valid part is written as 0). docs/formats.md says
+ * more, and which plane derives from which:
  *
- *     1D ROW [ceil(K/128), up4(M)]   scale of (m, k) at [k/128][m]
- *     1D COL [ceil(M/128), up4(K)]   scale of (m, k) at [m/128][k]
- *     2D ROW [ceil(M/128), up4(ceil(K/128))]   at [m/128][k/128]
- *     2D COL [ceil(K/128), up4(ceil(M/128))]   at [k/128][m/128]
+ *     1D     ROW [ceil(K/128), up4(M)]   scale of (m, k) at [k/128][m]
+ *            COL [ceil(M/128), up4(K)]   scale of (m, k) at [m/128][k]
+ *     2D     ROW [ceil(M/128), up4(ceil(K/128))]   at [m/128][k/128]
+ *            COL [ceil(K/128), up4(ceil(M/128))]   at [k/128][m/128]
+ *     TENSOR [1, 4]   one scale, and 0 three times
+ *     MXFP8  ROW [up128(M), up4(ceil(K/32))] of E8M0    at [m][k/32]
+ *            COL [up4(ceil(M/32)), up128(K)] of E8M0    at [m/32][k]
+ *     NVFP4  ROW [up128(M), up4(ceil(K/16))] of E4M3    at [m][k/16], then [1, 4] as in TENSOR
+ *            COL [up128(K), up4(ceil(M/16))] of E4M3    at [k][m/16], then [1, 4]
  *
  * Only the tensor owns plane memory and only a lease gives an address. Handles are values with a
  * generation: one that is not alive is TN_STALE_HANDLE, never undefined behaviour; {0} is none.
@@ -66,6 +72,9 @@ typedef enum tn_dtype {
     TN_E4M3, /* 4 exponent, 3 mantissa bits, maximum 448, NaN but no infinity */
     TN_E5M2, /* 5 exponent, 2 mantissa bits, maximum 57344 */
     TN_BYTE, /* bytes without a meaning: workspaces, token ids */
+    TN_E2M1, /* 2 exponent bits, 1 of mantissa, maximum 6. Two to a byte along a stored row, the
+              * first in the low half; a row begins at a byte, and the half left over is 0 */
+    TN_E8M0, /* 2^(byte - 127), 0xFF is NaN: of scales only */
     TN_DTYPE_COUNT
 } tn_dtype;
 
@@ -73,6 +82,9 @@ typedef enum tn_format {
     TN_FORMAT_PLAIN = 0,    /* DATA in fp32, bf16, fp16 or bytes */
     TN_FORMAT_FP8_BLOCK_1D, /* ROW scaled 1x128, COL scaled 128x1: COL is not derived from ROW */
     TN_FORMAT_FP8_BLOCK_2D, /* ROW and COL scaled 128x128: each is the other's exact transpose */
+    TN_FORMAT_FP8_TENSOR,   /* one scale (delayed or current): each the other's exact transpose */
+    TN_FORMAT_MXFP8,        /* 32 FP8 elements share a scale, ROW along K, COL along M */
+    TN_FORMAT_NVFP4,        /* E2M1, 16 share a scale, the tensor another one */
     TN_FORMAT_COUNT
 } tn_format;
 
@@ -93,7 +105,8 @@ typedef enum tn_plane_policy {
 TN_API const char *tn_dtype_name(tn_dtype dtype);
 TN_API const char *tn_format_name(tn_format format);
 TN_API const char *tn_plane_name(tn_plane plane);
-TN_API size_t tn_dtype_bytes(tn_dtype dtype);
+TN_API size_t tn_dtype_bits(tn_dtype dtype);
+TN_API size_t tn_dtype_bytes(tn_dtype dtype); /* 0 for E2M1, which is half a byte */
 
 /* ---- scopes ------------------------------------------------------------------------------- */
 
@@ -133,7 +146,7 @@ typedef struct tn_tensor_config {
     tn_dtype dtype;             /* element type of its planes */
     int rank;                   /* 0 is one element */
     int64_t shape[TN_RANK_MAX]; /* any may be 0 */
-    tn_scale_mode scale_mode;
+    tn_scale_mode scale_mode;   /* of fp32 scales of blocks and tensors */
     tn_plane_policy policy;
     int frozen;       /* 1: no gradient of it is wanted */
     const char *name; /* copied */
@@ -193,13 +206,17 @@ typedef enum tn_plane_state {
 } tn_plane_state;
 
 typedef struct tn_plane_layout {
-    int64_t rows; /* as stored: COL has K rows */
+    int64_t rows; /* as stored: COL has K rows, but for MXFP8 */
     int64_t cols;
+    size_t row_bytes; /* from one stored row to the next; 0 without elements */
     size_t data_bytes;
-    int64_t scale_rows;   /* 0: no scales */
-    int64_t scale_cols;   /* valid columns of a scale row */
-    int64_t scale_stride; /* floats from one scale row to the next */
-    size_t scale_bytes;
+    tn_dtype scale_dtype;        /* of no meaning without scales */
+    int64_t scale_rows;          /* 0: no scales */
+    int64_t scale_cols;          /* valid columns of a scale row */
+    int64_t scale_stride;        /* scales from one scale row to the next */
+    int64_t scale_padded_rows;   /* scale_rows, and the rows of padding after them */
+    int64_t global_scale_offset; /* bytes into the scales to the tensor's fp32 one; -1: none */
+    size_t scale_bytes;          /* of all of it, with padding */
 } tn_plane_layout;
 
 /* Shape and bytes of a plane, present or not. TN_INVALID_ARGUMENT if the format has none such. */
@@ -212,8 +229,8 @@ TN_API TN_MUST_USE tn_status tn_plane_state_get(tn_tensor tensor, tn_plane plane
 TN_API TN_MUST_USE tn_status tn_plane_make(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* Makes the plane valid: success if it is, else derives it from the other plane where the format
- * says how (2D, either way). TN_UNSUPPORTED where it can not be derived; TN_INVALID_STATE if
- * there is nothing valid to derive it from. */
+ * says how (2D and TENSOR, either way). TN_UNSUPPORTED where it can not be derived;
+ * TN_INVALID_STATE if there is nothing valid to derive it from. */
 TN_API TN_MUST_USE tn_status tn_plane_require(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* Frees the plane in the order of `stream`. TN_IN_USE while it is leased; TN_INVALID_STATE if it
@@ -243,8 +260,9 @@ typedef enum tn_access {
 struct tn_plane_view {
     tn_dtype dtype;
     tn_plane plane;
-    void *data;   /* NULL if the plane has no elements */
-    float *scale; /* NULL without scales */
+    void *data;          /* NULL if the plane has no elements */
+    void *scale;         /* of layout.scale_dtype; NULL without scales */
+    float *global_scale; /* of the whole tensor (TENSOR: equal to scale; NVFP4); else NULL */
     tn_plane_layout layout;
 };
 

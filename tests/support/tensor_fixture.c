@@ -27,8 +27,10 @@ static void transpose(void *argument) {
     }
     for (int64_t row = 0; row < to->scale_rows; row++) {
         for (int64_t col = 0; col < to->scale_stride; col++) {
-            work->to.scale[row * to->scale_stride + col] =
-                col < to->scale_cols ? work->from.scale[col * from->scale_stride + row] : 0.0f;
+            ((float *)work->to.scale)[row * to->scale_stride + col] =
+                col < to->scale_cols
+                    ? ((const float *)work->from.scale)[col * from->scale_stride + row]
+                    : 0.0f;
         }
     }
     free(work);

@@ -60,9 +60,10 @@ void test_plane_free(test_plane *plane) {
 
 void test_plane_expect_zero_padding(const test_plane *plane) {
     const tn_plane_layout *layout = &plane->view.layout;
+    const float *scales = plane->view.scale;
     for (int64_t row = 0; row < layout->scale_rows; row++) {
         for (int64_t i = layout->scale_cols; i < layout->scale_stride; i++) {
-            float scale = plane->view.scale[row * layout->scale_stride + i];
+            float scale = scales[row * layout->scale_stride + i];
             assert_true(scale == 0.0f && !signbit(scale));
         }
     }
@@ -70,9 +71,10 @@ void test_plane_expect_zero_padding(const test_plane *plane) {
 
 void test_plane_poison_padding(test_plane *plane) {
     const tn_plane_layout *layout = &plane->view.layout;
+    float *scales = plane->view.scale;
     for (int64_t row = 0; row < layout->scale_rows; row++) {
         for (int64_t i = layout->scale_cols; i < layout->scale_stride; i++) {
-            plane->view.scale[row * layout->scale_stride + i] = NAN;
+            scales[row * layout->scale_stride + i] = NAN;
         }
     }
 }

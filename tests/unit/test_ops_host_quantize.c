@@ -45,7 +45,7 @@ static void expect_codes(const one_block *block, const uint8_t *codes, int count
 
 static void expect_scale_bits(const one_block *block, uint32_t expected) {
     uint32_t bits;
-    memcpy(&bits, &block->plane.view.scale[0], sizeof bits);
+    memcpy(&bits, block->plane.view.scale, sizeof bits);
     assert_int_equal(bits, expected);
 }
 
@@ -128,7 +128,7 @@ static void a_tiny_bf16_block_leaves_its_neighbours_alone(void **state) {
     for (int k = 128; k < 256; k++)
         assert_int_equal(test_plane_code(&plane, 0, k), 0x3E);
     uint32_t bits;
-    memcpy(&bits, &plane.view.scale[4], sizeof bits);
+    memcpy(&bits, (const float *)plane.view.scale + 4, sizeof bits);
     assert_int_equal(bits, 0x00400000);
     test_plane_expect_quantized(&plane, &src, TN_SCALE_POW2, 0);
     test_plane_free(&plane);

@@ -146,24 +146,35 @@ static void only_2d_planes_derive_from_each_other(void **state) {
 
 static void dtypes_and_names(void **state) {
     (void)state;
-    static const tn_dtype fp8[] = {TN_E4M3, TN_E5M2};
-    static const tn_dtype plain[] = {TN_FP32, TN_BF16, TN_FP16, TN_BYTE};
+    static const unsigned taken[TN_FORMAT_COUNT] = {
+        [TN_FORMAT_PLAIN] = 1u << TN_FP32 | 1u << TN_BF16 | 1u << TN_FP16 | 1u << TN_BYTE,
+        [TN_FORMAT_FP8_BLOCK_1D] = 1u << TN_E4M3 | 1u << TN_E5M2,
+        [TN_FORMAT_FP8_BLOCK_2D] = 1u << TN_E4M3 | 1u << TN_E5M2,
+        [TN_FORMAT_FP8_TENSOR] = 1u << TN_E4M3 | 1u << TN_E5M2,
+        [TN_FORMAT_MXFP8] = 1u << TN_E4M3 | 1u << TN_E5M2,
+        [TN_FORMAT_NVFP4] = 1u << TN_E2M1,
+    };
     for (int format = 0; format < TN_FORMAT_COUNT; format++) {
-        int is_fp8 = format != TN_FORMAT_PLAIN;
-        for (int i = 0; i < 2; i++) {
-            assert_int_equal(tn__format_takes_dtype((tn_format)format, fp8[i]), is_fp8);
-        }
-        for (int i = 0; i < 4; i++) {
-            assert_int_equal(tn__format_takes_dtype((tn_format)format, plain[i]), !is_fp8);
+        for (int dtype = 0; dtype < TN_DTYPE_COUNT; dtype++) {
+            assert_int_equal(tn__format_takes_dtype((tn_format)format, (tn_dtype)dtype),
+                             taken[format] >> dtype & 1);
         }
     }
     assert_int_equal(tn_dtype_bytes(TN_FP32), 4);
     assert_int_equal(tn_dtype_bytes(TN_E5M2), 1);
     assert_int_equal(tn_dtype_bytes((tn_dtype)99), 0);
+    assert_int_equal(tn_dtype_bits((tn_dtype)99), 0);
+    assert_int_equal(tn_dtype_bits(TN_BF16), 16);
+    assert_int_equal(tn_dtype_bits(TN_E2M1), 4);
+    assert_int_equal(tn_dtype_bytes(TN_E2M1), 0);
+    assert_int_equal(tn_dtype_bytes(TN_E8M0), 1);
     assert_string_equal(tn_dtype_name(TN_BF16), "bf16");
     assert_string_equal(tn_dtype_name((tn_dtype)-1), "unknown dtype");
     assert_string_equal(tn_format_name(TN_FORMAT_FP8_BLOCK_2D), "fp8_block_2d");
-    assert_string_equal(tn_format_name((tn_format)3), "unknown format");
+    assert_string_equal(tn_format_name(TN_FORMAT_FP8_TENSOR), "fp8_tensor");
+    assert_string_equal(tn_format_name(TN_FORMAT_MXFP8), "mxfp8");
+    assert_string_equal(tn_format_name(TN_FORMAT_NVFP4), "nvfp4");
+    assert_string_equal(tn_format_name((tn_format)6), "unknown format");
     assert_string_equal(tn_plane_name(TN_PLANE_COL), "COL");
     assert_string_equal(tn_plane_name((tn_plane)3), "unknown plane");
 }

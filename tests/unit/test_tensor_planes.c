@@ -103,7 +103,7 @@ static void configs_that_do_not_fit_are_refused_by_name(void **state) {
     config = config_2d(4, 4), config.format = (tn_format)9;
     expect_refused(f, &config, "unknown format 9");
     config = config_2d(4, 4), config.dtype = TN_DTYPE_COUNT;
-    expect_refused(f, &config, "unknown dtype 6");
+    expect_refused(f, &config, "unknown dtype 8");
     config = config_2d(4, -1);
     expect_refused(f, &config, "dimension 1 is -1");
     config = config_2d(4, 4), config.rank = 9;
