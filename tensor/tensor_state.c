@@ -35,12 +35,9 @@ tn_status tn__name_copy(const char *text, const char *otherwise, char **out) {
 /* Only a plane that can be derived again may be given up, so DEFAULT never means
  * UNTIL_LAST_USE for other formats. */
 tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor) {
-    tn_plane source;
-    const char *why;
     if (tensor->policy != TN_POLICY_DEFAULT) return tensor->policy;
     if (!tensor->is_frozen || !tn__options_get()->release_frozen_columnwise) return TN_POLICY_KEEP;
-    if (!tn__format_has_plane(tensor->format, TN_PLANE_COL)) return TN_POLICY_KEEP;
-    if (!tn__format_source(tensor->format, TN_PLANE_COL, &source, &why)) return TN_POLICY_KEEP;
+    if (!tn__format_has_policies(tensor->format)) return TN_POLICY_KEEP;
     return TN_POLICY_UNTIL_LAST_USE;
 }
 

@@ -139,6 +139,25 @@ static void formats_that_can_not_derive_are_untouched(void **state) {
     assert_int_equal(fixture_state(plain, TN_PLANE_DATA), TN_PLANE_VALID);
 }
 
+/* Its planes derive from each other as 2D ones do, yet it is not what the policy is for. */
+static void one_scale_for_a_tensor_is_untouched(void **state) {
+    const tensor_fixture *f = *state;
+    set_release_option("1");
+    tn_tensor tensor = fixture_tensor(f, TN_FORMAT_FP8_TENSOR, 256, 128, "per tensor");
+    EXPECT_OK(tn_format_set_derive(TN_FORMAT_FP8_TENSOR, fixture_derive));
+    EXPECT_OK(tn_tensor_set_frozen(tensor, 1));
+    assert_int_equal(policy_of(tensor), TN_POLICY_KEEP);
+    EXPECT_OK(tn_tensor_set_policy(tensor, TN_POLICY_UNTIL_LAST_USE));
+    fixture_write(tensor, TN_PLANE_ROW, f->stream);
+    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
+    size_t owned = fixture_owned_bytes(f);
+    EXPECT_OK(tn_plane_release(tensor, TN_PLANE_COL, f->stream));
+    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), TN_PLANE_VALID);
+    fixture_write(tensor, TN_PLANE_ROW, f->stream); /* stales COL, which stays */
+    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), TN_PLANE_STALE);
+    assert_int_equal(fixture_owned_bytes(f), owned);
+}
+
 static void release_leaves_a_leased_plane_and_the_last_copy(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = weight(f, TN_POLICY_UNTIL_LAST_USE, 1);
@@ -210,6 +229,7 @@ int main(void) {
         WITH_FIXTURE(a_policy_of_its_own_wins_over_the_option),
         WITH_FIXTURE(a_trainable_weight_is_not_released),
         WITH_FIXTURE(formats_that_can_not_derive_are_untouched),
+        WITH_FIXTURE(one_scale_for_a_tensor_is_untouched),
         WITH_FIXTURE(release_leaves_a_leased_plane_and_the_last_copy),
         WITH_FIXTURE(a_stale_plane_is_freed_at_the_end_of_the_write_unless_kept),
         WITH_FIXTURE(a_frozen_stack_saves_exactly_its_col_planes),
