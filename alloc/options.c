@@ -24,7 +24,8 @@ typedef enum option_kind {
     OPTION_LIMIT,
     OPTION_NUMBER,
     OPTION_TEXT,
-    OPTION_CHOICE
+    OPTION_CHOICE,
+    OPTION_POLICY
 } option_kind;
 
 typedef struct option_row {
@@ -40,7 +41,10 @@ typedef struct option_row {
     {OPTION_##kind, offsetof(tn__options, field), variable, alias, fallback, meaning},
 static const option_row rows[OPTION_COUNT] = {TN_OPTION_TABLE(AS_ROW)};
 
-static const char *const driver_choices[] = {"auto", "cuda", "host"};
+static const char *const driver_choices[] = {"auto", "cuda", "host", NULL};
+
+const char *const tn__policy_choices[] = {"default", "keep", "until_last_use", "until_backward_end",
+                                          NULL};
 
 static tn__options values;
 static const char *source_of[OPTION_COUNT];
@@ -54,6 +58,7 @@ static const char *accepted_form(option_kind kind) {
     case OPTION_LIMIT: return "none, or a size (64MiB)";
     case OPTION_NUMBER: return "a number from 0 to 1048576";
     case OPTION_CHOICE: return "auto, cuda or host";
+    case OPTION_POLICY: return "default, keep, until_last_use or until_backward_end";
     default: return "a text";
     }
 }
@@ -100,9 +105,9 @@ static int parse_bool(const char *text, int *out) {
     return 0;
 }
 
-static int parse_choice(const char *text, int *out) {
-    for (int i = 0; i < 3; i++) {
-        if (strcasecmp(text, driver_choices[i]) == 0) return *out = i, 1;
+static int parse_choice(const char *text, const char *const *choices, int *out) {
+    for (int i = 0; choices[i]; i++) {
+        if (strcasecmp(text, choices[i]) == 0) return *out = i, 1;
     }
     return 0;
 }
@@ -124,7 +129,8 @@ static int parse_into(const option_row *row, const char *text, tn__options *out)
     void *field = (char *)out + row->offset;
     switch (row->kind) {
     case OPTION_BOOL: return parse_bool(text, field);
-    case OPTION_CHOICE: return parse_choice(text, field);
+    case OPTION_CHOICE: return parse_choice(text, driver_choices, field);
+    case OPTION_POLICY: return parse_choice(text, tn__policy_choices, field);
     case OPTION_LIMIT: return parse_limit(text, field);
     case OPTION_NUMBER: return parse_number(text, field);
     case OPTION_SIZE: return tn__parse_size(text, field) && *(size_t *)field > 0;

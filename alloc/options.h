@@ -32,7 +32,9 @@
     X(BOOL, nvtx, "TENURE_NVTX", NULL, "0", "tell NVTX tools of blocks even if none is injected")  \
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
-      "drop the columnwise plane of frozen 2D weights after dgrad")
+      "drop the columnwise plane of frozen 2D weights after dgrad")                                \
+    X(POLICY, plane_policy, "TENURE_PLANE_POLICY", NULL, "default",                                \
+      "how long derived planes live where no tensor or scope says")
 
 typedef enum tn__driver_choice {
     TN__DRIVER_CHOICE_AUTO,
@@ -57,7 +59,11 @@ typedef struct tn__options {
     size_t events;
     int nvtx;
     int release_frozen_columnwise;
+    int plane_policy; /* place in tn__policy_choices: the tensor layer's tn_plane_policy */
 } tn__options;
+
+/* What TENURE_PLANE_POLICY takes, ending with NULL. */
+extern const char *const tn__policy_choices[];
 
 TN_SISTER_API const tn__options *tn__options_get(void);
 

@@ -130,7 +130,7 @@ typedef struct format_row {
     global_scale global;
     int is_col_transposed;  /* COL is stored K x M */
     int is_exact_transpose; /* ROW and COL derive from each other */
-    int has_policies;       /* a plane that was derived ends by the tensor's policy */
+    int has_frozen_rule;    /* UNTIL_LAST_USE drops a plane that can be derived again */
     const char *why_not_derived;
     unsigned char operands[TN_ARCHITECTURE_COUNT]; /* operand_rule */
     const char *why_no_gemm;
@@ -170,7 +170,7 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
          .scales = scales_of_tiles,
          .is_col_transposed = 1,
          .is_exact_transpose = 1,
-         .has_policies = 1,
+         .has_frozen_rule = 1,
          .operands =
              {[TN_ARCHITECTURE_HOST] = OPERANDS_INNER, [TN_ARCHITECTURE_HOPPER] = OPERANDS_INNER},
          .why_no_gemm = "GEMMs with fp32 scales of blocks exist on compute capability 9.0 only"},
@@ -232,9 +232,9 @@ int tn__format_takes_dtype(tn_format format, tn_dtype dtype) {
     return (format_table[format].dtypes & BIT(dtype)) != 0;
 }
 
-int tn__format_has_policies(tn_format format) {
+int tn__format_has_frozen_rule(tn_format format) {
     TN_ASSERT(tn__format_is_known(format));
-    return format_table[format].has_policies;
+    return format_table[format].has_frozen_rule;
 }
 
 int tn__format_source(tn_format format, tn_plane plane, tn_plane *source, const char **why) {

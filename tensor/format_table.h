@@ -24,9 +24,8 @@ int tn__format_takes_dtype(tn_format format, tn_dtype dtype);
  * *why in words that complete "it can not be derived: ". */
 int tn__format_source(tn_format format, tn_plane plane, tn_plane *source, const char **why);
 
-/* Whether a policy may end a plane that was made from another: 2D. What other formats derive stays
- * until it is dropped. */
-int tn__format_has_policies(tn_format format);
+/* Whether UNTIL_LAST_USE, the rule of frozen weights, applies to it: 2D. */
+int tn__format_has_frozen_rule(tn_format format);
 
 /* Layout of a plane of an M x K tensor. TN_INVALID_ARGUMENT if the format has no such plane or a
  * size does not fit 63 bits. A tensor without elements has neither data nor scales. */

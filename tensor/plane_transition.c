@@ -11,6 +11,7 @@
 #include "ledger.h"
 #include "plane_memory.h"
 #include "plane_order.h"
+#include "plane_policy.h"
 
 #define BIT(plane) (1u << (plane))
 
@@ -26,11 +27,13 @@ static tn_device *device_of(const tn__tensor_object *tensor) {
 
 static void set_absent(tn__plane_object *plane) {
     plane->state = TN_PLANE_ABSENT;
+    plane->is_derived = 0;
     plane->has_write = 0;
     plane->read_count = 0;
 }
 
-static tn_status free_announced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
+tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plane,
+                                        tn_stream stream) {
     tn__plane_object *object = &tensor->planes[plane];
     TN_ASSERT(!object->first_lease);
     TN_TRY(tn__plane_memory_give_back(tensor, plane, stream));
@@ -43,7 +46,7 @@ static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
     TN_TRY(tn__plane_memory_announce(object, stream, stream_id));
-    return free_announced(tensor, plane, stream);
+    return tn__transition_drop_announced(tensor, plane, stream);
 }
 
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
@@ -79,8 +82,9 @@ tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *o
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__plane_object *plane = &tensor->planes[i];
         tn_stream stream = free_use(plane, on).stream;
-        TN_TRY(free_announced(tensor, (tn_plane)i, stream));
-        if (tn__plane_has_remains(plane)) TN_TRY(free_announced(tensor, (tn_plane)i, stream));
+        TN_TRY(tn__transition_drop_announced(tensor, (tn_plane)i, stream));
+        if (!tn__plane_has_remains(plane)) continue;
+        TN_TRY(tn__transition_drop_announced(tensor, (tn_plane)i, stream));
     }
     return TN_OK;
 }
@@ -105,13 +109,6 @@ static int is_last_copy(const tn__tensor_object *tensor, tn_plane plane) {
         if (i != (int)plane && tensor->planes[i].state == TN_PLANE_VALID) return 0;
     }
     return 1;
-}
-
-/* The plane that `plane` could be derived from right now; 0 if none is valid. */
-static int valid_source(const tn__tensor_object *tensor, tn_plane plane, tn_plane *source) {
-    const char *why;
-    if (!tn__format_source(tensor->format, plane, source, &why)) return 0;
-    return tensor->planes[*source].state == TN_PLANE_VALID;
 }
 
 /* ---- begin --------------------------------------------------------------------------------- */
@@ -195,15 +192,14 @@ static tn__plane_use free_stream_of(const tn__lease_object *lease) {
     return (tn__plane_use){lease->stream, lease->stream_id, 1};
 }
 
-/* Under UNTIL_LAST_USE a plane that the write has made stale is not kept to be derived again in
+/* Under most policies a plane that the write has made stale is not kept to be derived again in
  * place. */
 static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_use on = free_stream_of(lease);
-    if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
-    if (!tn__format_has_policies(tensor->format)) return TN_OK;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (tensor->planes[i].state != TN_PLANE_STALE) continue;
+        if (!tn__policy_drops_stale(tensor, (tn_plane)i)) continue;
         TN_TRY(free_plane(tensor, (tn_plane)i, on.stream, on.stream_id));
     }
     return TN_OK;
@@ -216,7 +212,10 @@ tn_status tn__transition_end(tn__lease_object *lease) {
         TN_TRY(tn__plane_order_record(plane, lease->stream, lease->stream_id));
     }
     if (is_write && !lease->is_derivation) TN_TRY(free_stale(lease));
-    if (is_write) plane->state = TN_PLANE_VALID;
+    if (is_write) {
+        plane->state = TN_PLANE_VALID;
+        plane->is_derived = lease->is_derivation;
+    }
     unlink_lease(lease);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;
@@ -369,11 +368,7 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id) {
-    tn_plane source;
-    if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return TN_OK;
-    if (!tn__format_has_policies(tensor->format)) return TN_OK;
-    if (!tensor->is_frozen || !valid_source(tensor, plane, &source)) return TN_OK;
-    if (tensor->planes[plane].first_lease) return TN_OK;
+    if (!tn__policy_drops_at_release(tensor, plane)) return TN_OK;
     TN_TRY(free_plane(tensor, plane, stream, stream_id));
     TN_ASSERT(tn__tensor_is_valid(tensor));
     return TN_OK;

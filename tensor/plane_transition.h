@@ -42,6 +42,11 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id);
 
+/* To ABSENT, for a plane that is neither leased nor a last copy, once tn__plane_memory_announce has
+ * told the pool of it; fails like tn__transition_empty. */
+tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plane,
+                                        tn_stream stream);
+
 /* All planes to ABSENT, each in the order of its last use, or of `on` if that is not NULL. No plane
  * is leased. First announce it, for all tensors that are to be emptied together: that changes
  * nothing, and after it emptying fails only if the driver can no longer look up a stream that is

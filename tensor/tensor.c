@@ -5,6 +5,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "plane_policy.h"
 #include "plane_transition.h"
 #include "scope.h"
 #include "plane_order.h"
@@ -60,8 +61,8 @@ static tn_status check_config(const tn_tensor_config *config, int64_t *rows, int
                tn_dtype_name(config->dtype));
     TN_REQUIRE(config->scale_mode == TN_SCALE_POW2 || config->scale_mode == TN_SCALE_FP32,
                "tn_tensor_create: unknown scale mode %d", (int)config->scale_mode);
-    TN_REQUIRE((int)config->policy >= 0 && config->policy <= TN_POLICY_UNTIL_LAST_USE,
-               "tn_tensor_create: unknown policy %d", (int)config->policy);
+    TN_REQUIRE(tn__policy_is_known(config->policy), "tn_tensor_create: unknown policy %d",
+               (int)config->policy);
     TN_TRY(flatten(config, rows, cols));
     for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
         tn_plane_layout layout;
@@ -201,16 +202,6 @@ tn_status tn_tensor_set_frozen(tn_tensor tensor, int frozen) {
     tn__tensor_object *object;
     TN_TRY(tn__tensor_acquire(tensor, &object));
     object->is_frozen = frozen != 0;
-    tn__tensor_unlock(object);
-    return TN_OK;
-}
-
-tn_status tn_tensor_set_policy(tn_tensor tensor, tn_plane_policy policy) {
-    tn__tensor_object *object;
-    TN_REQUIRE((int)policy >= 0 && policy <= TN_POLICY_UNTIL_LAST_USE,
-               "tn_tensor_set_policy: unknown policy %d", (int)policy);
-    TN_TRY(tn__tensor_acquire(tensor, &object));
-    object->policy = policy;
     tn__tensor_unlock(object);
     return TN_OK;
 }

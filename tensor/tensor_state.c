@@ -4,7 +4,6 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
-#include "options.h"
 
 #include <string.h>
 
@@ -30,16 +29,7 @@ tn_status tn__name_copy(const char *text, const char *otherwise, char **out) {
     return TN_OK;
 }
 
-/* ---- policy -------------------------------------------------------------------------------- */
-
-/* Only a plane that can be derived again may be given up, so DEFAULT never means
- * UNTIL_LAST_USE for other formats. */
-tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor) {
-    if (tensor->policy != TN_POLICY_DEFAULT) return tensor->policy;
-    if (!tensor->is_frozen || !tn__options_get()->release_frozen_columnwise) return TN_POLICY_KEEP;
-    if (!tn__format_has_policies(tensor->format)) return TN_POLICY_KEEP;
-    return TN_POLICY_UNTIL_LAST_USE;
-}
+/* ---- tensors -------------------------------------------------------------------------------- */
 
 tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor) {
     tn_tensor_info info = TN_TENSOR_INFO_INIT;

@@ -16,7 +16,7 @@
 
 #include "driver.h"
 #include "handle_table.h"
-#include "tenure_tensor.h"
+#include "tenure_lifetime.h"
 
 typedef struct tn__books tn__books;
 typedef struct tn__scope_object tn__scope_object;
@@ -63,7 +63,9 @@ struct tn__scope_object {
     tn__tensor_object *first_tensor;
     tn_scope_kind kind;
     char *name;
-    tn__sums sums; /* with all scopes below */
+    tn_plane_policy policy; /* of what is in it and has none of its own; DEFAULT: none */
+    tn_phase phase;         /* as set; tn__scope_phase says what it comes to */
+    tn__sums sums;          /* with all scopes below */
     size_t peak_total_bytes;
     size_t peak_plane_bytes[TN_PLANE_COUNT];
 };
@@ -89,6 +91,7 @@ typedef struct tn__plane_use {
 
 typedef struct tn__plane_object {
     tn_plane_state state;
+    int is_derived;       /* its contents were made from another plane, not written */
     tn__memory_kind kind; /* of the blocks; OWNED while there are none */
     void *blocks[TN__PART_COUNT];
     size_t bytes[TN__PART_COUNT];
@@ -139,8 +142,12 @@ struct tn__lease_object {
 
 /* ---- questions ------------------------------------------------------------------------------ */
 
-/* What the policy means for this tensor: KEEP or UNTIL_LAST_USE. */
+/* What the tensor's policy comes to: never DEFAULT, and KEEP if none of its planes can be derived
+ * from another (plane_policy.c). */
 tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor);
+
+/* The phase of the scope, or of the nearest scope above it that has one (phase.c). */
+tn_phase tn__scope_phase(const tn__scope_object *scope);
 
 /* The lease that writes the plane; NULL if none does. */
 tn__lease_object *tn__plane_writer(const tn__plane_object *plane);

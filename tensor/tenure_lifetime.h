@@ -53,6 +53,77 @@ TN_API TN_MUST_USE tn_status tn_format_operand(tn_format format, tn_architecture
 
 /* ---- policies and phases ------------------------------------------------------------------- */
 
+/* For tensors in the scope and below that have no policy of their own, nor a nearer scope that has
+ * one. TN_POLICY_DEFAULT: the scope has none. Any thread. Nothing is dropped by setting a policy:
+ * each plane meets its new one at the next release, end of a write, or change of phase. */
+TN_API TN_MUST_USE tn_status tn_scope_policy_set(tn_scope scope, tn_plane_policy policy);
+
+/* For all tensors of the process that have no policy, nor their scopes. Where this is DEFAULT too,
+ * TENURE_PLANE_POLICY says, then TENURE_RELEASE_FROZEN_COLUMNWISE (frozen 2D weights:
+ * UNTIL_LAST_USE), else KEEP. Any thread. */
+TN_API TN_MUST_USE tn_status tn_policy_default_set(tn_plane_policy policy);
+
+/* What a scope is at. A step of training goes FORWARD, BACKWARD, UPDATE; where a unit computes
+ * its activations again in backward, BACKWARD, RECOMPUTE, BACKWARD. */
+typedef enum tn_phase {
+    TN_PHASE_NONE = 0,
+    TN_PHASE_FORWARD,
+    TN_PHASE_BACKWARD,
+    TN_PHASE_RECOMPUTE, /* a part of backward */
+    TN_PHASE_UPDATE,
+    TN_PHASE_COUNT
+} tn_phase;
+
+TN_API const char *tn_phase_name(tn_phase phase);
+
+/* Leaving backward (from BACKWARD or RECOMPUTE to any other phase) drops, in the order of `stream`,
+ * all planes under UNTIL_BACKWARD_END in the scope and below that can be derived again, whichever
+ * pass made them. TN_IN_USE names one that is leased: then nothing is dropped and the phase stays.
+ * A scope below that has no phase of its own is in this one's. */
+TN_API TN_MUST_USE tn_status tn_scope_phase_set(tn_scope scope, tn_phase phase, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_scope_phase_get(tn_scope scope, tn_phase *out);
+
+/* How a weight is used in a phase. */
+typedef struct tn_phase_config {
+    size_t size;
+    tn_phase phase;
+    int wants_dgrad; /* a gradient of the input is wanted: not so below the first trainable layer */
+    int recomputes;  /* backward computes the forward pass of its unit again */
+} tn_phase_config;
+#define TN_PHASE_CONFIG_INIT                                                                       \
+    { sizeof(tn_phase_config), TN_PHASE_FORWARD, 1, 0 }
+
+typedef enum tn_plane_origin {
+    TN_ORIGIN_GIVEN = 0, /* it has to be there: kept, gathered, or quantized from its source */
+    TN_ORIGIN_DERIVED    /* made from `source` here, if it is not there */
+} tn_plane_origin;
+
+enum { TN_PHASE_READS_MAX = 2 };
+
+typedef struct tn_phase_plan {
+    size_t size;
+    int count; /* of reads; 0: no plane of the weight is needed in the phase */
+    struct {
+        tn_plane plane;
+        tn_plane_origin origin;
+        tn_plane source; /* of a DERIVED plane */
+    } reads[TN_PHASE_READS_MAX];
+} tn_phase_plan;
+#define TN_PHASE_PLAN_INIT                                                                         \
+    {                                                                                              \
+        sizeof(tn_phase_plan), 0, {                                                                \
+            { TN_PLANE_DATA, TN_ORIGIN_GIVEN, TN_PLANE_DATA }                                      \
+        }                                                                                          \
+    }
+
+/* The planes of a weight that the layers read in a phase, in order, so that no other one is made or
+ * gathered: FORWARD and RECOMPUTE the one of the forward GEMM; BACKWARD that one first if it
+ * recomputes, then the one of dgrad if that is wanted; UPDATE none. Which they are, and whether the
+ * second can be derived, the format says for the tensor's device: where all elements share a scale
+ * Blackwell reads one plane for both. TN_UNSUPPORTED where the format has no GEMM there. */
+TN_API TN_MUST_USE tn_status tn_phase_plan_get(tn_tensor tensor, const tn_phase_config *config,
+                                               tn_phase_plan *out);
+
 /* ---- saved sets and recomputation ---------------------------------------------------------- */
 
 /* ---- offloading to host memory ------------------------------------------------------------- */

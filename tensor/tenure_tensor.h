@@ -95,16 +95,21 @@ typedef enum tn_scale_mode {
     TN_SCALE_FP32
 } tn_scale_mode;
 
-/* How long the derived plane of a 2D tensor (the one that was made from the other) lives. */
+/* How long a plane lives that can be derived again from another one of its tensor: no policy ever
+ * touches a plane that can not, or the last one. Of two planes the one that was derived is the one
+ * to go; where both were written, COL. What comes before what: tn_policy_default_set. */
 typedef enum tn_plane_policy {
-    TN_POLICY_DEFAULT = 0,   /* frozen weights: TENURE_RELEASE_FROZEN_COLUMNWISE, else KEEP */
-    TN_POLICY_KEEP,          /* until dropped */
-    TN_POLICY_UNTIL_LAST_USE /* dropped, in stream order, when tn_plane_release is called */
+    TN_POLICY_DEFAULT = 0,        /* as the scope says, or the process, or the environment */
+    TN_POLICY_KEEP,               /* until dropped */
+    TN_POLICY_UNTIL_LAST_USE,     /* frozen 2D tensors only: until tn_plane_release */
+    TN_POLICY_UNTIL_BACKWARD_END, /* until tn_scope_phase_set leaves TN_PHASE_BACKWARD */
+    TN_POLICY_COUNT
 } tn_plane_policy;
 
 TN_API const char *tn_dtype_name(tn_dtype dtype);
 TN_API const char *tn_format_name(tn_format format);
 TN_API const char *tn_plane_name(tn_plane plane);
+TN_API const char *tn_policy_name(tn_plane_policy policy); /* as TENURE_PLANE_POLICY takes it */
 TN_API size_t tn_dtype_bits(tn_dtype dtype);
 TN_API size_t tn_dtype_bytes(tn_dtype dtype); /* 0 for E2M1, which is half a byte */
 
@@ -175,7 +180,7 @@ typedef struct tn_tensor_info {
     int64_t rows; /* M */
     int64_t cols; /* K */
     tn_scale_mode scale_mode;
-    tn_plane_policy policy; /* DEFAULT resolved to what it means */
+    tn_plane_policy policy; /* what it comes to; KEEP where no plane can be derived again */
     int frozen;
     tn_scope scope;
     tn_pool *pool;
@@ -237,9 +242,10 @@ TN_API TN_MUST_USE tn_status tn_plane_require(tn_tensor tensor, tn_plane plane, 
  * is the last valid plane (destroy the tensor instead). Absent is success. */
 TN_API TN_MUST_USE tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
-/* The consumer is done with the plane for now: drops it if the tensor's policy is
- * UNTIL_LAST_USE, it is frozen, and the plane can be derived again (2D, the other plane valid,
- * not leased); success without effect otherwise. */
+/* The consumer is done with the plane for now: drops it, in the order of `stream`, if the tensor's
+ * policy says so and it can be derived again (the other plane is valid in memory of its own, this
+ * one is not leased); success without effect otherwise. UNTIL_LAST_USE asks for a frozen 2D tensor;
+ * KEEP and UNTIL_BACKWARD_END never drop here. */
 TN_API TN_MUST_USE tn_status tn_plane_release(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* How a plane is derived: set once for a format by the library that can (libtenure-ops does so
@@ -276,7 +282,7 @@ TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn
                                             tn_stream stream, tn_lease *lease, tn_plane_view *view);
 
 /* The work is on the stream: records the use there; a written plane is valid from here, and under
- * UNTIL_LAST_USE the 2D plane that it has made stale is freed, in the order of the stream.
+ * any policy but KEEP a derivable plane that it has made stale is freed, in the stream's order.
  * A lease ended before is TN_STALE_HANDLE. Another failure leaves it open: abandon it, or end it
  * again. A lease on a per-thread default stream is ended by the thread that began it. */
 TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);

@@ -2,7 +2,7 @@
 #ifndef TENURE_TENSOR_FIXTURE_H
 #define TENURE_TENSOR_FIXTURE_H
 
-#include "tenure_tensor.h"
+#include "tenure_lifetime.h"
 #include "test_support.h"
 
 typedef struct tensor_fixture {

@@ -105,7 +105,7 @@ static void a_policy_of_its_own_wins_over_the_option(void **state) {
     EXPECT_OK(tn_tensor_set_policy(keep, TN_POLICY_UNTIL_LAST_USE));
     read_and_release(keep, f->stream);
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
-    EXPECT_STATUS(tn_tensor_set_policy(keep, (tn_plane_policy)3), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_tensor_set_policy(keep, TN_POLICY_COUNT), TN_INVALID_ARGUMENT);
     assert_int_equal(policy_of(keep), TN_POLICY_UNTIL_LAST_USE);
 }
 
