@@ -135,7 +135,7 @@ static tn__cache_want want_of(const tn__request *request, tn_stream stream) {
                             request->site};
 }
 
-/* A warm call that found its cache closed, or was short of credit, is served from it here. */
+/* A warm call that found its cache closed is served from it here. */
 static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream stream,
                                  void **out) {
     tn__cache_want want = want_of(request, stream);
@@ -148,11 +148,9 @@ static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream 
 }
 
 static tn_status allocate_slowly(tn_pool *pool, tn__request *request, tn_stream stream,
-                                 size_t waiting_bytes, void **out) {
+                                 void **out) {
     tn_status status;
-    if (waiting_bytes) atomic_fetch_add(&pool->waiting_bytes, waiting_bytes);
     pthread_mutex_lock(&pool->mutex);
-    if (waiting_bytes) atomic_fetch_sub(&pool->waiting_bytes, waiting_bytes);
     tn__cache_set_clock(pool);
     status = allocate_locked(pool, request, stream, out);
     pthread_mutex_unlock(&pool->mutex);
@@ -184,15 +182,14 @@ static inline tn__cache_result take_warm(tn_pool *pool, size_t bytes, tn_stream 
         want.site = options->site;
     }
     result = tn__cache_take(cache, &want, out);
-    if (result == TN__CACHE_DONE && pool->info.simulated) {
+    if ((result == TN__CACHE_DONE || result == TN__CACHE_IN_DEBT) && pool->info.simulated) {
         note_take(pool, pool->state, *out, tn__round_up(bytes, TN__BLOCK_ALIGN), stream);
     }
     return result;
 }
 
 static tn_status alloc_cold(tn_pool *pool, size_t bytes, tn_stream stream,
-                            const tn_alloc_options *options, int is_owned, size_t waiting_bytes,
-                            void **out) {
+                            const tn_alloc_options *options, int is_owned, void **out) {
     tn__request request = {.asked_bytes = bytes, .is_owned = is_owned};
     TN_REQUIRE(pool, "tn_alloc: pool is NULL");
     TN_REQUIRE(out, "tn_alloc: out is NULL");
@@ -212,16 +209,34 @@ static tn_status alloc_cold(tn_pool *pool, size_t bytes, tn_stream stream,
         request.bytes = tn__dedicated_bytes(pool, bytes);
         request.zone = TN__ZONE_DEDICATED;
     }
-    return allocate_slowly(pool, &request, stream, waiting_bytes, out);
+    return allocate_slowly(pool, &request, stream, out);
+}
+
+/* Threads that found their caches stopped have their blocks before they go on to settle: so one of
+ * them settles for all, instead of each for itself. */
+static void wait_until_open(tn_pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+/* The block is the caller's already; the call returns once the peak knows of it. */
+static void settle(tn_pool *pool) {
+    pthread_mutex_lock(&pool->mutex);
+    tn__cache_settle(tn__cache_mine(pool));
+    pthread_mutex_unlock(&pool->mutex);
 }
 
 static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
                                     const tn_alloc_options *options, int is_owned, void **out) {
     tn__cache_result result = take_warm(pool, bytes, stream, options, is_owned, out);
-    int is_waiting;
     if (result == TN__CACHE_DONE) return TN_OK;
-    is_waiting = result == TN__CACHE_LATE && bytes <= pool->most_bytes;
-    return alloc_cold(pool, bytes, stream, options, is_owned, is_waiting ? bytes : 0, out);
+    if (result == TN__CACHE_CLOSED && !atomic_load(&pool->observers)) {
+        wait_until_open(pool);
+        result = take_warm(pool, bytes, stream, options, is_owned, out);
+    }
+    if (result == TN__CACHE_IN_DEBT) settle(pool);
+    if (result == TN__CACHE_DONE || result == TN__CACHE_IN_DEBT) return TN_OK;
+    return alloc_cold(pool, bytes, stream, options, is_owned, out);
 }
 
 tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream, const tn_alloc_options *options,

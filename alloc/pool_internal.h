@@ -120,9 +120,8 @@ struct tn_pool {
     tn__cache_slot cache_slots[TN__CACHE_SLOTS];
     tn__cache *caches; /* see thread_cache.h */
     size_t cache_count;
-    size_t given_bytes;          /* sum of what the caches were given */
-    atomic_size_t waiting_bytes; /* asked for by warm calls that wait for the mutex */
-    int stop_depth;              /* caches are stopped */
+    size_t given_bytes; /* sum of what the caches were given */
+    int stop_depth;     /* caches are stopped */
 };
 
 /* Locks the pool and stops its caches: for those who look at all blocks or at sums over them. */

@@ -105,12 +105,17 @@ static inline tn__cache_bin *find_filled_bin(tn__cache *cache, tn_stream stream,
     return bin && bin->first ? bin : NULL;
 }
 
-static inline tn__piece *pop(tn__cache *cache, tn__cache_bin *bin, const tn__cache_want *want) {
+static inline tn__cache_result spend(tn__cache *cache, size_t bytes) {
+    if (cache->credit < bytes) return tn__cache_borrow(cache, bytes);
+    cache->credit -= bytes;
+    return TN__CACHE_DONE;
+}
+
+static inline tn__cache_result pop(tn__cache *cache, tn__cache_bin *bin, const tn__cache_want *want,
+                                   void **out) {
     tn__piece *block = bin->first;
-    TN_ASSERT(cache->credit >= want->asked_bytes);
     bin->first = block->cache_next;
     bin->count--;
-    cache->credit -= want->asked_bytes;
     cache->allocs++;
     if (want->is_owned) cache->owned_bytes += want->asked_bytes;
     block->asked_bytes = want->asked_bytes;
@@ -119,27 +124,16 @@ static inline tn__piece *pop(tn__cache *cache, tn__cache_bin *bin, const tn__cac
     block->owner = want->owner;
     block->site = want->site;
     set_state(block, TN__BLOCK_LIVE);
-    return block;
-}
-
-static inline int has_credit(tn__cache *cache, size_t bytes) {
-    if (cache->credit >= bytes) return 1;
-    if (atomic_load_explicit(&cache->handed, memory_order_relaxed)) tn__cache_collect(cache);
-    return cache->credit >= bytes;
+    *out = (void *)block->address;
+    return spend(cache, want->asked_bytes);
 }
 
 tn__cache_result tn__cache_take(tn__cache *cache, const tn__cache_want *want, void **out) {
     tn__cache_result result = TN__CACHE_MISS;
     tn__cache_bin *bin;
-    if (!enter(cache)) return TN__CACHE_LATE;
+    if (!enter(cache)) return TN__CACHE_CLOSED;
     bin = find_filled_bin(cache, want->stream, round_block(want->asked_bytes));
-    if (bin) {
-        result = TN__CACHE_LATE;
-        if (has_credit(cache, want->asked_bytes)) {
-            *out = (void *)pop(cache, bin, want)->address;
-            result = TN__CACHE_DONE;
-        }
-    }
+    if (bin) result = pop(cache, bin, want, out);
     leave(cache);
     return result;
 }
@@ -147,8 +141,7 @@ tn__cache_result tn__cache_take(tn__cache *cache, const tn__cache_want *want, vo
 int tn__cache_take_locked(tn__cache *cache, const tn__cache_want *want, void **out) {
     tn__cache_bin *bin = find_filled_bin(cache, want->stream, round_block(want->asked_bytes));
     if (!bin) return 0;
-    tn__cache_top_up(cache, want->asked_bytes);
-    *out = (void *)pop(cache, bin, want)->address;
+    if (pop(cache, bin, want, out) == TN__CACHE_IN_DEBT) tn__cache_settle(cache);
     return 1;
 }
 
@@ -211,7 +204,7 @@ tn__cache_result tn__cache_give(tn__cache *cache, void *block, tn_stream stream,
     tn__cache_result result = TN__CACHE_MISS;
     tn__piece *piece;
     *held = NULL;
-    if (!enter(cache)) return TN__CACHE_LATE;
+    if (!enter(cache)) return TN__CACHE_CLOSED;
     piece = hold_block(cache->pool, (uintptr_t)block);
     if (piece && is_given(cache, piece, stream)) {
         result = TN__CACHE_DONE;

@@ -26,13 +26,15 @@
  * bytes more live without the pool's peak being passed. An allocation takes from it, a free
  * adds to it:
  *
- *      really live = heap.live_bytes + sum of (given - credit)
- *                 <= heap.live_bytes + sum of given  <= peak_live_bytes
+ *      really live = heap.live_bytes + sum of (given - credit + debt)
  *
- * `given` is what the credit was when heap.live_bytes was last exact. Where credit is short, it is
- * given anew from what the peak leaves; only when that is not enough, all caches are stopped, their
- * credits taken back, and the peak raised if what is live then passes it. Calls of other threads
- * that wait for the mutex meanwhile count as if they had their blocks already: the calls overlap.
+ *      heap.live_bytes + sum of given <= peak_live_bytes
+ *
+ * `given` is what the credit was when heap.live_bytes was last exact. Where credit is short, the
+ * block is taken all the same, with the rest as a debt that the call settles before it returns: the
+ * mutex, then credit from what the peak leaves; only when that is not enough, all caches are
+ * stopped, which settles every debt, and the peak raised if what is live then passes it. So the
+ * peak is of blocks that calls have, also of calls that overlap, and never of one that is refused.
  *
  * Lock order: a pool's mutex, then the registry's (thread_cache_owner.c). Owners inside take none.
  */
@@ -77,6 +79,7 @@ struct tn__cache {
     atomic_uint closed; /* 0, or the bits above: changed under the mutex */
     int is_asymmetric;  /* closing it takes a membarrier */
     size_t credit;
+    size_t debt;     /* live beyond the credit, by a call that has not returned */
     uint64_t clock;  /* of heap.operation; with the next two added, the time of now */
     uint64_t allocs; /* since the books were last made up; like the next two */
     uint64_t frees;
@@ -157,8 +160,9 @@ void tn__caches_close(tn_pool *pool);
 
 typedef enum tn__cache_result {
     TN__CACHE_DONE,
-    TN__CACHE_MISS, /* the heap has to serve */
-    TN__CACHE_LATE  /* the cache could serve, but is closed or short of credit */
+    TN__CACHE_MISS,   /* the heap has to serve */
+    TN__CACHE_CLOSED, /* nothing was looked at */
+    TN__CACHE_IN_DEBT /* done, once the cache has settled */
 } tn__cache_result;
 
 /* What is wanted of a cache: a block of at least asked_bytes, aligned to TN__BLOCK_ALIGN. */
@@ -170,15 +174,15 @@ typedef struct tn__cache_want {
     const char *site;
 } tn__cache_want;
 
-/* Takes a block out of this thread's cache. */
+/* Takes a block out of this thread's cache. On TN__CACHE_IN_DEBT: tn__cache_settle comes next. */
 tn__cache_result tn__cache_take(tn__cache *cache, const tn__cache_want *want, void **out);
 
-/* The same by the owner that holds the mutex: credit is given as it is needed. 0 on a miss. */
+/* The same by the owner that holds the mutex, and settles at once. 0 on a miss. */
 int tn__cache_take_locked(tn__cache *cache, const tn__cache_want *want, void **out);
 
 /* Frees a block into this thread's cache or hands it over to the one that it came from. On
  * TN__CACHE_MISS, *held is the block if it is one: its tag says HELD, and the caller goes on with
- * it; and NULL if no block in a caller's hands was seen there. */
+ * it; and NULL if no block in a caller's hands was seen there, or looked for. */
 tn__cache_result tn__cache_give(tn__cache *cache, void *block, tn_stream stream, tn__piece **held);
 
 /* Puts a block that is HELD into its lane by the owner that holds the mutex; 0 if it can not. */
@@ -190,8 +194,8 @@ void tn__cache_collect(tn__cache *cache);
 /* ---- thread_cache_books.c: those who need all caches --------------------------------------- */
 
 /* With the pool's mutex held: has all caches to itself, and makes up the books: heap.live_bytes,
- * heap.owned_bytes, pool->allocs and pool->frees are exact, no block is HANDED, and those that are
- * CACHED are free memory. May be nested. */
+ * the peak, heap.owned_bytes, pool->allocs and pool->frees are exact, no block is HANDED, and those
+ * that are CACHED are free memory. May be nested. */
 void tn__caches_stop(tn_pool *pool);
 void tn__caches_go(tn_pool *pool);
 
@@ -209,8 +213,13 @@ int tn__caches_drain(tn_pool *pool);
 /* heap.live_bytes has grown: raises the peak if it has to be. Under the mutex. */
 void tn__caches_note_live(tn_pool *pool);
 
-/* More credit for a cache, so that it has at least `bytes`. Under the mutex, by its owner. */
-void tn__cache_top_up(tn__cache *cache, size_t bytes);
+/* Spends more than the credit: first that of what was handed over; what it does not cover is owed
+ * then (TN__CACHE_IN_DEBT). By who has the cache to itself. */
+tn__cache_result tn__cache_borrow(tn__cache *cache, size_t bytes);
+
+/* Nothing is owed any more, and there is credit if the peak leaves some. Under the mutex, by the
+ * cache's owner. */
+void tn__cache_settle(tn__cache *cache);
 
 /* Takes all credits back: the pool's peak can be set anew. The caches are stopped. */
 void tn__caches_withdraw(tn_pool *pool);

@@ -59,6 +59,77 @@ int tn__caches_drain(tn_pool *pool) {
     return any;
 }
 
+/* ---- live bytes ---------------------------------------------------------------------------- */
+
+static size_t most_live(const tn_pool *pool) { return pool->heap.live_bytes + pool->given_bytes; }
+
+static void withdraw(tn_pool *pool, tn__cache *cache) {
+    TN_ASSERT(cache->given == cache->credit);
+    pool->given_bytes -= cache->given;
+    cache->given = 0;
+    cache->credit = 0;
+}
+
+void tn__caches_withdraw(tn_pool *pool) {
+    TN_ASSERT(pool->stop_depth > 0);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
+        withdraw(pool, cache);
+    TN_ASSERT(pool->given_bytes == 0);
+}
+
+/* The books are made up: what is live may not pass the peak, nor may what the credits allow. */
+static void make_room_below_peak(tn_pool *pool) {
+    if (most_live(pool) <= pool->peak_live_bytes) return;
+    tn__caches_withdraw(pool);
+    if (pool->heap.live_bytes > pool->peak_live_bytes) {
+        pool->peak_live_bytes = pool->heap.live_bytes;
+    }
+}
+
+void tn__caches_note_live(tn_pool *pool) {
+    if (most_live(pool) <= pool->peak_live_bytes) return;
+    tn__caches_stop(pool);
+    make_room_below_peak(pool); /* they may have been stopped before */
+    tn__caches_go(pool);
+}
+
+/* Out of line: the warm path has registers to save for a call it hardly makes. */
+tn__cache_result tn__cache_borrow(tn__cache *cache, size_t bytes) {
+    if (atomic_load_explicit(&cache->handed, memory_order_relaxed)) tn__cache_collect(cache);
+    if (cache->credit >= bytes) {
+        cache->credit -= bytes;
+        return TN__CACHE_DONE;
+    }
+    cache->debt += bytes - cache->credit;
+    cache->credit = 0;
+    return TN__CACHE_IN_DEBT;
+}
+
+/* Credit that is spent already. */
+static void pay(tn__cache *cache) {
+    cache->given += cache->debt;
+    cache->pool->given_bytes += cache->debt;
+    cache->debt = 0;
+}
+
+/* What the peak leaves is for all caches: each takes its part as it comes. Who stops the caches
+ * settles for all. */
+void tn__cache_settle(tn__cache *cache) {
+    tn_pool *pool = cache->pool;
+    size_t share;
+    if (cache->debt && most_live(pool) + cache->debt > pool->peak_live_bytes) {
+        tn__caches_stop(pool);
+        tn__caches_go(pool);
+    }
+    pay(cache);
+    share = (pool->peak_live_bytes - most_live(pool)) / pool->cache_count;
+    if (cache->credit >= share) return;
+    share -= cache->credit;
+    cache->credit += share;
+    cache->given += share;
+    pool->given_bytes += share;
+}
+
 /* ---- stopping ------------------------------------------------------------------------------ */
 
 /* From here on the owner finds its cache closed, or we see that it is inside. In a forked child the
@@ -85,7 +156,7 @@ void tn__cache_set_clock(tn_pool *pool) {
 static void make_up(tn_pool *pool, tn__cache *cache) {
     if (atomic_load_explicit(&cache->handed, memory_order_relaxed)) tn__cache_collect(cache);
     (void)return_list(pool, &cache->overflow);
-    pool->heap.live_bytes += cache->given - cache->credit;
+    pool->heap.live_bytes += cache->given - cache->credit + cache->debt;
     pool->given_bytes += cache->credit - cache->given;
     cache->given = cache->credit;
     pool->heap.owned_bytes += cache->owned_bytes;
@@ -93,6 +164,7 @@ static void make_up(tn_pool *pool, tn__cache *cache) {
     cache->clock = pool->heap.operation;
     pool->allocs += cache->allocs;
     pool->frees += cache->frees;
+    cache->debt = 0;
     cache->owned_bytes = 0;
     cache->allocs = 0;
     cache->frees = 0;
@@ -111,6 +183,7 @@ void tn__caches_stop(tn_pool *pool) {
         wait_outside(cache);
     for (tn__cache *cache = pool->caches; cache; cache = cache->next)
         make_up(pool, cache);
+    make_room_below_peak(pool);
 }
 
 void tn__caches_go(tn_pool *pool) {
@@ -147,56 +220,4 @@ void tn__pool_observe(tn_pool *pool, unsigned observer, int is_on) {
         }
     }
     tn__caches_go(pool);
-}
-
-/* ---- live bytes ---------------------------------------------------------------------------- */
-
-static size_t most_live(const tn_pool *pool) { return pool->heap.live_bytes + pool->given_bytes; }
-
-static void withdraw(tn_pool *pool, tn__cache *cache) {
-    TN_ASSERT(cache->given == cache->credit);
-    pool->given_bytes -= cache->given;
-    cache->given = 0;
-    cache->credit = 0;
-}
-
-void tn__caches_withdraw(tn_pool *pool) {
-    TN_ASSERT(pool->stop_depth > 0);
-    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
-        withdraw(pool, cache);
-    TN_ASSERT(pool->given_bytes == 0);
-}
-
-/* Room for `bytes` more below the peak, or a higher peak. Calls that wait for the mutex overlap
- * with this one, so all of them may have their blocks at once. */
-static void make_room_below_peak(tn_pool *pool, size_t bytes) {
-    size_t wanted;
-    tn__caches_stop(pool);
-    tn__caches_withdraw(pool);
-    wanted = pool->heap.live_bytes + bytes + atomic_load(&pool->waiting_bytes);
-    if (wanted > pool->peak_live_bytes) pool->peak_live_bytes = wanted;
-    tn__caches_go(pool);
-}
-
-void tn__caches_note_live(tn_pool *pool) {
-    if (most_live(pool) > pool->peak_live_bytes) make_room_below_peak(pool, 0);
-}
-
-/* What the peak leaves is for all caches: each takes its part as it comes. */
-void tn__cache_top_up(tn__cache *cache, size_t bytes) {
-    tn_pool *pool = cache->pool;
-    size_t more;
-    size_t slack;
-    size_t waiting;
-    if (cache->credit >= bytes) return;
-    if (most_live(pool) + bytes - cache->credit > pool->peak_live_bytes) {
-        make_room_below_peak(pool, bytes);
-    }
-    more = bytes - cache->credit;
-    slack = pool->peak_live_bytes - most_live(pool) - more;
-    waiting = atomic_load(&pool->waiting_bytes);
-    if (slack > waiting) more += (slack - waiting) / pool->cache_count;
-    cache->credit += more;
-    cache->given += more;
-    pool->given_bytes += more;
 }
