@@ -48,7 +48,11 @@ enum {
     TN__CU_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
     TN__CU_MEMPOOL_RELEASE_THRESHOLD = 4,
     TN__CU_MEMPOOL_RESERVED_NOW = 5,
-    TN__CU_HOST_ALLOC_PORTABLE = 1
+    TN__CU_HOST_ALLOC_PORTABLE = 1,
+    TN__CU_POINTER_MEMORY_TYPE = 2,
+    TN__CU_POINTER_DEVICE_ORDINAL = 9,
+    TN__CU_MEMORY_TYPE_HOST = 1,
+    TN__CU_MEMORY_TYPE_DEVICE = 2
 };
 
 /* Handle values of streams that nobody creates. */
@@ -152,6 +156,8 @@ typedef struct tn__cu_pool_properties {
     X(OPTIONAL, stream_context, "cuStreamGetCtx", (void *stream, void **context))                  \
     X(OPTIONAL, host_alloc, "cuMemHostAlloc", (void **out, size_t bytes, unsigned flags))          \
     X(OPTIONAL, host_free, "cuMemFreeHost", (void *address))                                       \
+    X(OPTIONAL, pointer_attributes, "cuPointerGetAttributes",                                      \
+      (unsigned count, int *attributes, void **values, tn__cu_address address))                    \
     X(OPTIONAL, mempool_create, "cuMemPoolCreate",                                                 \
       (void **out, const tn__cu_pool_properties *properties))                                      \
     X(OPTIONAL, mempool_destroy, "cuMemPoolDestroy", (void *pool))                                 \

@@ -35,6 +35,14 @@ typedef struct tn__launch {
     void **parameters; /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
 } tn__launch;
 
+typedef enum tn__memory_place {
+    TN__PLACE_UNTOLD, /* this driver lacks the call that tells */
+    TN__PLACE_NONE,   /* no memory that any device reaches */
+    TN__PLACE_DEVICE, /* this device's */
+    TN__PLACE_PEER,   /* another device's */
+    TN__PLACE_HOST    /* host memory that is locked in place */
+} tn__memory_place;
+
 /* A stream id with this bit is that of a stream in a capture, which can not be asked for its own:
  * it is no other stream's, and not the stream's outside of the capture. */
 #define TN__STREAM_ID_IN_CAPTURE ((uint64_t)1 << 63)
@@ -63,6 +71,10 @@ typedef struct tn__driver {
      * the same on the host and on every device. */
     tn_status (*host_alloc)(tn__driver_device *device, size_t bytes, void **out);
     tn_status (*host_free)(tn__driver_device *device, void *address);
+
+    /* Where an address points to; NULL where the driver can not tell (the host driver). */
+    tn_status (*memory_place)(tn__driver_device *device, const void *address,
+                              tn__memory_place *out);
 
     /* Memory pools of the driver's own; NULL on the host driver. Memory is given and taken back in
      * the order of the stream, and kept by the pool until it is trimmed: its release threshold is

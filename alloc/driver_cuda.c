@@ -243,6 +243,7 @@ const tn__driver tn__driver_cuda = {
     .mem_free = tn__cuda_mem_free,
     .host_alloc = tn__cuda_host_alloc,
     .host_free = tn__cuda_host_free,
+    .memory_place = tn__cuda_memory_place,
     .mempool_create = tn__cuda_mempool_create,
     .mempool_destroy = tn__cuda_mempool_destroy,
     .mempool_alloc = tn__cuda_mempool_alloc,

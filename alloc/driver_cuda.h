@@ -87,6 +87,8 @@ tn_status tn__cuda_mem_alloc(tn__driver_device *device, size_t bytes, void **out
 tn_status tn__cuda_mem_free(tn__driver_device *device, void *address);
 tn_status tn__cuda_host_alloc(tn__driver_device *device, size_t bytes, void **out);
 tn_status tn__cuda_host_free(tn__driver_device *device, void *address);
+tn_status tn__cuda_memory_place(tn__driver_device *device, const void *address,
+                                tn__memory_place *out);
 tn_status tn__cuda_mempool_create(tn__driver_device *device, size_t maximum_bytes,
                                   tn__mempool *out);
 tn_status tn__cuda_mempool_destroy(tn__driver_device *device, tn__mempool pool);

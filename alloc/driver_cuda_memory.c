@@ -50,6 +50,33 @@ tn_status tn__cuda_host_free(tn__driver_device *device, void *address) {
     return tn__cuda_end(&call, code, "cuMemFreeHost(%p)", address);
 }
 
+/* ---- where an address points to --------------------------------------------------------------- */
+
+static tn__memory_place place_of(const tn__driver_device *device, int type, int ordinal) {
+    if (type == TN__CU_MEMORY_TYPE_HOST) return TN__PLACE_HOST;
+    if (type != TN__CU_MEMORY_TYPE_DEVICE) return TN__PLACE_NONE;
+    return ordinal == device->device ? TN__PLACE_DEVICE : TN__PLACE_PEER;
+}
+
+/* Asked for several attributes at once, the driver answers 0 for an address that it does not know,
+ * where it would call a single question an error. */
+tn_status tn__cuda_memory_place(tn__driver_device *device, const void *address,
+                                tn__memory_place *out) {
+    tn__cuda_call call;
+    int attributes[2] = {TN__CU_POINTER_MEMORY_TYPE, TN__CU_POINTER_DEVICE_ORDINAL};
+    int type = 0, ordinal = -1;
+    void *values[2] = {&type, &ordinal};
+    if (!device->cu->pointer_attributes) {
+        *out = TN__PLACE_UNTOLD;
+        return TN_OK;
+    }
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->cu->pointer_attributes(2, attributes, values, address_of(address));
+    TN_TRY(tn__cuda_end(&call, code, "cuPointerGetAttributes(%p)", address));
+    *out = place_of(device, type, ordinal);
+    return TN_OK;
+}
+
 /* ---- the driver's memory pools --------------------------------------------------------------- */
 
 static tn_status require_mempools(tn__driver_device *device) {

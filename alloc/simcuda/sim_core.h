@@ -62,6 +62,7 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuMemUnmap, CONTEXT, 1)                                                                      \
     X(cuMemHostAlloc, CONTEXT, 1)                                                                  \
     X(cuMemFreeHost, CONTEXT, 1)                                                                   \
+    X(cuPointerGetAttributes, CONTEXT, 0)                                                          \
     X(cuMemPoolCreate, CONTEXT, 1)                                                                 \
     X(cuMemPoolDestroy, CONTEXT, 1)                                                                \
     X(cuMemPoolSetAttribute, CONTEXT, 0)                                                           \

@@ -116,6 +116,33 @@ CUresult cuMemFreeHost(void *address) {
     return tn__sim_leave(plain_free((uintptr_t)address, 1));
 }
 
+/* ---- what an address is ---------------------------------------------------------------------- */
+
+/* 0 for memory that is not ours, as the driver has it; -2 is its ordinal for that. */
+static CUresult pointer_attribute(int attribute, int *value, CUdeviceptr address) {
+    const sim_region *region = tn__sim_region_find(address);
+    const sim_mapping *mapping = region ? tn__sim_mapping_at(region, address) : NULL;
+    int device = mapping ? mapping->handle->device : -2;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *value = device == SIM_HOST ? CU_MEMORYTYPE_HOST : mapping ? CU_MEMORYTYPE_DEVICE : 0;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *value = device == SIM_HOST ? tn__sim_current() : device;
+        return CUDA_SUCCESS;
+    default: return tn__sim_refuse("cuPointerGetAttributes: attribute %d", attribute);
+    }
+}
+
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values,
+                                CUdeviceptr address) {
+    SIM_ENTER(cuPointerGetAttributes);
+    CUresult result = attributes && values ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = pointer_attribute(attributes[i], values[i], address);
+    return tn__sim_leave(result);
+}
+
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
     SIM_ENTER(cuMemGetInfo_v2);
     const sim_device *device = &tn__sim.devices[tn__sim_current()];
