@@ -60,9 +60,43 @@ void tn__lock(unsigned lock) {
     TN_CHECK(pthread_mutex_lock(&locks[lock]) == 0);
 }
 
+/* By lock, newest first; each list is guarded by its lock. */
+static tn__deferred *deferred[TN__LOCK_COUNT];
+
+void tn__defer(unsigned lock, tn__deferred *item) {
+    TN_ASSERT(lock < TN__LOCK_COUNT);
+    item->next = deferred[lock];
+    deferred[lock] = item;
+}
+
+static tn__deferred *oldest_first(tn__deferred *newest) {
+    tn__deferred *reversed = NULL;
+    while (newest) {
+        tn__deferred *next = newest->next;
+        newest->next = reversed;
+        reversed = newest;
+        newest = next;
+    }
+    return reversed;
+}
+
+static void run_deferred(tn__deferred *item) {
+    tn__saved_error error;
+    tn__error_save(&error);
+    while (item) {
+        tn__deferred *next = item->next;
+        item->run(item);
+        item = next;
+    }
+    tn__error_restore(&error);
+}
+
 void tn__unlock(unsigned lock) {
     TN_ASSERT(lock < TN__LOCK_COUNT);
+    tn__deferred *items = deferred[lock];
+    deferred[lock] = NULL;
     TN_CHECK(pthread_mutex_unlock(&locks[lock]) == 0);
+    if (items) run_deferred(oldest_first(items));
 }
 
 /* ---- slots: the table's lock is held ------------------------------------------------------- */

@@ -39,6 +39,7 @@ static void add_sums(tn__sums *to, const tn__sums *sums) {
         to->data_bytes[plane] += sums->data_bytes[plane];
         to->scale_bytes[plane] += sums->scale_bytes[plane];
     }
+    to->foreign_bytes += sums->foreign_bytes;
     to->tensors += sums->tensors;
     to->planes += sums->planes;
     to->leases += sums->leases;
@@ -50,6 +51,7 @@ static void subtract_sums(tn__sums *from, const tn__sums *sums) {
         from->data_bytes[plane] -= sums->data_bytes[plane];
         from->scale_bytes[plane] -= sums->scale_bytes[plane];
     }
+    from->foreign_bytes -= sums->foreign_bytes;
     from->tensors -= sums->tensors;
     from->planes -= sums->planes;
     from->leases -= sums->leases;
@@ -82,6 +84,7 @@ static tn__sums sums_of_tensor(const tn__tensor_object *tensor) {
         tn__plane_owned_bytes(&tensor->planes[plane], bytes);
         tn__sums of_plane = sums_of_plane((tn_plane)plane, bytes);
         add_sums(&sums, &of_plane);
+        sums.foreign_bytes += tn__plane_foreign_bytes(&tensor->planes[plane]);
         const tn__lease_object *lease = tensor->planes[plane].first_lease;
         for (; lease; lease = lease->next)
             sums.leases++;
@@ -96,6 +99,13 @@ void tn__ledger_change_plane(tn__scope_object *scope, tn_plane plane,
                              const size_t after[TN__PART_COUNT]) {
     tn__sums old = sums_of_plane(plane, before);
     tn__sums new = sums_of_plane(plane, after);
+    subtract_up(scope, &old);
+    add_up(scope, &new);
+}
+
+void tn__ledger_change_foreign(tn__scope_object *scope, size_t before, size_t after) {
+    tn__sums old = {.foreign_bytes = before};
+    tn__sums new = {.foreign_bytes = after};
     subtract_up(scope, &old);
     add_up(scope, &new);
 }
@@ -140,6 +150,7 @@ tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out) {
     ledger.tensors = object->sums.tensors;
     ledger.planes = object->sums.planes;
     ledger.leases = object->sums.leases;
+    ledger.foreign_bytes = object->sums.foreign_bytes;
     tn__scope_unlock(object);
     *out = ledger;
     return TN_OK;
@@ -209,7 +220,8 @@ tn_status tn_scope_visit(tn_scope scope, tn_ledger_visitor visitor, void *argume
 static int sums_are_equal(const tn__sums *a, const tn__sums *b) {
     return !memcmp(a->data_bytes, b->data_bytes, sizeof a->data_bytes) &&
            !memcmp(a->scale_bytes, b->scale_bytes, sizeof a->scale_bytes) &&
-           a->tensors == b->tensors && a->planes == b->planes && a->leases == b->leases;
+           a->foreign_bytes == b->foreign_bytes && a->tensors == b->tensors &&
+           a->planes == b->planes && a->leases == b->leases;
 }
 
 /* The scope's sums, made anew from its own tensors and its children's sums. */

@@ -12,6 +12,9 @@ void tn__ledger_change_plane(tn__scope_object *scope, tn_plane plane,
                              const size_t before[TN__PART_COUNT],
                              const size_t after[TN__PART_COUNT]);
 
+/* The same for memory that the scope's tensors use and do not own. */
+void tn__ledger_change_foreign(tn__scope_object *scope, size_t before, size_t after);
+
 void tn__ledger_count_tensor(tn__scope_object *scope, int change);
 void tn__ledger_count_lease(tn__scope_object *scope, int change);
 

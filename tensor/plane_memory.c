@@ -4,6 +4,7 @@
  */
 #include "plane_memory.h"
 
+#include "adopt.h"
 #include "format_table.h"
 #include "ledger.h"
 #include "plane_order.h"
@@ -75,7 +76,17 @@ tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn_
     return TN_OK;
 }
 
+tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
+                                 void *const blocks[TN__PART_COUNT]) {
+    tn__plane_object *object = &tensor->planes[plane];
+    TN_TRY(tn__plane_memory_borrow(tensor, plane, TN__MEMORY_FOREIGN, blocks));
+    object->foreign = foreign;
+    tn__ledger_change_foreign(tensor->scope, 0, tn__plane_foreign_bytes(object));
+    return TN_OK;
+}
+
 tn_status tn__plane_memory_announce(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+    if (plane->kind == TN__MEMORY_FOREIGN) return tn__foreign_await(plane);
     if (plane->kind != TN__MEMORY_OWNED) return TN_OK;
     TN_TRY(tn__plane_order_record_rest(plane, stream_id));
     for (int part = 0; part < TN__PART_COUNT; part++) {
@@ -91,6 +102,14 @@ static void forget_blocks(tn__plane_object *plane) {
         plane->bytes[part] = 0;
     }
     plane->kind = TN__MEMORY_OWNED;
+    plane->foreign = NULL;
+}
+
+static void give_to_owner(tn__tensor_object *tensor, tn__plane_object *plane) {
+    tn__foreign *foreign = plane->foreign;
+    tn__ledger_change_foreign(tensor->scope, tn__plane_foreign_bytes(plane), 0);
+    forget_blocks(plane);
+    tn__foreign_release(foreign);
 }
 
 /* The first block or none; a later one that is refused stays. */
@@ -114,6 +133,8 @@ tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane, 
     tn__plane_owned_bytes(object, before);
     if (object->kind == TN__MEMORY_OWNED)
         TN_TRY(free_blocks(object, stream));
+    else if (object->kind == TN__MEMORY_FOREIGN)
+        give_to_owner(tensor, object);
     else
         forget_blocks(object);
     tn__plane_owned_bytes(object, after);

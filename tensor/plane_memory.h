@@ -20,6 +20,11 @@ tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_st
 tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn__memory_kind kind,
                                   void *const blocks[TN__PART_COUNT]);
 
+/* FOREIGN memory likewise; the plane has `foreign` from now on, until it gives the memory back: then
+ * its owner's release is called. */
+tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
+                                 void *const blocks[TN__PART_COUNT]);
+
 /* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
  * all that it needs, and the free itself has nothing left that could fail but the look-up of a
  * stream that is not ours. */

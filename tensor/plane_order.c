@@ -6,6 +6,7 @@
  */
 #include "plane_order.h"
 
+#include "adopt.h"
 #include "host_alloc.h"
 
 #include <string.h>
@@ -126,6 +127,7 @@ void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
         plane->last_stream = NULL; /* any stream will do, and this one always exists */
         plane->last_stream_id = 0;
     }
+    if (plane->foreign) tn__foreign_forget(plane->foreign, stream_id);
 }
 
 /* ---- telling the pool ---------------------------------------------------------------------- */

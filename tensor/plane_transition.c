@@ -7,6 +7,7 @@
  */
 #include "plane_transition.h"
 
+#include "adopt.h"
 #include "format_table.h"
 #include "ledger.h"
 #include "plane_memory.h"
@@ -61,6 +62,17 @@ tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stre
     }
     TN_ASSERT(tn__tensor_is_valid(tensor));
     return status;
+}
+
+tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
+                               void *const blocks[TN__PART_COUNT]) {
+    tn__plane_object *object = &tensor->planes[plane];
+    TN_ASSERT(object->state == TN_PLANE_ABSENT);
+    TN_TRY(tn__plane_memory_adopt(tensor, plane, foreign, blocks));
+    object->state = TN_PLANE_VALID;
+    tn__plane_order_note(object, TN_WRITE, foreign->stream, foreign->stream_id);
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    return TN_OK;
 }
 
 /* The stream of `on`, or that of the plane's last use. */
@@ -166,6 +178,7 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
                        tensor->name, tn_plane_name(lease->plane),
                        tn__plane_state_name(plane->state), tn__access_name(lease->access));
     }
+    TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
     lease->state_before = plane->state;
     lease->has_made_plane = plane->state == TN_PLANE_ABSENT;
     lease->stale_made = 0;

@@ -19,6 +19,10 @@
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                               uint64_t stream_id);
 
+/* ABSENT to VALID, in memory of somebody else's that is ready in the order of its stream. */
+tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
+                               void *const blocks[TN__PART_COUNT]);
+
 /* Lets a lease in: lease->tensor, plane, access, stream and stream_id are set, the rest is not.
  * A READ wants a VALID plane: tn__transition_derive first. */
 tn_status tn__transition_begin(tn__lease_object *lease);

@@ -7,6 +7,13 @@
 void tn__scope_link_tensor(tn__scope_object *scope, tn__tensor_object *tensor);
 void tn__scope_unlink_tensor(tn__tensor_object *tensor);
 
+/* A tensor without planes in the scope; tn__tensor_config_check has been called. */
+tn_status tn__scope_add_tensor(tn__scope_object *scope, const tn_tensor_config *config,
+                               tn__tensor_object **out);
+
+/* Whether tn_tensor_create takes the config. */
+tn_status tn__tensor_config_check(const tn_tensor_config *config);
+
 /* Ends a tensor that has neither planes nor leases: its handle, its place and its memory. */
 void tn__scope_delete_tensor(tn__tensor_object *tensor);
 

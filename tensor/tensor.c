@@ -51,7 +51,21 @@ static tn_status flatten(const tn_tensor_config *config, int64_t *rows, int64_t 
 
 /* ---- create -------------------------------------------------------------------------------- */
 
-static tn_status check_config(const tn_tensor_config *config, int64_t *rows, int64_t *cols) {
+static tn_status check_planes(const tn_tensor_config *config) {
+    int64_t rows = 0, cols = 0;
+    TN_TRY(flatten(config, &rows, &cols));
+    for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
+        tn_plane_layout layout;
+        if (!tn__format_has_plane(config->format, (tn_plane)plane)) continue;
+        TN_TRY(
+            tn__format_layout(config->format, config->dtype, rows, cols, (tn_plane)plane, &layout));
+    }
+    return TN_OK;
+}
+
+tn_status tn__tensor_config_check(const tn_tensor_config *config) {
+    TN_REQUIRE(config && config->size == sizeof *config,
+               "tn_tensor_create: config is not TN_TENSOR_CONFIG_INIT");
     TN_REQUIRE(tn__format_is_known(config->format), "tn_tensor_create: unknown format %d",
                (int)config->format);
     TN_REQUIRE(tn__dtype_is_known(config->dtype), "tn_tensor_create: unknown dtype %d",
@@ -63,61 +77,58 @@ static tn_status check_config(const tn_tensor_config *config, int64_t *rows, int
                "tn_tensor_create: unknown scale mode %d", (int)config->scale_mode);
     TN_REQUIRE(tn__policy_is_known(config->policy), "tn_tensor_create: unknown policy %d",
                (int)config->policy);
-    TN_TRY(flatten(config, rows, cols));
-    for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
-        tn_plane_layout layout;
-        if (!tn__format_has_plane(config->format, (tn_plane)plane)) continue;
-        TN_TRY(tn__format_layout(config->format, config->dtype, *rows, *cols, (tn_plane)plane,
-                                 &layout));
-    }
-    return TN_OK;
+    return check_planes(config);
 }
 
-static tn__tensor_object *new_tensor(const tn_tensor_config *config, int64_t rows, int64_t cols) {
+static tn_status new_tensor(const tn_tensor_config *config, tn__tensor_object **out) {
     tn__tensor_object *tensor = tn__host_alloc(1, sizeof *tensor);
-    if (!tensor) return NULL;
+    if (!tensor) return TN_OUT_OF_HOST_MEMORY;
     tensor->format = config->format;
     tensor->dtype = config->dtype;
     tensor->rank = config->rank;
     memcpy(tensor->shape, config->shape, (size_t)config->rank * sizeof tensor->shape[0]);
-    tensor->rows = rows;
-    tensor->cols = cols;
+    TN_CHECK(flatten(config, &tensor->rows, &tensor->cols) == TN_OK);
     tensor->scale_mode = config->scale_mode;
     tensor->policy = config->policy;
     tensor->is_frozen = config->frozen != 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++)
         tn__plane_order_init(&tensor->planes[i]);
-    return tensor;
+    tn_status status = tn__name_copy(config->name, "tensor", &tensor->name);
+    if (status != TN_OK) {
+        tn__host_free(tensor);
+        return status;
+    }
+    *out = tensor;
+    return TN_OK;
 }
 
-static tn_status add_tensor(tn__scope_object *scope, tn__tensor_object *tensor) {
+tn_status tn__scope_add_tensor(tn__scope_object *scope, const tn_tensor_config *config,
+                               tn__tensor_object **out) {
     unsigned lock = scope->books->lock;
-    TN_TRY(tn__handle_create(TN__HANDLE_TENSOR, tensor, lock, &tensor->handle.value));
+    tn__tensor_object *tensor = NULL;
+    TN_TRY(new_tensor(config, &tensor));
+    tn_status status = tn__handle_create(TN__HANDLE_TENSOR, tensor, lock, &tensor->handle.value);
+    if (status != TN_OK) {
+        tn__host_free(tensor->name);
+        tn__host_free(tensor);
+        return status;
+    }
     tensor->number = ++scope->books->tensors_made;
     tn__scope_link_tensor(scope, tensor);
     tn__ledger_count_tensor(scope, 1);
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    *out = tensor;
     return TN_OK;
 }
 
 tn_status tn_tensor_create(tn_scope scope, const tn_tensor_config *config, tn_tensor *out) {
     tn__scope_object *object;
-    int64_t rows = 0, cols = 0;
-    TN_REQUIRE(config && config->size == sizeof *config,
-               "tn_tensor_create: config is not TN_TENSOR_CONFIG_INIT");
+    tn__tensor_object *tensor = NULL;
     TN_REQUIRE(out, "tn_tensor_create: out is NULL");
-    TN_TRY(check_config(config, &rows, &cols));
+    TN_TRY(tn__tensor_config_check(config));
     TN_TRY(tn__scope_acquire(scope, &object));
-    tn__tensor_object *tensor = new_tensor(config, rows, cols);
-    tn_status status = tensor ? TN_OK : TN_OUT_OF_HOST_MEMORY;
-    if (status == TN_OK) status = tn__name_copy(config->name, "tensor", &tensor->name);
-    if (status == TN_OK) status = add_tensor(object, tensor);
-    if (status == TN_OK) {
-        TN_ASSERT(tn__tensor_is_valid(tensor));
-        *out = tensor->handle;
-    } else if (tensor) {
-        tn__host_free(tensor->name);
-        tn__host_free(tensor);
-    }
+    tn_status status = tn__scope_add_tensor(object, config, &tensor);
+    if (status == TN_OK) *out = tensor->handle;
     tn__scope_unlock(object);
     return status;
 }

@@ -61,6 +61,11 @@ void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_CO
         out[part] = is_owned ? plane->bytes[part] : 0;
 }
 
+size_t tn__plane_foreign_bytes(const tn__plane_object *plane) {
+    if (plane->kind != TN__MEMORY_FOREIGN) return 0;
+    return plane->bytes[TN__PART_DATA] + plane->bytes[TN__PART_SCALE];
+}
+
 int tn__plane_has_remains(const tn__plane_object *plane) {
     if (plane->state != TN_PLANE_ABSENT) return 0;
     return plane->blocks[TN__PART_DATA] || plane->blocks[TN__PART_SCALE];
@@ -101,6 +106,7 @@ static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if ((object->blocks[part] != NULL) != (object->bytes[part] > 0)) return 0;
     }
+    if ((object->kind == TN__MEMORY_FOREIGN) != (object->foreign != NULL)) return 0;
     if (object->read_count > object->read_limit) return 0;
     if (object->state == TN_PLANE_ABSENT && object->first_lease) return 0;
     if (object->state == TN_PLANE_STALE && object->first_lease) return 0;

@@ -22,6 +22,7 @@ typedef struct tn__books tn__books;
 typedef struct tn__scope_object tn__scope_object;
 typedef struct tn__tensor_object tn__tensor_object;
 typedef struct tn__lease_object tn__lease_object;
+typedef struct tn__foreign tn__foreign; /* see adopt.h */
 
 enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16 };
 
@@ -52,6 +53,7 @@ typedef struct tn__sums {
     uint64_t tensors;
     uint64_t planes; /* that hold bytes */
     uint64_t leases;
+    size_t foreign_bytes; /* of planes whose memory was adopted: in none of the above */
 } tn__sums;
 
 struct tn__scope_object {
@@ -95,6 +97,7 @@ typedef struct tn__plane_object {
     tn__memory_kind kind; /* of the blocks; OWNED while there are none */
     void *blocks[TN__PART_COUNT];
     size_t bytes[TN__PART_COUNT];
+    tn__foreign *foreign;    /* whose the blocks are; NULL unless FOREIGN */
     uint64_t home_stream_id; /* of the stream that the blocks were allocated on */
     int has_write;
     tn__plane_use write;  /* the last write, or the allocation */
@@ -154,6 +157,8 @@ tn__lease_object *tn__plane_writer(const tn__plane_object *plane);
 
 /* What the ledger has of the plane: nothing but OWNED bytes. */
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]);
+
+size_t tn__plane_foreign_bytes(const tn__plane_object *plane);
 
 /* ABSENT, but with a block that could not be freed yet. */
 int tn__plane_has_remains(const tn__plane_object *plane);

@@ -130,6 +130,35 @@ TN_API TN_MUST_USE tn_status tn_phase_plan_get(tn_tensor tensor, const tn_phase_
 
 /* ---- foreign memory and DLPack ------------------------------------------------------------- */
 
+typedef void (*tn_release_function)(void *context);
+
+/* Memory of somebody else's that is to be a tensor's plane. */
+typedef struct tn_foreign_memory {
+    size_t size;
+    tn_plane plane;    /* which plane it is: its layout says what lies where */
+    void *data;        /* memory of the pool's device, or locked host memory */
+    size_t data_bytes; /* at least as many as the layout says; likewise below */
+    void *scale;       /* NULL in formats without */
+    size_t scale_bytes;
+    tn_stream stream; /* the contents are ready in its order; it lives till the release */
+    int read_only;    /* 1: WRITE and UPDATE leases are refused */
+    tn_release_function release; /* may be NULL */
+    void *context;
+} tn_foreign_memory;
+#define TN_FOREIGN_MEMORY_INIT                                                                     \
+    { sizeof(tn_foreign_memory), TN_PLANE_DATA, NULL, 0, NULL, 0, NULL, 0, NULL, NULL }
+
+/* A tensor in the scope whose plane is valid and lies in memory of somebody else's. It is no
+ * memory of the pool: the ledger has it as foreign_bytes. Planes that are derived from it are the
+ * pool's. When the plane is dropped or the tensor ends, memory->stream is made to wait on the
+ * device for all uses of the plane, and then release(context) is called, once, by that thread and
+ * with no lock held. A call that fails has changed nothing and calls no release.
+ * TN_INVALID_ARGUMENT: a config that tn_tensor_create refuses, a plane that the format has not,
+ * NULL, too few bytes, an address that is not aligned (16 bytes on CUDA; on the host driver that of
+ * the element), or that is not this device's. */
+TN_API TN_MUST_USE tn_status tn_tensor_adopt(tn_scope scope, const tn_tensor_config *config,
+                                             const tn_foreign_memory *memory, tn_tensor *out);
+
 /* ---- reports, differences, expectations ---------------------------------------------------- */
 
 #ifdef __cplusplus

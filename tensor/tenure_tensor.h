@@ -314,11 +314,12 @@ typedef struct tn_ledger {
     size_t peak_total_bytes;
     size_t peak_plane_bytes[TN_PLANE_COUNT]; /* elements and scales, each plane's own peak */
     uint64_t tensors;
-    uint64_t planes; /* with memory */
-    uint64_t leases; /* open now */
+    uint64_t planes;      /* with memory */
+    uint64_t leases;      /* open now */
+    size_t foreign_bytes; /* adopted memory (tenure_lifetime.h): in none of the bytes above */
 } tn_ledger;
 #define TN_LEDGER_INIT                                                                             \
-    { sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0 }
+    { sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0, 0 }
 
 /* What the scope and all below it own now, and the peaks since it was made or last reset. */
 TN_API TN_MUST_USE tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out);
