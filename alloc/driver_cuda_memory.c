@@ -50,7 +50,7 @@ tn_status tn__cuda_host_free(tn__driver_device *device, void *address) {
     return tn__cuda_end(&call, code, "cuMemFreeHost(%p)", address);
 }
 
-/* ---- where an address points to --------------------------------------------------------------- */
+/* ---- where an address points to -------------------------------------------------------------- */
 
 static tn__memory_place place_of(const tn__driver_device *device, int type, int ordinal) {
     if (type == TN__CU_MEMORY_TYPE_HOST) return TN__PLACE_HOST;

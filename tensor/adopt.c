@@ -22,7 +22,7 @@ static size_t alignment_on(tn_device *device, tn_dtype dtype) {
     tn_device_info info = TN_DEVICE_INFO_INIT;
     TN_CHECK(tn_device_info_get(device, &info) == TN_OK);
     if (info.driver == TN_DRIVER_CUDA) return CUDA_ALIGNMENT;
-    return tn_dtype_bytes(dtype);
+    return tn_dtype_bits(dtype) < 8 ? 1 : tn_dtype_bytes(dtype);
 }
 
 static tn_status check_place(tn_device *device, const char *part, const void *address) {
@@ -68,10 +68,12 @@ static tn_status check_memory(tn__tensor_object *tensor, const tn_foreign_memory
     tn_plane_layout layout;
     TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols,
                              memory->plane, &layout));
+    size_t scale_alignment = alignment_on(device, layout.scale_dtype);
+    if (layout.global_scale_offset >= 0) scale_alignment = alignment_on(device, TN_FP32);
     TN_TRY(check_part(device, "data", memory->data, memory->data_bytes, layout.data_bytes,
                       alignment_on(device, tensor->dtype)));
     TN_TRY(check_part(device, "scale", memory->scale, memory->scale_bytes, layout.scale_bytes,
-                      alignment_on(device, TN_FP32)));
+                      scale_alignment));
     return check_apart(memory, &layout);
 }
 

@@ -24,9 +24,9 @@ enum { TN__LOCK_COUNT = 16 };
 void tn__lock(unsigned lock);
 void tn__unlock(unsigned lock);
 
-/* What must run without the lock, such as functions of the program: tn__unlock runs it, in the order
- * in which it was put in, right after it has given the lock up. The caller holds the lock and keeps
- * the item's memory, which `run` may free. This thread's last error stays what it was. */
+/* What must run without the lock, such as functions of the program: tn__unlock runs it, in the
+ * order in which it was put in, right after it has given the lock up. The caller holds the lock and
+ * keeps the item's memory, which `run` may free. This thread's last error stays what it was. */
 typedef struct tn__deferred {
     struct tn__deferred *next;
     void (*run)(struct tn__deferred *self);

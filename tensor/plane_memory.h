@@ -20,8 +20,8 @@ tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_st
 tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn__memory_kind kind,
                                   void *const blocks[TN__PART_COUNT]);
 
-/* FOREIGN memory likewise; the plane has `foreign` from now on, until it gives the memory back: then
- * its owner's release is called. */
+/* FOREIGN memory likewise; the plane has `foreign` from now on, until it gives the memory back:
+ * then its owner's release is called. */
 tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                  void *const blocks[TN__PART_COUNT]);
 

@@ -24,7 +24,7 @@ static void owner_init(lender *self) {
     self->released = 0;
     assert_non_null(self->data);
     assert_non_null(self->scale);
-    for (int i = 0; i < DATA_BYTES; i++)
+    for (size_t i = 0; i < DATA_BYTES; i++)
         self->data[i] = (unsigned char)(i * 7 + i / COLS);
     for (int row = 0; row < 2; row++) {
         for (int col = 0; col < 3; col++)
