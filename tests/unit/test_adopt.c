@@ -155,8 +155,8 @@ static void a_scope_that_closes_releases_what_is_in_it(void **state) {
     tn_tensor moved = adopt_in(innermost, &owners[2], f.other);
     EXPECT_OK(tn_tensor_move(moved, f.scope));
     assert_int_equal(fixture_ledger(innermost).foreign_bytes, DATA_BYTES + SCALE_BYTES);
-    assert_int_equal(fixture_ledger(inner).foreign_bytes, 2 * (DATA_BYTES + SCALE_BYTES));
-    expect_bytes(&f, 0, 3 * (DATA_BYTES + SCALE_BYTES));
+    assert_int_equal(fixture_ledger(inner).foreign_bytes, (size_t)2 * (DATA_BYTES + SCALE_BYTES));
+    expect_bytes(&f, 0, (size_t)3 * (DATA_BYTES + SCALE_BYTES));
     EXPECT_OK(tn_scope_close(inner));
     assert_int_equal(owners[0].released, 1);
     assert_int_equal(owners[1].released, 1);
