@@ -7,6 +7,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "plane_transition.h"
+#include "tenure_lifetime.h"
 #include "tensor_internal.h"
 
 /* ---- begin --------------------------------------------------------------------------------- */
@@ -64,8 +65,8 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
     tn__tensor_object *object;
     tn__lease_object *begun = NULL;
     TN_REQUIRE(lease && view, "tn_lease_begin: %s is NULL", lease ? "view" : "lease");
-    TN_REQUIRE(access == TN_READ || access == TN_WRITE || access == TN_UPDATE,
-               "tn_lease_begin: unknown access %d", (int)access);
+    TN_REQUIRE((int)access >= TN_READ && access <= TN_REPLACE, "tn_lease_begin: unknown access %d",
+               (int)access);
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = begin(object, plane, access, stream, &begun);
     if (begun) {
@@ -73,6 +74,15 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
         *lease = begun->handle;
     }
     tn__tensor_unlock(object);
+    return status;
+}
+
+tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
+    tn__lease_object *object;
+    TN_REQUIRE(out, "tn_lease_old_view: out is NULL");
+    TN_TRY(tn__lease_acquire(lease, &object));
+    tn_status status = tn__plane_old_view_of(object, out);
+    tn__tensor_unlock(object->tensor);
     return status;
 }
 
@@ -133,6 +143,19 @@ tn_status tn_plane_write(tn_tensor tensor, tn_plane plane, const void *data, siz
     TN_TRY(tn_lease_begin(tensor, plane, TN_WRITE, stream, &lease, &view));
     tn_status status = tn_copy(device, view.data, data, data_bytes, stream);
     if (status == TN_OK) status = tn_copy(device, view.scale, scale, scale_bytes, stream);
+    return finish(lease, status);
+}
+
+tn_status tn_plane_fill(tn_tensor tensor, tn_plane plane, unsigned char byte, tn_stream stream) {
+    tn_device *device = NULL;
+    tn_plane_view view = {0};
+    tn_lease lease = {0};
+    TN_TRY(tn__tensor_device(tensor, &device));
+    TN_TRY(tn_lease_begin(tensor, plane, TN_WRITE, stream, &lease, &view));
+    tn_status status = tn_fill(device, view.data, byte, view.layout.data_bytes, stream);
+    if (status == TN_OK) {
+        status = tn_fill(device, view.scale, byte, view.layout.scale_bytes, stream);
+    }
     return finish(lease, status);
 }
 

@@ -41,20 +41,26 @@ static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN
     return TN_OK;
 }
 
-tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                                uint64_t stream_id) {
-    tn__plane_object *object = &tensor->planes[plane];
-    const size_t none[TN__PART_COUNT] = {0};
+static void book(const tn__tensor_object *tensor, tn_plane plane,
+                 const size_t before[TN__PART_COUNT]) {
+    size_t after[TN__PART_COUNT];
+    tn__plane_owned_bytes(&tensor->planes[plane], after);
+    tn__ledger_change_plane(tensor->scope, plane, before, after);
+}
+
+tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
+                                tn_stream stream, uint64_t stream_id) {
+    size_t before[TN__PART_COUNT];
     tn_plane_layout layout;
     TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
                              &layout));
     size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
-    tn_status status = allocate(tensor, bytes, stream, object->blocks);
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        object->bytes[part] = object->blocks[part] ? bytes[part] : 0;
-    }
-    tn__ledger_change_plane(tensor->scope, plane, none, object->bytes);
-    object->home_stream_id = stream_id;
+    tn__plane_owned_bytes(&tensor->planes[plane], before);
+    tn_status status = allocate(tensor, bytes, stream, at->blocks);
+    for (int part = 0; part < TN__PART_COUNT; part++)
+        at->bytes[part] = at->blocks[part] ? bytes[part] : 0;
+    at->home_stream_id = stream_id;
+    book(tensor, plane, before);
     return status;
 }
 
@@ -85,12 +91,12 @@ tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__
     return TN_OK;
 }
 
-tn_status tn__plane_memory_announce(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
-    if (plane->kind == TN__MEMORY_FOREIGN) return tn__foreign_await(plane);
-    if (plane->kind != TN__MEMORY_OWNED) return TN_OK;
-    TN_TRY(tn__plane_order_record_rest(plane, stream_id));
+tn_status tn__plane_memory_announce(tn__plane_object *at, tn_stream stream, uint64_t stream_id) {
+    if (at->kind == TN__MEMORY_FOREIGN) return tn__foreign_await(at);
+    if (at->kind != TN__MEMORY_OWNED) return TN_OK;
+    TN_TRY(tn__plane_order_record_rest(at, stream_id));
     for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
+        if (at->blocks[part]) TN_TRY(tn_record_use(at->blocks[part], stream));
     }
     return TN_OK;
 }
@@ -127,17 +133,16 @@ static tn_status free_blocks(tn__plane_object *plane, tn_stream stream) {
     return TN_OK;
 }
 
-tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
-    tn__plane_object *object = &tensor->planes[plane];
-    size_t before[TN__PART_COUNT], after[TN__PART_COUNT];
-    tn__plane_owned_bytes(object, before);
-    if (object->kind == TN__MEMORY_OWNED)
-        TN_TRY(free_blocks(object, stream));
-    else if (object->kind == TN__MEMORY_FOREIGN)
-        give_to_owner(tensor, object);
+tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane,
+                                     tn__plane_object *at, tn_stream stream) {
+    size_t before[TN__PART_COUNT];
+    tn__plane_owned_bytes(&tensor->planes[plane], before);
+    if (at->kind == TN__MEMORY_OWNED)
+        TN_TRY(free_blocks(at, stream));
+    else if (at->kind == TN__MEMORY_FOREIGN)
+        give_to_owner(tensor, at);
     else
-        forget_blocks(object);
-    tn__plane_owned_bytes(object, after);
-    tn__ledger_change_plane(tensor->scope, plane, before, after);
+        forget_blocks(at);
+    book(tensor, plane, before);
     return TN_OK;
 }

@@ -10,10 +10,12 @@
 
 #include "tensor_state.h"
 
+/* `at` is the plane's object, or the one that it calls `replaced`. */
+
 /* Blocks for all parts of a plane that has none, in the order of `stream`; all or none, unless the
  * pool refuses to take back the first one: then the plane has remains (tn__plane_has_remains). */
-tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                                uint64_t stream_id);
+tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
+                                tn_stream stream, uint64_t stream_id);
 
 /* Memory of another kind than OWNED for a plane that has none: a block for each part that has
  * bytes. It is not freed here: tn__plane_memory_give_back forgets it. */
@@ -28,11 +30,12 @@ tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__
 /* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
  * all that it needs, and the free itself has nothing left that could fail but the look-up of a
  * stream that is not ours. */
-tn_status tn__plane_memory_announce(tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
+tn_status tn__plane_memory_announce(tn__plane_object *at, tn_stream stream, uint64_t stream_id);
 
 /* Frees what the plane has after the free was announced: the first block or nothing. Should a later
  * block be refused after the first one is gone, the call succeeds and the plane keeps that block,
  * in the ledger too, until the next transition frees it: see tn__plane_has_remains. */
-tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane, tn_stream stream);
+tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane,
+                                     tn__plane_object *at, tn_stream stream);
 
 #endif

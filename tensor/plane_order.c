@@ -21,6 +21,23 @@ void tn__plane_order_deinit(tn__plane_object *plane) {
     plane->reads = NULL;
 }
 
+/* A list that is inside the plane moves with it. */
+static void adopt_reads(tn__plane_object *plane, const tn__plane_object *from) {
+    if (plane->reads == from->own_reads) plane->reads = plane->own_reads;
+}
+
+void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b) {
+    tn__plane_object old_a = *a, old_b = *b;
+    *a = old_b;
+    *b = old_a;
+    adopt_reads(a, b);
+    adopt_reads(b, a);
+    a->first_lease = old_a.first_lease;
+    b->first_lease = old_b.first_lease;
+    a->replaced = old_a.replaced;
+    b->replaced = old_b.replaced;
+}
+
 /* ---- waiting ------------------------------------------------------------------------------- */
 
 /* A use on another stream of the same handle (another thread's per-thread default stream) can not
@@ -120,6 +137,7 @@ void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream s
 }
 
 void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
+    if (plane->replaced) tn__plane_order_forget(plane->replaced, stream_id);
     tn__plane_use *read = read_of(plane, stream_id);
     if (read) remove_read(plane, read);
     if (plane->has_write && plane->write.stream_id == stream_id) plane->has_write = 0;

@@ -14,6 +14,9 @@
 void tn__plane_order_init(tn__plane_object *plane);
 void tn__plane_order_deinit(tn__plane_object *plane);
 
+/* The two exchange memory, states and uses; not their leases. */
+void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b);
+
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,

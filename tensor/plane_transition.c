@@ -3,12 +3,14 @@
  * Invariants kept by each transition, and checked after it in debug builds by
  * tn__tensor_is_valid: memory goes with the state; the ledger has every byte that a plane has;
  * a plane is STALE only after another one began to be written, and `stale_made` of the lease that
- * writes says which planes become VALID again should that write not happen.
+ * writes says which planes become VALID again should that write not happen; memory that a REPLACE
+ * lease supersedes is whole until its end.
  */
 #include "plane_transition.h"
 
 #include "adopt.h"
 #include "format_table.h"
+#include "host_alloc.h"
 #include "ledger.h"
 #include "plane_memory.h"
 #include "plane_order.h"
@@ -33,12 +35,37 @@ static void set_absent(tn__plane_object *plane) {
     plane->read_count = 0;
 }
 
+/* The plane's memory, or its replaced one. */
+static tn_status free_announced(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
+                                tn_stream stream) {
+    TN_ASSERT(!at->first_lease);
+    TN_TRY(tn__plane_memory_give_back(tensor, plane, at, stream));
+    set_absent(at);
+    return TN_OK;
+}
+
 tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plane,
                                         tn_stream stream) {
+    return free_announced(tensor, plane, &tensor->planes[plane], stream);
+}
+
+/* Unless something is left that could not be freed. */
+static void end_replaced(tn__plane_object *plane) {
+    tn__plane_object *replaced = plane->replaced;
+    TN_ASSERT(replaced->state == TN_PLANE_ABSENT);
+    if (replaced->blocks[TN__PART_DATA] || replaced->blocks[TN__PART_SCALE]) return;
+    tn__plane_order_deinit(replaced);
+    tn__host_free(replaced);
+    plane->replaced = NULL;
+}
+
+static tn_status free_replaced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                               uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
-    TN_ASSERT(!object->first_lease);
-    TN_TRY(tn__plane_memory_give_back(tensor, plane, stream));
-    set_absent(object);
+    if (!object->replaced) return TN_OK;
+    TN_TRY(tn__plane_memory_announce(object->replaced, stream, stream_id));
+    TN_TRY(free_announced(tensor, plane, object->replaced, stream));
+    end_replaced(object);
     return TN_OK;
 }
 
@@ -46,8 +73,9 @@ static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
                             uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
+    TN_TRY(free_replaced(tensor, plane, stream, stream_id)); /* remains, if there are any */
     TN_TRY(tn__plane_memory_announce(object, stream, stream_id));
-    return tn__transition_drop_announced(tensor, plane, stream);
+    return free_announced(tensor, plane, object, stream);
 }
 
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
@@ -55,7 +83,7 @@ tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stre
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state != TN_PLANE_ABSENT) return TN_OK;
     TN_TRY(free_plane(tensor, plane, stream, stream_id)); /* remains, if there are any */
-    tn_status status = tn__plane_memory_take(tensor, plane, stream, stream_id);
+    tn_status status = tn__plane_memory_take(tensor, plane, object, stream, stream_id);
     if (status == TN_OK) {
         object->state = TN_PLANE_ALLOCATED;
         tn__plane_order_note(object, TN_WRITE, stream, stream_id);
@@ -86,17 +114,28 @@ tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__pla
         tn__plane_object *plane = &tensor->planes[i];
         tn__plane_use use = free_use(plane, on);
         TN_TRY(tn__plane_memory_announce(plane, use.stream, use.stream_id));
+        if (!plane->replaced) continue;
+        TN_TRY(tn__plane_memory_announce(plane->replaced, use.stream, use.stream_id));
     }
     return TN_OK;
 }
 
+/* A second try tells what is wrong with a block that was left. */
+static tn_status empty_memory(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
+                              tn_stream stream) {
+    TN_TRY(free_announced(tensor, plane, at, stream));
+    if (!at->blocks[TN__PART_DATA] && !at->blocks[TN__PART_SCALE]) return TN_OK;
+    return free_announced(tensor, plane, at, stream);
+}
+
 tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        const tn__plane_object *plane = &tensor->planes[i];
+        tn__plane_object *plane = &tensor->planes[i];
         tn_stream stream = free_use(plane, on).stream;
-        TN_TRY(tn__transition_drop_announced(tensor, (tn_plane)i, stream));
-        if (!tn__plane_has_remains(plane)) continue;
-        TN_TRY(tn__transition_drop_announced(tensor, (tn_plane)i, stream));
+        TN_TRY(empty_memory(tensor, (tn_plane)i, plane, stream));
+        if (!plane->replaced) continue;
+        TN_TRY(empty_memory(tensor, (tn_plane)i, plane->replaced, stream));
+        end_replaced(plane);
     }
     return TN_OK;
 }
@@ -114,16 +153,27 @@ static int has_contents(const tn__tensor_object *tensor, tn_plane plane) {
     return 0;
 }
 
+/* Of the contents that the plane has, also if a write to new memory should be abandoned. */
+static tn_plane_state *kept_state(tn__plane_object *plane) {
+    int is_replaced = plane->replaced && plane->replaced->state != TN_PLANE_ABSENT;
+    return is_replaced ? &plane->replaced->state : &plane->state;
+}
+
 /* Never so of an ABSENT plane. */
-static int is_last_copy(const tn__tensor_object *tensor, tn_plane plane) {
+static int is_last_copy(tn__tensor_object *tensor, tn_plane plane) {
     if (!has_contents(tensor, plane)) return 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (i != (int)plane && tensor->planes[i].state == TN_PLANE_VALID) return 0;
+        if (i == (int)plane) continue;
+        if (tensor->planes[i].state == TN_PLANE_VALID) return 0;
+        if (*kept_state(&tensor->planes[i]) == TN_PLANE_VALID) return 0;
     }
     return 1;
 }
 
 /* ---- begin --------------------------------------------------------------------------------- */
+
+/* Several planes may be written at once if each is written whole. */
+static int is_whole_write(tn_access access) { return access == TN_WRITE || access == TN_REPLACE; }
 
 /* The lease that keeps `lease` out; NULL if it may come in. */
 static const tn__lease_object *holder_against(const tn__lease_object *lease) {
@@ -133,7 +183,7 @@ static const tn__lease_object *holder_against(const tn__lease_object *lease) {
     if (plane->first_lease) return plane->first_lease;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__lease_object *other = tensor->planes[i].first_lease;
-        if (other && !lease->is_derivation && other->access != TN_WRITE) return other;
+        if (other && !lease->is_derivation && !is_whole_write(other->access)) return other;
     }
     return NULL;
 }
@@ -157,15 +207,53 @@ static void unlink_lease(tn__lease_object *lease) {
 }
 
 /* A derivation makes a plane equal to the others: they stay valid. A plane under a WRITE lease is
- * ALLOCATED, so an op that makes two planes at once stales neither. */
+ * ALLOCATED, so an op that makes two planes at once stales neither; of one under REPLACE it is the
+ * old contents that become stale. */
 static void make_others_stale(tn__lease_object *lease) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn__plane_object *other = &lease->tensor->planes[i];
-        if (i == (int)lease->plane || other->state != TN_PLANE_VALID) continue;
-        TN_ASSERT(!other->first_lease);
-        other->state = TN_PLANE_STALE;
+        tn_plane_state *state = kept_state(&lease->tensor->planes[i]);
+        if (i == (int)lease->plane || *state != TN_PLANE_VALID) continue;
+        *state = TN_PLANE_STALE;
         lease->stale_made |= BIT(i);
     }
+}
+
+static void make_others_valid(const tn__lease_object *lease) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn_plane_state *state = kept_state(&lease->tensor->planes[i]);
+        if ((lease->stale_made & BIT(i)) && *state == TN_PLANE_STALE) *state = TN_PLANE_VALID;
+    }
+}
+
+/* New memory for the plane; what it had is what the lease may read. */
+static tn_status replace_memory(const tn__lease_object *lease) {
+    tn__tensor_object *tensor = lease->tensor;
+    tn__plane_object *plane = plane_of(lease);
+    TN_TRY(free_replaced(tensor, lease->plane, lease->stream, lease->stream_id)); /* remains */
+    TN_TRY(
+        tn__plane_order_before(device_of(tensor), plane, TN_READ, lease->stream, lease->stream_id));
+    plane->replaced = tn__host_alloc(1, sizeof *plane->replaced);
+    if (!plane->replaced) return TN_OUT_OF_HOST_MEMORY;
+    tn__plane_order_init(plane->replaced);
+    tn_status status = tn__plane_memory_take(tensor, lease->plane, plane->replaced, lease->stream,
+                                             lease->stream_id);
+    if (status != TN_OK) {
+        end_replaced(plane);
+        return status;
+    }
+    tn__plane_order_note(plane, TN_READ, lease->stream, lease->stream_id);
+    tn__plane_order_swap(plane, plane->replaced);
+    return TN_OK;
+}
+
+/* Makes ready what the lease uses: memory where it writes, and its stream behind earlier uses. */
+static tn_status prepare(tn__lease_object *lease) {
+    if (lease->has_made_plane) {
+        return tn__transition_make(lease->tensor, lease->plane, lease->stream, lease->stream_id);
+    }
+    if (lease->access == TN_REPLACE) return replace_memory(lease);
+    return tn__plane_order_before(device_of(lease->tensor), plane_of(lease), lease->access,
+                                  lease->stream, lease->stream_id);
 }
 
 tn_status tn__transition_begin(tn__lease_object *lease) {
@@ -173,7 +261,7 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     const tn__lease_object *holder = holder_against(lease);
     if (holder) return tn__fail_in_use(holder, tn__access_name(lease->access));
-    if (lease->access != TN_WRITE && plane->state != TN_PLANE_VALID) {
+    if (!is_whole_write(lease->access) && plane->state != TN_PLANE_VALID) {
         return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s is %s: %s needs a valid plane",
                        tensor->name, tn_plane_name(lease->plane),
                        tn__plane_state_name(plane->state), tn__access_name(lease->access));
@@ -183,12 +271,7 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     lease->has_made_plane = plane->state == TN_PLANE_ABSENT;
     lease->stale_made = 0;
     lease->is_stream_ended = 0;
-    if (lease->has_made_plane) {
-        TN_TRY(tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id));
-    } else {
-        TN_TRY(tn__plane_order_before(device_of(tensor), plane, lease->access, lease->stream,
-                                      lease->stream_id));
-    }
+    TN_TRY(prepare(lease));
     tn__plane_order_note(plane, lease->access, lease->stream, lease->stream_id);
     if (lease->access != TN_READ) plane->state = TN_PLANE_ALLOCATED;
     if (lease->access != TN_READ && !lease->is_derivation) make_others_stale(lease);
@@ -218,13 +301,30 @@ static tn_status free_stale(tn__lease_object *lease) {
     return TN_OK;
 }
 
+static int has_old_memory(const tn__lease_object *lease) {
+    return lease->access == TN_REPLACE && plane_of(lease)->replaced;
+}
+
+/* What the write makes superfluous. Once the old memory is gone there is no way back: a stale plane
+ * that can not be freed then stays, as one does that the policy keeps. */
+static tn_status free_superseded(tn__lease_object *lease) {
+    tn__plane_use on = free_stream_of(lease);
+    tn__saved_error error;
+    if (!has_old_memory(lease)) return free_stale(lease);
+    TN_TRY(free_replaced(lease->tensor, lease->plane, on.stream, on.stream_id));
+    tn__error_save(&error);
+    (void)free_stale(lease);
+    tn__error_restore(&error);
+    return TN_OK;
+}
+
 tn_status tn__transition_end(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     int is_write = lease->access != TN_READ;
     if (!lease->is_stream_ended) {
         TN_TRY(tn__plane_order_record(plane, lease->stream, lease->stream_id));
     }
-    if (is_write && !lease->is_derivation) TN_TRY(free_stale(lease));
+    if (is_write && !lease->is_derivation) TN_TRY(free_superseded(lease));
     if (is_write) {
         plane->state = TN_PLANE_VALID;
         plane->is_derived = lease->is_derivation;
@@ -241,39 +341,69 @@ static void give_up_write(tn__lease_object *lease) {
     plane->state = TN_PLANE_ALLOCATED;
     if (lease->is_derivation && !lease->has_made_plane) plane->state = lease->state_before;
     if (lease->has_made_plane) (void)free_plane(tensor, lease->plane, on.stream, on.stream_id);
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn__plane_object *other = &tensor->planes[i];
-        if (!(lease->stale_made & BIT(i)) || other->state != TN_PLANE_STALE) continue;
-        other->state = TN_PLANE_VALID;
-    }
+}
+
+/* The plane has its old memory again; what was new is given back as soon as that is possible. */
+static void give_up_replacement(tn__lease_object *lease) {
+    tn__plane_object *plane = plane_of(lease);
+    tn__plane_use on = free_stream_of(lease);
+    plane->replaced->state = TN_PLANE_ABSENT;
+    (void)free_replaced(lease->tensor, lease->plane, on.stream, on.stream_id);
 }
 
 void tn__transition_abandon(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     tn__saved_error error; /* what made the caller abandon it is what he must hear of */
+    int is_replacement = has_old_memory(lease);
     tn__error_save(&error);
+    if (is_replacement) tn__plane_order_swap(plane, plane->replaced);
     if (!lease->is_stream_ended &&
         tn__plane_order_record(plane, lease->stream, lease->stream_id) != TN_OK) {
         tn__plane_order_mark_unrecorded(plane, lease->stream_id);
     }
     unlink_lease(lease);
-    if (lease->access != TN_READ) give_up_write(lease);
+    if (is_replacement)
+        give_up_replacement(lease);
+    else if (lease->access != TN_READ)
+        give_up_write(lease);
+    make_others_valid(lease);
     tn__error_restore(&error);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
 }
 
 /* ---- derive -------------------------------------------------------------------------------- */
 
-tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane) {
+static tn_plane_view view_of(const tn__tensor_object *tensor, tn_plane plane,
+                             const tn__plane_object *at) {
     tn_plane_view view = {.dtype = tensor->dtype, .plane = plane};
-    view.data = tensor->planes[plane].blocks[TN__PART_DATA];
-    view.scale = tensor->planes[plane].blocks[TN__PART_SCALE];
+    view.data = at->blocks[TN__PART_DATA];
+    view.scale = at->blocks[TN__PART_SCALE];
     TN_CHECK(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
                                &view.layout) == TN_OK);
     if (view.scale && view.layout.global_scale_offset >= 0) {
         view.global_scale = (float *)((char *)view.scale + view.layout.global_scale_offset);
     }
     return view;
+}
+
+tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane) {
+    return view_of(tensor, plane, &tensor->planes[plane]);
+}
+
+tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out) {
+    const tn__tensor_object *tensor = lease->tensor;
+    if (lease->access != TN_REPLACE) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tensor %s, plane %s is under a %s lease: only REPLACE has old contents",
+                       tensor->name, tn_plane_name(lease->plane), tn__access_name(lease->access));
+    }
+    if (lease->state_before != TN_PLANE_VALID && lease->state_before != TN_PLANE_STALE) {
+        return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s was %s: it has no old contents",
+                       tensor->name, tn_plane_name(lease->plane),
+                       tn__plane_state_name(lease->state_before));
+    }
+    *out = view_of(tensor, lease->plane, plane_of(lease)->replaced);
+    return TN_OK;
 }
 
 static int has_any_valid(const tn__tensor_object *tensor) {

@@ -8,7 +8,9 @@
  *        +---- drop, release, destroy      write begins      v  plane; or derived again
  *                                                          STALE
  *
- * Each happens whole or not at all. Callers hold the books' lock; streams come with their ids.
+ * A REPLACE lease writes ALLOCATED memory beside what the plane has, which keeps its state: the end
+ * frees it, abandoning frees the new memory. Each transition happens whole or not at all. Callers
+ * hold the books' lock; streams come with their ids.
  */
 #ifndef TENURE_PLANE_TRANSITION_H
 #define TENURE_PLANE_TRANSITION_H
@@ -58,7 +60,8 @@ tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plan
 tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 
-/* The addresses of a plane under lease. */
+/* The addresses of a plane under lease; and of what it had before a REPLACE lease. */
 tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane);
+tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out);
 
 #endif

@@ -10,7 +10,7 @@
 /* ---- names --------------------------------------------------------------------------------- */
 
 const char *tn__access_name(tn_access access) {
-    static const char *const names[] = {"READ", "WRITE", "UPDATE"};
+    static const char *const names[] = {"READ", "WRITE", "UPDATE", "REPLACE"};
     return names[access];
 }
 
@@ -56,17 +56,23 @@ tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
 }
 
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]) {
-    int is_owned = plane->kind == TN__MEMORY_OWNED;
-    for (int part = 0; part < TN__PART_COUNT; part++)
-        out[part] = is_owned ? plane->bytes[part] : 0;
+    const tn__plane_object *memories[] = {plane, plane->replaced};
+    out[TN__PART_DATA] = out[TN__PART_SCALE] = 0;
+    for (int i = 0; i < 2; i++) {
+        if (!memories[i] || memories[i]->kind != TN__MEMORY_OWNED) continue;
+        for (int part = 0; part < TN__PART_COUNT; part++)
+            out[part] += memories[i]->bytes[part];
+    }
 }
 
 size_t tn__plane_foreign_bytes(const tn__plane_object *plane) {
-    if (plane->kind != TN__MEMORY_FOREIGN) return 0;
-    return plane->bytes[TN__PART_DATA] + plane->bytes[TN__PART_SCALE];
+    size_t replaced = plane->replaced ? tn__plane_foreign_bytes(plane->replaced) : 0;
+    if (plane->kind != TN__MEMORY_FOREIGN) return replaced;
+    return replaced + plane->bytes[TN__PART_DATA] + plane->bytes[TN__PART_SCALE];
 }
 
 int tn__plane_has_remains(const tn__plane_object *plane) {
+    if (plane->replaced && plane->replaced->state == TN_PLANE_ABSENT) return 1;
     if (plane->state != TN_PLANE_ABSENT) return 0;
     return plane->blocks[TN__PART_DATA] || plane->blocks[TN__PART_SCALE];
 }
@@ -91,8 +97,8 @@ static int leases_are_valid(const tn__tensor_object *tensor, tn_plane plane) {
     return 1;
 }
 
-static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
-    const tn__plane_object *object = &tensor->planes[plane];
+static int memory_is_valid(const tn__tensor_object *tensor, tn_plane plane,
+                           const tn__plane_object *object) {
     tn_plane_layout layout = {0};
     if (object->state != TN_PLANE_ABSENT &&
         tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
@@ -107,7 +113,20 @@ static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
         if ((object->blocks[part] != NULL) != (object->bytes[part] > 0)) return 0;
     }
     if ((object->kind == TN__MEMORY_FOREIGN) != (object->foreign != NULL)) return 0;
-    if (object->read_count > object->read_limit) return 0;
+    return object->read_count <= object->read_limit;
+}
+
+static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
+    const tn__plane_object *object = &tensor->planes[plane];
+    const tn__plane_object *replaced = object->replaced;
+    if (!memory_is_valid(tensor, plane, object)) return 0;
+    if (replaced) {
+        const tn__lease_object *writer = tn__plane_writer(object);
+        if (!memory_is_valid(tensor, plane, replaced)) return 0;
+        if (replaced->first_lease || replaced->replaced) return 0;
+        if (replaced->state != TN_PLANE_ABSENT && (!writer || writer->access != TN_REPLACE))
+            return 0;
+    }
     if (object->state == TN_PLANE_ABSENT && object->first_lease) return 0;
     if (object->state == TN_PLANE_STALE && object->first_lease) return 0;
     return leases_are_valid(tensor, plane);

@@ -7,7 +7,8 @@
  * - Everything that belongs to one pool is guarded by the lock of that pool's books.
  * - A plane that is not ABSENT has exactly the parts (data, scales) that its layout says; a part
  *   of 0 bytes has no block. ABSENT planes have none, but for what a failing driver left.
- * - At most one WRITE or UPDATE lease on a plane, and then no other lease on it.
+ * - What a plane had before stays whole and as it was while a REPLACE lease is open.
+ * - At most one WRITE, UPDATE or REPLACE lease on a plane, and then no other lease on it.
  * - Plane states change in plane_transition.c only, blocks in plane_memory.c, the sums in ledger.c.
  * - A scope's sums are those of its tensors and of its child scopes; so the root's are all.
  */
@@ -91,7 +92,8 @@ typedef struct tn__plane_use {
     int is_recorded;
 } tn__plane_use;
 
-typedef struct tn__plane_object {
+typedef struct tn__plane_object tn__plane_object;
+struct tn__plane_object {
     tn_plane_state state;
     int is_derived;       /* its contents were made from another plane, not written */
     tn__memory_kind kind; /* of the blocks; OWNED while there are none */
@@ -107,7 +109,11 @@ typedef struct tn__plane_object {
     tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
     uint64_t last_stream_id;
     tn__lease_object *first_lease; /* open ones */
-} tn__plane_object;
+    tn__plane_object *replaced;    /* no leases in it; see below */
+};
+
+/* `replaced` is the memory that a plane had, with its state and uses, while a REPLACE lease writes
+ * new memory; it is freed at the end, or is the plane's again. ABSENT: it could not be freed. */
 
 struct tn__tensor_object {
     tn_tensor handle;
@@ -155,15 +161,15 @@ tn_phase tn__scope_phase(const tn__scope_object *scope);
 /* The lease that writes the plane; NULL if none does. */
 tn__lease_object *tn__plane_writer(const tn__plane_object *plane);
 
-/* What the ledger has of the plane: nothing but OWNED bytes. */
+/* What the ledger has of the plane: OWNED bytes only, with those of memory being replaced. */
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]);
 
 size_t tn__plane_foreign_bytes(const tn__plane_object *plane);
 
-/* ABSENT, but with a block that could not be freed yet. */
+/* A block that could not be freed yet, though the plane does not have it any more. */
 int tn__plane_has_remains(const tn__plane_object *plane);
 
-/* "WRITE", "READ", "UPDATE". */
+/* "READ", "WRITE", "UPDATE", "REPLACE". */
 const char *tn__access_name(tn_access access);
 const char *tn__plane_state_name(tn_plane_state state);
 

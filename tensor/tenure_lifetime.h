@@ -51,6 +51,17 @@ TN_API TN_MUST_USE tn_status tn_format_operand(tn_format format, tn_architecture
 
 /* ---- replacing, saving, cloning, viewing --------------------------------------------------- */
 
+/* What the plane was when a TN_REPLACE lease began: readable on the lease's stream, while new
+ * memory, which tn_lease_begin gave the address of, is written. This is how a plane is transposed,
+ * quantized again, re-arranged or gathered again "in place": tn_lease_end frees the old memory in
+ * the order of the stream, and tn_lease_abandon frees the new one and leaves the plane as it was.
+ * TN_INVALID_STATE for another access, or if the plane had no contents. Any thread. */
+TN_API TN_MUST_USE tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out);
+
+/* Sets every byte of the plane, elements and scales: a write like tn_plane_write. */
+TN_API TN_MUST_USE tn_status tn_plane_fill(tn_tensor tensor, tn_plane plane, unsigned char byte,
+                                           tn_stream stream);
+
 /* ---- policies and phases ------------------------------------------------------------------- */
 
 /* For tensors in the scope and below that have no policy of their own, nor a nearer scope that has

@@ -260,7 +260,8 @@ TN_API TN_MUST_USE tn_status tn_format_set_derive(tn_format format, tn_derive_fu
 typedef enum tn_access {
     TN_READ = 0, /* the plane must be valid (or derivable: then it is derived) */
     TN_WRITE,    /* all of it will be written: makes it if absent */
-    TN_UPDATE    /* read and written: must be valid */
+    TN_UPDATE,   /* read and written: must be valid */
+    TN_REPLACE   /* all of it will be written, to new memory: see tn_lease_old_view */
 } tn_access;
 
 struct tn_plane_view {
@@ -273,11 +274,11 @@ struct tn_plane_view {
 };
 
 /* Gives the plane's addresses for work on `stream`, until tn_lease_end. Any number of READ
- * leases at once; WRITE and UPDATE exclude all others on that plane (TN_IN_USE names the
+ * leases at once; all others exclude each other and READ on that plane (TN_IN_USE names the
  * holder). Work that earlier leases put on other streams is waited for on the device; what another
  * thread put on its per-thread default stream can not be named and is waited for on the host.
- * Beginning a WRITE or UPDATE makes the tensor's other planes stale, but for those that are
- * themselves under a WRITE lease (an op that makes both at once); planes under READ refuse it. */
+ * Beginning to write makes the tensor's other planes stale, but for those that are themselves
+ * under WRITE or REPLACE (an op that makes both at once); planes under READ refuse it. */
 TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access,
                                             tn_stream stream, tn_lease *lease, tn_plane_view *view);
 
@@ -288,8 +289,9 @@ TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn
 TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);
 
 /* Ends a lease whose work was not (wholly) put on the stream: a written plane's contents are
- * undefined (it is ALLOCATED, or freed again if this lease made it), and planes that only this
- * write had made stale are valid again. Fails only for a handle that is not alive. */
+ * undefined (it is ALLOCATED, or freed again if this lease made it; under REPLACE it is what it
+ * was), and planes that only this write had made stale are valid again. Fails only for a handle
+ * that is not alive. */
 TN_API TN_MUST_USE tn_status tn_lease_abandon(tn_lease lease);
 
 /* Copies a whole plane from or to host memory, in stream order; the sizes must be exact.

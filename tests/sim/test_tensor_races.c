@@ -6,24 +6,20 @@
 #include <pthread.h>
 
 #include "host_alloc.h"
+#include "tenure_lifetime.h"
 #include "tensor_state.h"
 
 enum { ROWS = 64, COLS = 64, STREAMS = 4, STEPS = 400 };
 
-/* A kernel that touches the whole plane. */
-static void launch(tn_device *device, const tn_plane_view *view, int is_write, tn_stream stream) {
-    tn__range ranges[2] = {{view->data, view->layout.data_bytes, is_write},
-                           {view->scale, view->layout.scale_bytes, is_write}};
-    EXPECT_OK(tn__device_driver(device)->ghost_launch(
-        tn__device_state(device), is_write ? "write" : "read", ranges, 2, 50.0, stream));
-}
-
 static void use(const tensor_fixture *f, tn_tensor tensor, tn_plane plane, tn_access access,
                 tn_stream stream) {
-    tn_plane_view view;
+    tn_plane_view view, old;
     tn_lease lease;
     EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
-    launch(f->device, &view, access != TN_READ, stream);
+    if (access == TN_REPLACE && tn_lease_old_view(lease, &old) == TN_OK) {
+        fixture_touch(f, &old, 0, stream);
+    }
+    fixture_touch(f, &view, access != TN_READ, stream);
     EXPECT_OK(tn_lease_end(lease));
 }
 
@@ -40,8 +36,8 @@ static void one_random_step(tensor_fixture *f, tn_tensor *tensors, tn_stream *st
     tn_stream *stream = &streams[next_random(seed) % STREAMS];
     tn_plane plane = next_random(seed) % 2 ? TN_PLANE_ROW : TN_PLANE_COL;
     switch (next_random(seed) % 8) {
-    case 0:
-    case 1: use(f, *tensor, plane, TN_WRITE, *stream); break;
+    case 0: use(f, *tensor, plane, TN_WRITE, *stream); break;
+    case 1: use(f, *tensor, plane, TN_REPLACE, *stream); break;
     case 2: /* another tensor gets the memory, on any stream */
         EXPECT_OK(tn_tensor_destroy(*tensor, *stream));
         *tensor = fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
@@ -146,10 +142,10 @@ static void work_put_after_the_end_of_its_lease_is_a_race(void **state) {
         tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
         use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);
         EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_ROW, TN_READ, f.stream, &lease, &view));
-        if (!is_late) launch(f.device, &view, 0, f.stream);
+        if (!is_late) fixture_touch(&f, &view, 0, f.stream);
         EXPECT_OK(tn_lease_end(lease));
         use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.other);
-        if (is_late) launch(f.device, &view, 0, f.stream);
+        if (is_late) fixture_touch(&f, &view, 0, f.stream);
         close_after_race(&f, is_late);
     }
 }
@@ -166,7 +162,7 @@ static void a_use_that_is_not_recorded_is_a_race(void **state) {
         tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
         use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);
         EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_ROW, TN_READ, f.other, &lease, &view));
-        launch(f.device, &view, 0, f.other);
+        fixture_touch(&f, &view, 0, f.other);
         if (is_forgotten) { /* as if the lease's stream were the block's own */
             EXPECT_OK(tn__tensor_acquire(tensor, &object));
             object->planes[TN_PLANE_ROW].home_stream_id =
@@ -194,7 +190,7 @@ static void a_use_whose_record_failed_is_recorded_before_the_free(void **state) 
         use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);
         EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_ROW, is_write ? TN_UPDATE : TN_READ, f.other,
                                  &lease, &view));
-        launch(f.device, &view, is_write, f.other);
+        fixture_touch(&f, &view, is_write, f.other);
         tn__host_alloc_fault(1, 1); /* the pool has not seen this stream yet and can not note it */
         EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_ROW, f.other), TN_IN_USE);
         EXPECT_STATUS(tn_lease_end(lease), TN_OUT_OF_HOST_MEMORY); /* nothing has changed */

@@ -132,6 +132,15 @@ void fixture_write(tn_tensor tensor, tn_plane plane, tn_stream stream) {
     EXPECT_OK(tn_lease_end(lease));
 }
 
+void fixture_touch(const tensor_fixture *fixture, const tn_plane_view *view, int is_write,
+                   tn_stream stream) {
+    tn__range ranges[2] = {{view->data, view->layout.data_bytes, is_write},
+                           {view->scale, view->layout.scale_bytes, is_write}};
+    EXPECT_OK(tn__device_driver(fixture->device)
+                  ->ghost_launch(tn__device_state(fixture->device), is_write ? "write" : "read",
+                                 ranges, 2, 50.0, stream));
+}
+
 tn_plane_state fixture_state(tn_tensor tensor, tn_plane plane) {
     tn_plane_state state = TN_PLANE_ABSENT;
     EXPECT_OK(tn_plane_state_get(tensor, plane, &state));

@@ -36,6 +36,10 @@ tn_tensor fixture_tensor(const tensor_fixture *fixture, tn_format format, int64_
 /* Makes the plane valid with a WRITE lease under which nothing is put on the stream. */
 void fixture_write(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
+/* On the simulated driver: a kernel that touches all of the plane. */
+void fixture_touch(const tensor_fixture *fixture, const tn_plane_view *view, int is_write,
+                   tn_stream stream);
+
 tn_plane_state fixture_state(tn_tensor tensor, tn_plane plane);
 size_t fixture_owned_bytes(const tensor_fixture *fixture);
 tn_ledger fixture_ledger(tn_scope scope);

@@ -234,9 +234,9 @@ static void planes_that_the_format_lacks_are_refused_everywhere(void **state) {
     EXPECT_STATUS(tn_plane_state_get(plain, (tn_plane)3, &got), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_lease_begin(plain, TN_PLANE_ROW, TN_WRITE, f->stream, &lease, &view),
                   TN_INVALID_ARGUMENT);
-    EXPECT_STATUS(tn_lease_begin(plain, TN_PLANE_DATA, (tn_access)3, f->stream, &lease, &view),
+    EXPECT_STATUS(tn_lease_begin(plain, TN_PLANE_DATA, (tn_access)4, f->stream, &lease, &view),
                   TN_INVALID_ARGUMENT);
-    EXPECT_ERROR_HAS("unknown access 3");
+    EXPECT_ERROR_HAS("unknown access 4");
     EXPECT_STATUS(tn_lease_begin(plain, TN_PLANE_DATA, TN_WRITE, f->stream, NULL, &view),
                   TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_lease_begin(plain, TN_PLANE_DATA, TN_WRITE, f->stream, &lease, NULL),
