@@ -4,6 +4,7 @@
  */
 #include "gpu_support.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,6 +230,49 @@ static void test_transpose_and_dequantize(void **state) {
     gpu_count_report("transpose, dequantize");
 }
 
+/* There are no casts to one scale for a tensor: its planes are written from the host. */
+static tn_tensor tensor_scaled(gpu_side *side, int64_t rows, int64_t cols, tn_plane from,
+                               const unsigned char *data) {
+    static const float scale[4] = {0.375f, NAN, NAN, NAN}; /* padding that must not be read */
+    tn_tensor tensor = gpu_fp8(side, TN_FORMAT_FP8_TENSOR, TN_E4M3, TN_SCALE_POW2, rows, cols);
+    EXPECT_OK(tn_plane_write(tensor, from, data, (size_t)(rows * cols), scale, sizeof scale,
+                             side->stream));
+    EXPECT_OK(tn_stream_synchronize(side->device, side->stream));
+    return tensor;
+}
+
+static void check_tensor_transpose(int64_t rows, int64_t cols, int from) {
+    unsigned char *data = malloc((size_t)(rows * cols));
+    uint64_t seed = (uint64_t)(rows * 1000 + cols);
+    char what[80];
+    for (int64_t i = 0; i < rows * cols; i++)
+        data[i] = (unsigned char)(gpu_random(&seed) >> 56);
+    tn_tensor on_gpu = tensor_scaled(&gpu, rows, cols, planes[from], data);
+    tn_tensor on_host = tensor_scaled(&host, rows, cols, planes[from], data);
+    gpu_copy actual = gpu_download(&gpu, on_gpu, planes[!from]); /* derived by the read */
+    gpu_copy expected = gpu_download(&host, on_host, planes[!from]);
+    snprintf(what, sizeof what, "one scale, %lld x %lld", (long long)rows, (long long)cols);
+    gpu_count(from ? "one scale: row from col" : "one scale: col from row",
+              gpu_copies_equal(&actual, &expected, what) && actual.scale[0] == 0.375f);
+    gpu_copy_end(&actual);
+    gpu_copy_end(&expected);
+    gpu_destroy(&gpu, on_gpu);
+    gpu_destroy(&host, on_host);
+    free(data);
+}
+
+static void test_transpose_with_one_scale(void **state) {
+    static const int64_t shapes[][2] = {{1, 1},     {1, 300},   {300, 1},   {127, 129},
+                                        {128, 128}, {129, 127}, {512, 256}, {513, 260},
+                                        {1000, 72}, {40, 1000}, {144, 272}, {2048, 4096}};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        check_tensor_transpose(shapes[s][0], shapes[s][1], 0);
+        check_tensor_transpose(shapes[s][0], shapes[s][1], 1);
+    }
+    gpu_count_report("transpose, one scale for the tensor");
+}
+
 static void test_empty_is_success(void **state) {
     static const int64_t shapes[][2] = {{0, 128}, {128, 0}, {0, 0}};
     (void)state;
@@ -326,6 +370,7 @@ int main(void) {
         cmocka_unit_test(test_quantize_equals_the_host),
         cmocka_unit_test(test_quantize_every_tail),
         cmocka_unit_test(test_transpose_and_dequantize),
+        cmocka_unit_test(test_transpose_with_one_scale),
         cmocka_unit_test(test_empty_is_success),
         cmocka_unit_test(test_more_than_2_to_the_31_elements),
     };
