@@ -147,7 +147,7 @@ static void the_scale_of_an_nvfp4_tensor_comes_after_the_others(void **state) {
     tn_lease lease;
     (void)state;
     EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_COL, TN_WRITE, ops.stream, &lease, &view));
-    size_t blocks = 128 * 12; /* 70 rows of 130 elements: up128(70) x up4(9) */
+    const size_t blocks = (size_t)128 * 12; /* 70 rows of 130 elements: up128(70) x up4(9) */
     assert_int_equal(view.layout.data_bytes, 70 * 65);
     assert_int_equal(view.layout.scale_bytes, blocks + 16);
     assert_ptr_equal(view.global_scale, (char *)view.scale + blocks);
