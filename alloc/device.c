@@ -180,6 +180,15 @@ static void end_attachments(tn_device *device) {
     }
 }
 
+/* What the driver does not take back now keeps the device: it can be destroyed again. */
+static tn_status empty_attachments(tn_device *device) {
+    tn__attachment *now = atomic_load(&device->attachments);
+    for (; now; now = now->next) {
+        if (now->empty) TN_TRY(now->empty(now));
+    }
+    return TN_OK;
+}
+
 static void free_device(tn_device *device) {
     TN_ASSERT(!device->watchers);
     end_attachments(device);
@@ -205,6 +214,7 @@ tn_status tn_device_destroy(tn_device *device) {
                        device->info.name, device->info.ordinal, users, users == 1 ? "" : "s",
                        streams, streams == 1 ? "" : "s");
     }
+    TN_TRY(empty_attachments(device));
     free_device(device);
     return TN_OK;
 }

@@ -181,11 +181,13 @@ TN_SISTER_API void tn__device_retain(tn_device *device);
 TN_SISTER_API void tn__device_release(tn_device *device);
 
 /* What a layer above keeps for a device (loaded kernels, a library's handle), one per key: the
- * device calls `end` when it is destroyed, before its driver closes, and `end` frees it. Looking
- * one up takes no lock; the caller sees to it that no key is attached twice. */
+ * device calls `end` when it is destroyed, before its driver closes, and `end` frees it. `empty`
+ * comes before all ends, may fail, and then the device stays; NULL: nothing to do. Looking one up
+ * takes no lock; the caller sees to it that no key is attached twice. */
 typedef struct tn__attachment {
     struct tn__attachment *next;
     const void *key; /* an address of the layer's own */
+    tn_status (*empty)(struct tn__attachment *attachment);
     void (*end)(struct tn__attachment *attachment);
 } tn__attachment;
 TN_SISTER_API tn__attachment *tn__device_attachment(tn_device *device, const void *key);

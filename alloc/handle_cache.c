@@ -77,10 +77,15 @@ static tn_status empty_cache(handle_cache *cache, size_t *released_bytes) {
     return TN_OK;
 }
 
+static tn_status empty_for_end(tn__attachment *attachment) {
+    size_t released_bytes = 0;
+    return empty_cache((handle_cache *)(void *)attachment, &released_bytes);
+}
+
+/* It has been emptied: no pool gives to it any more. */
 static void end_cache(tn__attachment *attachment) {
     handle_cache *cache = (handle_cache *)(void *)attachment;
-    size_t released_bytes = 0;
-    if (!tn__driver_is_gone()) (void)empty_cache(cache, &released_bytes);
+    TN_ASSERT(cache->count == 0);
     pthread_mutex_destroy(&cache->mutex);
     tn__host_free(cache->handles);
     tn__host_free(cache);
@@ -98,6 +103,7 @@ static handle_cache *make_cache(tn_device *device, size_t capacity) {
     cache->driver = tn__device_driver(device);
     cache->state = tn__device_state(device);
     cache->attachment.key = &key;
+    cache->attachment.empty = empty_for_end;
     cache->attachment.end = end_cache;
     pthread_mutex_init(&cache->mutex, NULL);
     tn__device_attach(device, &cache->attachment);

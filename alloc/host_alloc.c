@@ -1,6 +1,7 @@
 /* The one home of the library's own host memory, with its fault hook.
  *
- * Invariant: live_blocks is the number of blocks that were given out and not freed.
+ * Invariant: live_blocks is the number of blocks that were given out and not freed, without those
+ * that last.
  */
 #include "host_alloc.h"
 
@@ -34,6 +35,12 @@ void *tn__host_alloc(size_t count, size_t item_bytes) {
     return memory;
 }
 
+void *tn__host_alloc_lasting(size_t count, size_t item_bytes) {
+    void *memory = tn__host_alloc(count, item_bytes);
+    if (memory) atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
+    return memory;
+}
+
 void *tn__host_alloc_aligned(size_t bytes, size_t alignment) {
     size_t rounded = (bytes + alignment - 1) & ~(alignment - 1);
     void *memory = is_faulted() || rounded < bytes ? NULL : aligned_alloc(alignment, rounded);
@@ -61,6 +68,8 @@ void tn__host_free(void *memory) {
     atomic_fetch_sub_explicit(&live_blocks, 1, memory_order_relaxed);
     free(memory);
 }
+
+void tn__host_free_lasting(void *memory) { free(memory); }
 
 char *tn__host_strdup(const char *text) {
     size_t bytes = strlen(text) + 1;

@@ -21,6 +21,10 @@ TN_SISTER_API void *tn__host_realloc(void *memory, size_t old_count, size_t new_
 TN_SISTER_API void tn__host_free(void *memory);
 TN_SISTER_API char *tn__host_strdup(const char *text);
 
+/* For what stays while the library is loaded: not among the blocks alive. */
+void *tn__host_alloc_lasting(size_t count, size_t item_bytes);
+void tn__host_free_lasting(void *memory);
+
 /* Blocks alive now: 0 once everything is destroyed. */
 TN_SISTER_API long tn__host_live_blocks(void);
 

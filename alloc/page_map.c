@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "driver.h"
 #include "host_alloc.h"
 
 #define LEVEL_BITS  12
@@ -20,34 +21,22 @@ typedef struct map_middle {
 
 static _Atomic(map_middle *) root[LEVEL_COUNT];
 static pthread_mutex_t map_mutex = PTHREAD_MUTEX_INITIALIZER;
-static size_t map_users;
 
 static size_t root_index(uintptr_t page) { return page >> (2 * LEVEL_BITS); }
 static size_t middle_index(uintptr_t page) { return (page >> LEVEL_BITS) & (LEVEL_COUNT - 1); }
 static size_t leaf_index(uintptr_t page) { return page & (LEVEL_COUNT - 1); }
 
-static void free_nodes(void) {
+/* dlclose: nobody can ask any more. When the process exits, other threads may still be at it. */
+__attribute__((destructor)) static void free_nodes(void) {
+    if (tn__driver_is_gone()) return;
     for (size_t r = 0; r < LEVEL_COUNT; r++) {
         map_middle *middle = atomic_load(&root[r]);
         if (!middle) continue;
         for (size_t m = 0; m < LEVEL_COUNT; m++)
-            tn__host_free(atomic_load(&middle->leaves[m]));
-        tn__host_free(middle);
+            tn__host_free_lasting(atomic_load(&middle->leaves[m]));
+        tn__host_free_lasting(middle);
         atomic_store(&root[r], NULL);
     }
-}
-
-void tn__page_map_retain(void) {
-    pthread_mutex_lock(&map_mutex);
-    map_users++;
-    pthread_mutex_unlock(&map_mutex);
-}
-
-void tn__page_map_release(void) {
-    pthread_mutex_lock(&map_mutex);
-    TN_ASSERT(map_users > 0);
-    if (--map_users == 0) free_nodes();
-    pthread_mutex_unlock(&map_mutex);
 }
 
 static map_leaf *find_leaf(uintptr_t page) {
@@ -63,13 +52,13 @@ static map_leaf *make_leaf(uintptr_t page) {
     map_middle *middle = atomic_load(&root[root_index(page)]);
     map_leaf *leaf;
     if (!middle) {
-        middle = tn__host_alloc(1, sizeof *middle);
+        middle = tn__host_alloc_lasting(1, sizeof *middle);
         if (!middle) return NULL;
         atomic_store_explicit(&root[root_index(page)], middle, memory_order_release);
     }
     leaf = atomic_load(&middle->leaves[middle_index(page)]);
     if (!leaf) {
-        leaf = tn__host_alloc(1, sizeof *leaf);
+        leaf = tn__host_alloc_lasting(1, sizeof *leaf);
         if (!leaf) return NULL;
         atomic_store_explicit(&middle->leaves[middle_index(page)], leaf, memory_order_release);
     }

@@ -11,8 +11,8 @@
  *
  * Reads take no lock (acquire loads) and look into no region: one may be removed meanwhile, and
  * the answer for addresses of others stays right. Writes are under one mutex. Nodes are made on
- * demand and live until the last user (pool) is gone: an address is looked up only while some
- * pool exists.
+ * demand and stay while the library is loaded: a thread may ask for any address, also of no pool,
+ * while the last pool ends. Each serves 8 GiB of addresses, which a driver uses again and again.
  */
 #ifndef TENURE_PAGE_MAP_H
 #define TENURE_PAGE_MAP_H
@@ -31,10 +31,6 @@ typedef struct tn__mapped_region {
     int is_in_map;
 } tn__mapped_region;
 #define TN__MAP_ALIGN ((size_t)512)
-
-/* Counts the pools; the nodes are freed when the last one is gone. */
-void tn__page_map_retain(void);
-void tn__page_map_release(void);
 
 /* Adds a region of at least TN__MAP_PAGE_BYTES. On failure nothing is added: TN_OUT_OF_HOST_MEMORY,
  * TN_UNSUPPORTED for an address of more than 57 bits, or TN_IN_USE if it overlaps another (but for

@@ -247,7 +247,6 @@ tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__g
     }
     pool->graph = graph;
     if (graph) tn__pool_observe(pool, TN__OBSERVE_GRAPH, 1);
-    tn__page_map_retain();
     tn__device_retain(device);
     tn__pools_enter(pool);
     *out = pool;
@@ -285,6 +284,7 @@ static tn_status close_locked(tn_pool *pool) {
     return tn__order_close(&pool->order);
 }
 
+/* The backing last: whatever fails, a pool that is still there can be used. */
 static tn_status close_unless_held(tn_pool *pool) {
     tn_status status;
     if (!tn__driver_wait_begin()) {
@@ -293,6 +293,8 @@ static tn_status close_unless_held(tn_pool *pool) {
     }
     tn__error_scope_begin();
     status = tn__error_scope_end(close_locked(pool));
+    if (status == TN_OK) status = end_trace_locked(pool);
+    if (status == TN_OK) status = pool->backing->close(pool);
     tn__driver_wait_end();
     return status;
 }
@@ -303,9 +305,6 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     tn__pools_leave(pool);
     pthread_mutex_lock(&pool->mutex);
     status = close_unless_held(pool);
-    if (status == TN_OK) status = end_trace_locked(pool);
-    /* Last: whatever fails, a pool that is still there can be used. */
-    if (status == TN_OK) status = pool->backing->close(pool);
     tn__pool_print_end(pool, status == TN_OK ? "its end" : "a failed end");
     pthread_mutex_unlock(&pool->mutex);
     if (status != TN_OK) {
@@ -317,7 +316,6 @@ tn_status tn_pool_destroy(tn_pool *pool) {
     tn__device_release(pool->device);
     tn__graph_destroy(pool->graph);
     free_pool(pool);
-    tn__page_map_release();
     return TN_OK;
 }
 

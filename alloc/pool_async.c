@@ -68,12 +68,23 @@ static tn_status end_stream(tn_pool *pool, tn_stream *stream) {
     return TN_OK;
 }
 
+static tn_status wait_for_lost_frees(tn_pool *pool) {
+    async_store *store = store_of(pool);
+    if (!store->has_lost_free) return TN_OK;
+    TN_TRY(pool->driver->synchronize(pool->state));
+    store->has_lost_free = 0;
+    return TN_OK;
+}
+
 /* All that was freed behind others has completed. */
 static tn_status close_async(tn_pool *pool) {
     async_store *store = store_of(pool);
+    tn__release stuck = {.most_bytes = SIZE_MAX};
     if (!store) return TN_OK;
-    if (store->has_lost_free) TN_TRY(pool->driver->synchronize(pool->state));
-    store->has_lost_free = 0;
+    TN_TRY(wait_for_lost_frees(pool));
+    store->taken_on = NULL; /* any stream will do: what is stuck was allocated before */
+    TN_TRY(tn__segments_give_stuck(pool, &stuck));
+    TN_TRY(wait_for_lost_frees(pool));
     TN_TRY(end_stream(pool, &store->behind));
     TN_TRY(end_stream(pool, &store->giving));
     TN_TRY(pool->driver->mempool_destroy(pool->state, store->mempool));
@@ -129,11 +140,12 @@ static tn_status take_async(tn_pool *pool, const tn__request *request, size_t by
     return status;
 }
 
-/* Of what was taken last, and could not be used after all. */
+/* Of what was taken last, and could not be used after all. What is stuck goes back when the pool
+ * ends and the device has been waited for: the stream may have ended meanwhile. */
 static tn_status give_async(tn_pool *pool, void *address, size_t bytes) {
     (void)bytes;
-    TN_TRY(pool->driver->mempool_free(pool->state, address, store_of(pool)->taken_on));
     store_of(pool)->has_lost_free = 1;
+    TN_TRY(pool->driver->mempool_free(pool->state, address, store_of(pool)->taken_on));
     learn_reserved(pool, pool->heap.mapped_bytes);
     return TN_OK;
 }

@@ -57,6 +57,7 @@ static tn_status give_plain(tn_pool *pool, void *address, size_t bytes) {
 /* Segments went back with the rest of the idle memory. */
 static tn_status close_nothing(tn_pool *pool) {
     TN_ASSERT(!pool->heap.regions);
+    TN_ASSERT(!pool->stuck_segments);
     return TN_OK;
 }
 

@@ -116,12 +116,22 @@ tn_status tn__pages_close(struct tn_pool *pool);
 
 /* ---- segments: pool_segments.c --------------------------------------------------------------- */
 
+/* Memory of the provider that no region has. */
+typedef struct tn__stuck_segment {
+    struct tn__stuck_segment *next;
+    void *address;
+    size_t bytes;
+} tn__stuck_segment;
+
 tn_status tn__segments_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,
                             tn__place *out);
 tn_status tn__segments_release(struct tn_pool *pool, tn__release *release);
 
 /* One segment more for the request. May let the pool's mutex go. */
 tn_status tn__segment_add(struct tn_pool *pool, const tn__request *request, tn__place *out);
+
+/* Gives back segments that could neither be used nor given back when they were taken. */
+tn_status tn__segments_give_stuck(struct tn_pool *pool, tn__release *release);
 
 /* The segment of at most that size that has been idle for longest and that nothing may still use;
  * NULL: none. */

@@ -25,6 +25,7 @@ static tn_status open_caller(tn_pool *pool, const tn_pool_config *config) {
 
 static tn_status close_caller(tn_pool *pool) {
     TN_ASSERT(!pool->heap.regions);
+    TN_ASSERT(!pool->stuck_segments);
     tn__host_free(pool->store);
     pool->store = NULL;
     return TN_OK;

@@ -139,8 +139,10 @@ static tn_status purge_pinned(tn_pool *pool, const tn__release *release) {
 }
 
 static tn_status release_pinned(tn_pool *pool, tn__release *release) {
+    tn__release stuck = {.most_bytes = SIZE_MAX};
     size_t before = tn__host_memory_held(pool->store);
-    tn_status status = tn__pool_collect(pool);
+    tn_status status = tn__segments_give_stuck(pool, &stuck);
+    if (status == TN_OK) status = tn__pool_collect(pool);
     while (status == TN_OK) {
         size_t held = pinned_held_bytes(pool);
         size_t room = tn__release_room(release);

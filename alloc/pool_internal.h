@@ -102,11 +102,12 @@ struct tn_pool {
     double decay_at_us;            /* when it was last looked at, */
     uint64_t decay_operation;      /* and the heap's clock then */
     tn__own_mapping *stuck;        /* given up, but not yet taken back by the driver */
-    size_t stuck_bytes;            /* of them: memory that the pool reserved */
-    void *store;                   /* the backing's own state */
-    size_t segment_alignment;      /* segments: what their provider aligns to, as far as is known */
-    size_t transit_bytes; /* segments: on their way from or to a provider of the caller's */
-    tn__uses given;       /* uses that memory given back in stream order was still in */
+    size_t stuck_bytes;            /* of them, and of the next: memory that the pool reserved */
+    tn__stuck_segment *stuck_segments;
+    void *store;              /* the backing's own state */
+    size_t segment_alignment; /* segments: what their provider aligns to, as far as is known */
+    size_t transit_bytes;     /* segments: on their way from or to a provider of the caller's */
+    tn__uses given;           /* uses that memory given back in stream order was still in */
     size_t peak_live_bytes;
     size_t peak_reserved_bytes;
     uint64_t allocs;

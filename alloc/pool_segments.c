@@ -5,13 +5,16 @@
  * by small shapes can serve larger ones; larger requests get a segment of their own size.
  *
  * What a provider gives is looked at before it is used: at least 2 MiB, aligned to 512 bytes, apart
- * from all memory of pools. What its calls say and do is undone if what follows fails.
+ * from all memory of pools. What its calls say and do is undone if what follows fails. If that
+ * fails as well, the segment is kept on the list of stuck ones, in a record that was made before
+ * the segment was taken, and given back with the next idle memory, or when the pool ends.
  *
  * A provider of the caller's is called without the pool's mutex, so that it may use what it likes.
  * Meanwhile the bytes count as held (transit_bytes), a segment on its way back is one VOID piece,
- * and the request's stream is kept from being forgotten.
+ * the request's stream is kept from being forgotten, and what limits growth is up to who has the
+ * mutex.
  */
-#include "no_wait.h"
+#include "host_alloc.h"
 #include "no_wait.h"
 #include "pool_internal.h"
 
@@ -34,25 +37,37 @@ static void tell_end(tn_pool *pool, tn__region *region) {
 
 /* ---- the provider's calls -------------------------------------------------------------------- */
 
+static tn__growth leave_pool(tn_pool *pool, size_t bytes) {
+    tn__growth growth = pool->growth;
+    pool->transit_bytes += bytes;
+    pool->growth = TN__GROWTH_HARD;
+    pthread_mutex_unlock(&pool->mutex);
+    return growth;
+}
+
+static void enter_pool(tn_pool *pool, size_t bytes, tn__growth growth) {
+    pthread_mutex_lock(&pool->mutex);
+    pool->growth = growth;
+    pool->transit_bytes -= bytes;
+}
+
 static tn_status take(tn_pool *pool, const tn__request *request, size_t bytes, void **out) {
+    tn__growth growth;
     tn_status status;
     if (!pool->backing->is_unlocked) return pool->backing->take(pool, request, bytes, out);
-    pool->transit_bytes += bytes;
-    pthread_mutex_unlock(&pool->mutex);
+    growth = leave_pool(pool, bytes);
     status = pool->backing->take(pool, request, bytes, out);
-    pthread_mutex_lock(&pool->mutex);
-    pool->transit_bytes -= bytes;
+    enter_pool(pool, bytes, growth);
     return status;
 }
 
 static tn_status give(tn_pool *pool, void *address, size_t bytes) {
+    tn__growth growth;
     tn_status status;
     if (!pool->backing->is_unlocked) return pool->backing->give(pool, address, bytes);
-    pool->transit_bytes += bytes;
-    pthread_mutex_unlock(&pool->mutex);
+    growth = leave_pool(pool, bytes);
     status = pool->backing->give(pool, address, bytes);
-    pthread_mutex_lock(&pool->mutex);
-    pool->transit_bytes -= bytes;
+    enter_pool(pool, bytes, growth);
     return status;
 }
 
@@ -62,6 +77,38 @@ static tn_status claim(tn_pool *pool, size_t bytes) {
 
 static void unclaim(const tn_pool *pool, size_t bytes) {
     if (!pool->backing->claims_itself) tn__pool_unclaim(pool, bytes);
+}
+
+/* ---- stuck segments -------------------------------------------------------------------------- */
+
+/* In the books they are held; where the provider says what it holds, it counts them itself. */
+static void set_stuck(tn_pool *pool, tn__stuck_segment *stuck, int is_stuck) {
+    size_t bytes = pool->backing->claims_itself ? 0 : stuck->bytes;
+    if (is_stuck) {
+        stuck->next = pool->stuck_segments;
+        pool->stuck_segments = stuck;
+        pool->stuck_bytes += bytes;
+    } else {
+        pool->stuck_segments = stuck->next;
+        pool->stuck_bytes -= bytes;
+    }
+}
+
+tn_status tn__segments_give_stuck(tn_pool *pool, tn__release *release) {
+    while (pool->stuck_segments && pool->stuck_segments->bytes <= tn__release_room(release)) {
+        tn__stuck_segment *stuck = pool->stuck_segments;
+        tn_status status;
+        set_stuck(pool, stuck, 0);
+        status = give(pool, stuck->address, stuck->bytes);
+        if (status != TN_OK) {
+            set_stuck(pool, stuck, 1);
+            return status;
+        }
+        unclaim(pool, stuck->bytes);
+        release->released_bytes += stuck->bytes;
+        tn__host_free(stuck);
+    }
+    return TN_OK;
 }
 
 /* ---- adding ---------------------------------------------------------------------------------- */
@@ -103,32 +150,53 @@ static tn_status adopt(tn_pool *pool, const tn__request *request, void *address,
     return tn__heap_add_region(&pool->heap, pool, request->zone, address, bytes, bytes, 1, out);
 }
 
-static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t bytes,
-                             int *is_misplaced, tn__place *out) {
-    tn__region *region = NULL;
-    void *address = NULL;
+/* What was taken and can not be used; 1 if the record holds it now. What is somebody's already, or
+ * nothing, is not ours to give back. */
+static int is_left_stuck(tn_pool *pool, tn__stuck_segment *record, tn_status reason) {
+    tn__saved_error saved;
+    int is_ours = reason != TN_IN_USE && record->address;
+    int is_stuck;
+    tn__error_save(&saved);
+    is_stuck = is_ours && give(pool, record->address, record->bytes) != TN_OK;
+    tn__error_restore(&saved);
+    if (is_stuck) {
+        set_stuck(pool, record, 1);
+    } else {
+        unclaim(pool, record->bytes);
+    }
+    return is_stuck;
+}
+
+static tn_status take_segment(tn_pool *pool, const tn__request *request, int *is_misplaced,
+                              tn__stuck_segment *record, int *is_stuck, tn__region **out) {
     tn_status status;
-    TN_TRY(claim(pool, bytes));
-    status = take(pool, request, bytes, &address);
+    TN_TRY(claim(pool, record->bytes));
+    status = take(pool, request, record->bytes, &record->address);
     if (status != TN_OK) {
-        unclaim(pool, bytes);
+        unclaim(pool, record->bytes);
         return status;
     }
-    status = adopt(pool, request, address, bytes, is_misplaced, &region);
-    if (status != TN_OK) {
-        tn__saved_error saved;
-        tn__error_save(&saved);
-        /* What is somebody's already, or nothing, is not ours to give back. */
-        if (status == TN_IN_USE || !address || give(pool, address, bytes) == TN_OK) {
-            unclaim(pool, bytes);
-        }
-        tn__error_restore(&saved);
-        return status == TN_IN_USE ? TN_DRIVER_ERROR : status;
-    }
+    status = adopt(pool, request, record->address, record->bytes, is_misplaced, out);
+    if (status == TN_OK) return TN_OK;
+    *is_stuck = is_left_stuck(pool, record, status);
+    return status == TN_IN_USE ? TN_DRIVER_ERROR : status;
+}
+
+static tn_status add_segment(tn_pool *pool, const tn__request *request, size_t bytes,
+                             int *is_misplaced, tn__place *out) {
+    tn__stuck_segment *record = tn__host_alloc(1, sizeof *record);
+    tn__region *region = NULL;
+    int is_stuck = 0;
+    tn_status status;
+    if (!record) return TN_OUT_OF_HOST_MEMORY;
+    record->bytes = bytes;
+    status = take_segment(pool, request, is_misplaced, record, &is_stuck, &region);
+    if (!is_stuck) tn__host_free(record);
+    if (status != TN_OK) return status;
     tell_begin(pool, region);
     out->region = region;
     out->first = region->first;
-    out->address = aligned_begin(address, request);
+    out->address = aligned_begin((void *)region->map.begin, request);
     out->missing_pages = 0;
     return TN_OK;
 }
@@ -234,6 +302,7 @@ tn_status tn__segment_give(tn_pool *pool, tn__region *region) {
 }
 
 tn_status tn__segments_release(tn_pool *pool, tn__release *release) {
+    TN_TRY(tn__segments_give_stuck(pool, release));
     TN_TRY(tn__pool_collect(pool));
     while (!tn__release_is_done(release)) {
         tn__region *region = tn__segment_find_idle(pool, tn__release_room(release));

@@ -132,7 +132,9 @@ typedef struct tn_device_info {
  * says how to get one), TN_INVALID_ARGUMENT (ordinal), TN_DRIVER_ERROR, TN_OUT_OF_HOST_MEMORY. */
 TN_API TN_MUST_USE tn_status tn_device_create(const tn_device_config *config, tn_device **out);
 
-/* Closes a device. TN_IN_USE while pools or streams of it exist; the text says how many. */
+/* Closes a device. TN_IN_USE while pools or streams of it exist; the text says how many. If the
+ * driver does not take back handles that are kept for pools (TENURE_HANDLE_CACHE), its status: the
+ * device is still there and can be destroyed again. */
 TN_API tn_status tn_device_destroy(tn_device *device);
 
 TN_API TN_MUST_USE tn_status tn_device_info_get(const tn_device *device, tn_device_info *out);
@@ -302,7 +304,9 @@ TN_API TN_MUST_USE tn_status tn_block_info(const void *block, size_t *bytes, tn_
 
 /* Gives idle memory above keep_bytes back to the driver; writes the bytes given back. What is
  * still in use on the device stays, and is not waited for; but CUDA's call to free PLAIN memory
- * may wait by itself. After a failure a part may be back. released_bytes may be NULL. */
+ * may wait by itself. With TENURE_HANDLE_CACHE the device's cache keeps as much of it as it may,
+ * for its other pools, until one is short or the device is destroyed: to this pool it is given
+ * back. After a failure a part may be back. released_bytes may be NULL. */
 TN_API TN_MUST_USE tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes);
 
 /* Every statistic: X(unit, role, name, meaning). One table makes the struct, the text and the JSON

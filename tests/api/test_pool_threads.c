@@ -1,6 +1,7 @@
 /* Many threads on one pool of the host driver, each with its stream, passing blocks on to the next
  * thread that frees them. What one writes the next reads back, and in the end nothing is live. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "test_pools.h"
@@ -120,7 +121,54 @@ static void threads_pass_blocks_to_each_other(void **state) {
     pthread_mutex_destroy(&s.mutex);
 }
 
+/* ---- addresses of no pool -------------------------------------------------------------------- */
+
+enum { LAST_POOLS = 300 };
+
+typedef struct stranger {
+    _Atomic(void *) address; /* of a block that was; NULL: it is over */
+    atomic_int wrong;
+} stranger;
+
+/* Whatever lives there meanwhile, an address in the middle of a block is no block. */
+static void *free_what_is_no_block(void *argument) {
+    stranger *s = argument;
+    char *address;
+    while ((address = atomic_load(&s->address))) {
+        if (tn_free(address + 512, NULL) != TN_INVALID_ARGUMENT) atomic_fetch_add(&s->wrong, 1);
+    }
+    return NULL;
+}
+
+/* The process's last pool ends again and again, while another thread looks addresses up. */
+static void addresses_are_looked_up_while_the_last_pool_ends(void **state) {
+    tn_device *device = test_open_host();
+    pthread_t thread;
+    stranger s;
+    void *block;
+    tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    (void)state;
+    block = test_take(pool, 3 * MIB_BYTES, NULL);
+    atomic_init(&s.wrong, 0);
+    atomic_init(&s.address, (char *)block + 40 * MIB_BYTES); /* near by, and in no segment */
+    test_give(pool, block, NULL);
+    EXPECT_OK(tn_pool_destroy(pool));
+    assert_int_equal(pthread_create(&thread, NULL, free_what_is_no_block, &s), 0);
+    for (int i = 0; i < LAST_POOLS; i++) {
+        pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+        test_give(pool, test_take(pool, 3 * MIB_BYTES, NULL), NULL);
+        EXPECT_OK(tn_pool_destroy(pool));
+    }
+    atomic_store(&s.address, NULL);
+    pthread_join(thread, NULL);
+    assert_int_equal(atomic_load(&s.wrong), 0);
+    EXPECT_OK(tn_device_destroy(device));
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(threads_pass_blocks_to_each_other)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_pass_blocks_to_each_other),
+        cmocka_unit_test(addresses_are_looked_up_while_the_last_pool_ends),
+    };
     return cmocka_run_group_tests_name("api/pool_threads", tests, NULL, NULL);
 }
