@@ -1,5 +1,5 @@
 /* Failures of which one alone is harmless: memory that could neither be used nor given back,
- * handles that a device's end does not get rid of, limits and waits while other threads are at it. */
+ * handles that a device's end does not get rid of, limits and waits while other threads work. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -155,7 +155,7 @@ static tn_status intruded_free(void *context, void *address, size_t bytes) {
 }
 
 /* 60 MiB fit below the soft limit beside the 40 that are live once all idle memory is given up:
- * that of the pool, and what another thread leaves there while the provider takes the first back. */
+ * that of the pool, and what another thread leaves while the provider takes the first back. */
 static void the_soft_limit_holds_while_a_provider_runs(void **state) {
     intruder i = {.device = test_open_sim(0, 0)};
     tn_pool_config config = TN_POOL_CONFIG_INIT;
