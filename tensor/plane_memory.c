@@ -146,3 +146,16 @@ tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane,
     book(tensor, plane, before);
     return TN_OK;
 }
+
+void tn__plane_memory_move(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to) {
+    const tn__plane_object *source = &from->planes[plane];
+    const size_t none[TN__PART_COUNT] = {0};
+    size_t bytes[TN__PART_COUNT];
+    size_t foreign_bytes = tn__plane_foreign_bytes(source);
+    tn__plane_owned_bytes(source, bytes);
+    tn__ledger_change_plane(from->scope, plane, bytes, none);
+    tn__ledger_change_foreign(from->scope, foreign_bytes, 0);
+    tn__plane_order_swap(&from->planes[plane], &to->planes[plane]);
+    tn__ledger_change_plane(to->scope, plane, none, bytes);
+    tn__ledger_change_foreign(to->scope, 0, foreign_bytes);
+}

@@ -27,6 +27,9 @@ tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn_
 tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                  void *const blocks[TN__PART_COUNT]);
 
+/* All that the plane has, also its uses and state, to a tensor's plane that has nothing. */
+void tn__plane_memory_move(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to);
+
 /* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
  * all that it needs, and the free itself has nothing left that could fail but the look-up of a
  * stream that is not ours. */

@@ -92,12 +92,17 @@ tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stre
     return status;
 }
 
+static void set_written(tn__tensor_object *tensor) {
+    tensor->contents = ++tensor->scope->books->writes_made;
+}
+
 tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                void *const blocks[TN__PART_COUNT]) {
     tn__plane_object *object = &tensor->planes[plane];
     TN_ASSERT(object->state == TN_PLANE_ABSENT);
     TN_TRY(tn__plane_memory_adopt(tensor, plane, foreign, blocks));
     object->state = TN_PLANE_VALID;
+    set_written(tensor);
     tn__plane_order_note(object, TN_WRITE, foreign->stream, foreign->stream_id);
     TN_ASSERT(tn__tensor_is_valid(tensor));
     return TN_OK;
@@ -140,6 +145,26 @@ tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *o
     return TN_OK;
 }
 
+static tn_status settle_plane(tn__tensor_object *tensor, tn_plane plane) {
+    tn__plane_object *object = &tensor->planes[plane];
+    tn__plane_use on = free_use(object, NULL);
+    if (object->state != TN_PLANE_ABSENT) {
+        return free_replaced(tensor, plane, on.stream, on.stream_id);
+    }
+    return free_plane(tensor, plane, on.stream, on.stream_id);
+}
+
+/* A second try tells what is wrong with a block that was left. */
+tn_status tn__transition_settle(tn__tensor_object *tensor) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__plane_object *plane = &tensor->planes[i];
+        for (int tries = 0; tries < 2 && tn__plane_has_remains(plane); tries++) {
+            TN_TRY(settle_plane(tensor, (tn_plane)i));
+        }
+    }
+    return TN_OK;
+}
+
 /* ---- who holds what ------------------------------------------------------------------------ */
 
 /* VALID, or STALE only because of a write that is still under way and may be abandoned. */
@@ -161,7 +186,7 @@ static tn_plane_state *kept_state(tn__plane_object *plane) {
 
 /* Never so of an ABSENT plane. */
 static int is_last_copy(tn__tensor_object *tensor, tn_plane plane) {
-    if (!has_contents(tensor, plane)) return 0;
+    if (tensor->is_regatherable || !has_contents(tensor, plane)) return 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (i == (int)plane) continue;
         if (tensor->planes[i].state == TN_PLANE_VALID) return 0;
@@ -325,6 +350,7 @@ tn_status tn__transition_end(tn__lease_object *lease) {
         TN_TRY(tn__plane_order_record(plane, lease->stream, lease->stream_id));
     }
     if (is_write && !lease->is_derivation) TN_TRY(free_superseded(lease));
+    if (is_write && !lease->is_derivation) set_written(lease->tensor);
     if (is_write) {
         plane->state = TN_PLANE_VALID;
         plane->is_derived = lease->is_derivation;
@@ -490,6 +516,19 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
     }
     tn__transition_abandon(&from); /* of a READ: the same as its end, but certain */
     return status;
+}
+
+/* ---- hand over ----------------------------------------------------------------------------- */
+
+void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to) {
+    tn__plane_object *source = &from->planes[plane];
+    TN_CHECK(!source->first_lease && !source->replaced);
+    TN_CHECK(to->planes[plane].state == TN_PLANE_ABSENT);
+    TN_CHECK(!tn__plane_has_remains(&to->planes[plane]));
+    tn__plane_memory_move(from, plane, to);
+    set_absent(source);
+    TN_ASSERT(tn__tensor_is_valid(from));
+    TN_ASSERT(tn__tensor_is_valid(to));
 }
 
 /* ---- drop ---------------------------------------------------------------------------------- */

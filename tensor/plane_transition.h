@@ -60,6 +60,13 @@ tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plan
 tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 
+/* Frees what earlier transitions could not: after it no plane has remains. */
+tn_status tn__transition_settle(tn__tensor_object *tensor);
+
+/* Moves a plane, with memory, contents and uses, to a tensor of the same kind and pool, which does
+ * not have it: it is ABSENT here then. Neither plane is leased or has remains. */
+void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to);
+
 /* The addresses of a plane under lease; and of what it had before a REPLACE lease. */
 tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane);
 tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out);

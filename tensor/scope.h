@@ -11,6 +11,17 @@ void tn__scope_unlink_tensor(tn__tensor_object *tensor);
 tn_status tn__scope_add_tensor(tn__scope_object *scope, const tn_tensor_config *config,
                                tn__tensor_object **out);
 
+/* The scope of a handle, for a tensor whose lock is held to go to, or for one made of it:
+ * TN_INVALID_ARGUMENT if it is not of the same pool. */
+tn_status tn__scope_find_for(const tn__tensor_object *tensor, tn_scope to, tn__scope_object **out);
+
+/* Both, with the lock that they share held until tn__tensor_unlock. */
+tn_status tn__tensor_acquire_for(tn_tensor tensor, tn_scope to, tn__tensor_object **out,
+                                 tn__scope_object **scope);
+
+/* With all that it has; nothing if it is there. */
+tn_status tn__scope_move_tensor(tn__tensor_object *tensor, tn__scope_object *scope);
+
 /* Whether tn_tensor_create takes the config. */
 tn_status tn__tensor_config_check(const tn_tensor_config *config);
 

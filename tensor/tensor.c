@@ -91,6 +91,7 @@ static tn_status new_tensor(const tn_tensor_config *config, tn__tensor_object **
     tensor->scale_mode = config->scale_mode;
     tensor->policy = config->policy;
     tensor->is_frozen = config->frozen != 0;
+    tensor->is_regatherable = config->regatherable != 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++)
         tn__plane_order_init(&tensor->planes[i]);
     tn_status status = tn__name_copy(config->name, "tensor", &tensor->name);
@@ -135,13 +136,6 @@ tn_status tn_tensor_create(tn_scope scope, const tn_tensor_config *config, tn_te
 
 /* ---- destroy and move ---------------------------------------------------------------------- */
 
-static const tn__lease_object *any_lease(const tn__tensor_object *tensor) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (tensor->planes[i].first_lease) return tensor->planes[i].first_lease;
-    }
-    return NULL;
-}
-
 static tn_status stream_of(const tn__tensor_object *tensor, tn_stream stream, tn__plane_use *out) {
     out->stream = stream;
     out->is_recorded = 1;
@@ -149,7 +143,7 @@ static tn_status stream_of(const tn__tensor_object *tensor, tn_stream stream, tn
 }
 
 static tn_status destroy(tn__tensor_object *tensor, tn_stream stream) {
-    const tn__lease_object *holder = any_lease(tensor);
+    const tn__lease_object *holder = tn__tensor_lease(tensor);
     tn__plane_use on;
     if (holder) return tn__fail_in_use(holder, "destroying the tensor");
     TN_TRY(stream_of(tensor, stream, &on));
@@ -169,15 +163,30 @@ tn_status tn_tensor_destroy(tn_tensor tensor, tn_stream stream) {
     return status;
 }
 
-/* The tensor's lock is held, and a scope of the same pool has the same one. */
-static tn_status move(tn__tensor_object *tensor, tn_scope to) {
+tn_status tn__scope_find_for(const tn__tensor_object *tensor, tn_scope to, tn__scope_object **out) {
     unsigned lock = tensor->scope->books->lock;
     tn__scope_object *scope = tn__handle_peek(to.value, TN__HANDLE_SCOPE, lock);
     if (!scope || scope->books != tensor->scope->books) {
         return TN_FAIL(TN_INVALID_ARGUMENT,
-                       "tensor %s can not move to scope 0x%llx: it is not of the pool of scope %s",
+                       "tensor %s can not go to scope 0x%llx: it is not of the pool of scope %s",
                        tensor->name, (unsigned long long)to.value, tensor->scope->name);
     }
+    *out = scope;
+    return TN_OK;
+}
+
+/* A scope of the same pool has the same lock. */
+tn_status tn__tensor_acquire_for(tn_tensor tensor, tn_scope to, tn__tensor_object **out,
+                                 tn__scope_object **scope) {
+    TN_TRY(tn__scope_acquire(to, scope)); /* for the right status if it is not alive */
+    tn__scope_unlock(*scope);
+    TN_TRY(tn__tensor_acquire(tensor, out));
+    tn_status status = tn__scope_find_for(*out, to, scope);
+    if (status != TN_OK) tn__tensor_unlock(*out);
+    return status;
+}
+
+tn_status tn__scope_move_tensor(tn__tensor_object *tensor, tn__scope_object *scope) {
     if (scope == tensor->scope) return TN_OK;
     tn__ledger_move(tensor, scope);
     tn__scope_unlink_tensor(tensor);
@@ -189,10 +198,8 @@ static tn_status move(tn__tensor_object *tensor, tn_scope to) {
 tn_status tn_tensor_move(tn_tensor tensor, tn_scope scope) {
     tn__tensor_object *object;
     tn__scope_object *to;
-    TN_TRY(tn__scope_acquire(scope, &to)); /* for the right status if it is not alive */
-    tn__scope_unlock(to);
-    TN_TRY(tn__tensor_acquire(tensor, &object));
-    tn_status status = move(object, scope);
+    TN_TRY(tn__tensor_acquire_for(tensor, scope, &object, &to));
+    tn_status status = tn__scope_move_tensor(object, to);
     tn__tensor_unlock(object);
     return status;
 }
@@ -213,6 +220,14 @@ tn_status tn_tensor_set_frozen(tn_tensor tensor, int frozen) {
     tn__tensor_object *object;
     TN_TRY(tn__tensor_acquire(tensor, &object));
     object->is_frozen = frozen != 0;
+    tn__tensor_unlock(object);
+    return TN_OK;
+}
+
+tn_status tn_tensor_set_regatherable(tn_tensor tensor, int regatherable) {
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    object->is_regatherable = regatherable != 0;
     tn__tensor_unlock(object);
     return TN_OK;
 }

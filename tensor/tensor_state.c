@@ -48,11 +48,32 @@ tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor) {
     return info;
 }
 
+tn_tensor_config tn__tensor_config_of(const tn__tensor_object *tensor) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    config.format = tensor->format;
+    config.dtype = tensor->dtype;
+    config.rank = tensor->rank;
+    memcpy(config.shape, tensor->shape, sizeof config.shape);
+    config.scale_mode = tensor->scale_mode;
+    config.policy = tensor->policy;
+    config.frozen = tensor->is_frozen;
+    config.name = tensor->name;
+    config.regatherable = tensor->is_regatherable;
+    return config;
+}
+
 /* ---- leases -------------------------------------------------------------------------------- */
 
 tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
     tn__lease_object *lease = plane->first_lease;
     return lease && lease->access != TN_READ ? lease : NULL;
+}
+
+tn__lease_object *tn__tensor_lease(const tn__tensor_object *tensor) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        if (tensor->planes[i].first_lease) return tensor->planes[i].first_lease;
+    }
+    return NULL;
 }
 
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]) {

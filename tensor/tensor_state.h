@@ -42,6 +42,7 @@ struct tn__books {
     unsigned lock; /* see handle_table.h */
     tn__scope_object *first_root;
     uint64_t tensors_made; /* numbers tensors in the order of creation */
+    uint64_t writes_made;
     tn__recent_id recent_ids[TN__RECENT_STREAMS];
     tn__books *next;
 };
@@ -128,6 +129,9 @@ struct tn__tensor_object {
     tn_scale_mode scale_mode;
     tn_plane_policy policy; /* as set; tn__tensor_policy says what it means */
     int is_frozen;
+    int is_regatherable; /* its contents can be had again: there is no last copy of them */
+    int is_saved;        /* made by tn_tensor_save, and not restored */
+    uint64_t contents;   /* which write they are of: tensors with equal numbers are equal */
     char *name;
     tn__plane_object planes[TN_PLANE_COUNT];
 };
@@ -174,6 +178,12 @@ const char *tn__access_name(tn_access access);
 const char *tn__plane_state_name(tn_plane_state state);
 
 tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor);
+
+/* That makes a tensor like this one; its name is the tensor's. */
+tn_tensor_config tn__tensor_config_of(const tn__tensor_object *tensor);
+
+/* The first lease found on any of its planes; NULL if there is none. */
+tn__lease_object *tn__tensor_lease(const tn__tensor_object *tensor);
 
 /* Whether everything about one tensor that the invariants above say holds; for assertions. */
 int tn__tensor_is_valid(const tn__tensor_object *tensor);

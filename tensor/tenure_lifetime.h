@@ -62,6 +62,31 @@ TN_API TN_MUST_USE tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *ou
 TN_API TN_MUST_USE tn_status tn_plane_fill(tn_tensor tensor, tn_plane plane, unsigned char byte,
                                            tn_stream stream);
 
+#define TN_PLANE_BIT(plane) (1u << (plane))
+
+/* Saves planes (TN_PLANE_BIT of each) for later: they move, without a copy, to a new tensor in
+ * `scope`, which is like this one; here they are ABSENT from now on. So the two never share one,
+ * and what this tensor is written with next does not change what was saved. A plane that is not
+ * valid is derived first, on `stream` (and stays so here if the rest fails). TN_IN_USE if a plane
+ * is leased; TN_INVALID_STATE if it is in a scratch slot. */
+TN_API TN_MUST_USE tn_status tn_tensor_save(tn_tensor tensor, unsigned planes, tn_scope scope,
+                                            tn_stream stream, tn_tensor *saved);
+
+/* A saved tensor becomes an ordinary one of `scope`: the handle `saved` ends, and *out is the same
+ * planes. TN_INVALID_STATE if it is not a saved one; TN_IN_USE while it is leased. */
+TN_API TN_MUST_USE tn_status tn_tensor_restore(tn_tensor saved, tn_scope scope, tn_tensor *out);
+
+/* Moves the planes back into a tensor of the same format and shape, most often the one that they
+ * were saved from, where they are absent; the handle `saved` ends. TN_INVALID_STATE if that tensor
+ * has such a plane, or has been written since they were saved. TN_IN_USE while either is leased. */
+TN_API TN_MUST_USE tn_status tn_tensor_restore_into(tn_tensor saved, tn_tensor tensor);
+
+/* A new tensor in `scope`, of the same pool, with copies of all valid planes, made on the device in
+ * the order of `stream`. TN_IN_USE while a plane is being written. After a failure `scope` holds
+ * nothing of it, unless the driver also refuses to take memory back: that the scope frees. */
+TN_API TN_MUST_USE tn_status tn_tensor_clone(tn_tensor tensor, tn_scope scope, tn_stream stream,
+                                             tn_tensor *out);
+
 /* ---- policies and phases ------------------------------------------------------------------- */
 
 /* For tensors in the scope and below that have no policy of their own, nor a nearer scope that has

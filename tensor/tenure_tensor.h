@@ -155,11 +155,12 @@ typedef struct tn_tensor_config {
     tn_plane_policy policy;
     int frozen;       /* 1: no gradient of it is wanted */
     const char *name; /* copied */
+    int regatherable; /* 1: its contents can be had again: the last copy may be dropped */
 } tn_tensor_config;
 #define TN_TENSOR_CONFIG_INIT                                                                      \
     {                                                                                              \
         sizeof(tn_tensor_config), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, TN_SCALE_POW2,                 \
-            TN_POLICY_DEFAULT, 0, NULL                                                             \
+            TN_POLICY_DEFAULT, 0, NULL, 0                                                          \
     }
 
 /* A tensor with no planes. TN_INVALID_ARGUMENT names what does not fit (FP8 format with a
@@ -196,6 +197,7 @@ TN_API TN_MUST_USE tn_status tn_tensor_info_get(tn_tensor tensor, tn_tensor_info
 
 /* From now on no gradient of it is wanted (or again wanted). */
 TN_API TN_MUST_USE tn_status tn_tensor_set_frozen(tn_tensor tensor, int frozen);
+TN_API TN_MUST_USE tn_status tn_tensor_set_regatherable(tn_tensor tensor, int regatherable);
 TN_API TN_MUST_USE tn_status tn_tensor_set_policy(tn_tensor tensor, tn_plane_policy policy);
 
 /* Into another scope of the same pool: how outputs outlive the scope that made them. */
@@ -239,7 +241,8 @@ TN_API TN_MUST_USE tn_status tn_plane_make(tn_tensor tensor, tn_plane plane, tn_
 TN_API TN_MUST_USE tn_status tn_plane_require(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* Frees the plane in the order of `stream`. TN_IN_USE while it is leased; TN_INVALID_STATE if it
- * is the last valid plane (destroy the tensor instead). Absent is success. */
+ * is the last valid plane, unless the tensor is regatherable (else destroy the tensor instead).
+ * Absent is success. */
 TN_API TN_MUST_USE tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* The consumer is done with the plane for now: drops it, in the order of `stream`, if the tensor's
