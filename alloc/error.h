@@ -10,8 +10,10 @@
 
 #if defined(__GNUC__)
 #define TN_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
+#define TN__SLOW                      __attribute__((noinline))
 #else
 #define TN_PRINTF(format_at, args_at)
+#define TN__SLOW
 #endif
 
 /* Symbols that libtenure's sister libraries use; listed apart in alloc/tenure.map. */

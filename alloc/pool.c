@@ -151,6 +151,7 @@ static tn_status make_pool(tn_device *device, const tn_pool_config *config, tn_p
     pool->driver = tn__device_driver(device);
     pool->state = tn__device_state(device);
     pool->order.driver = pool->driver;
+    pool->order.use_stamp = 1;
     pool->order.home.owner = device;
     pool->order.home.state = pool->state;
     pool->order.sweep_count = STREAMS_BEFORE_SWEEP;

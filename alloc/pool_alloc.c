@@ -249,6 +249,8 @@ tn_status tn__alloc_owned(tn_pool *pool, size_t bytes, tn_stream stream,
     return alloc_block(pool, bytes, stream, options, 1, out);
 }
 
+const _Atomic uint64_t *tn__pool_use_stamp(const tn_pool *pool) { return &pool->order.use_stamp; }
+
 /* ---- blocks by address ----------------------------------------------------------------------- */
 
 static tn_status not_live(const tn_pool *pool, const void *address, const char *call) {

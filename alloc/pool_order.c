@@ -195,6 +195,12 @@ static int is_any_capturing(const tn__order *order, const tn__order_device *devi
     return 0;
 }
 
+/* Before the event, for what other threads put on the stream meanwhile. The old epoch. */
+static uint64_t open_epoch(tn__order *order, tn__pool_stream *stream) {
+    order->use_stamp++;
+    return stream->epoch++;
+}
+
 static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
     uint64_t last;
     tn_status status;
@@ -206,7 +212,7 @@ static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
         return TN_FAIL(TN_INVALID_STATE,
                        "a foreign stream ended, and the device is not to be waited for now");
     }
-    last = stream->epoch++;
+    last = open_epoch(order, stream);
     status = order->driver->synchronize(stream->device->state);
     tn__driver_wait_end();
     if (status != TN_OK) return status;
@@ -230,7 +236,7 @@ static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
     tn_status status;
     TN_TRY(tn__order_check_capture(order, handle, "record an event on it"));
     TN_TRY(make_event(order->driver, stream->device, &event));
-    last = stream->epoch++;
+    last = open_epoch(order, stream);
     status = order->driver->event_record(stream->device->state, event, handle);
     if (status != TN_OK) {
         spare_event(stream->device, event);
@@ -392,6 +398,7 @@ void tn__order_remove(tn__order *order, tn__pool_stream *stream) {
     forget_events(stream);
     tn__host_free(stream);
     order->stream_count--;
+    order->use_stamp++;
 }
 
 void tn__order_unmark(tn__order *order) {

@@ -148,6 +148,8 @@ typedef struct tn__order {
     tn__recent_stream recent[TN__STREAM_RECENT]; /* by handle; only streams whose end we hear of */
     int is_in_capture; /* a graph pool's capture is open: the device must not be waited for */
     uint64_t wait_count;
+    _Atomic uint64_t use_stamp; /* grows before a use that was recorded stops to cover what its
+                                 * stream does next; read without the mutex, too (pool_owned.h) */
 } tn__order;
 
 /* The state of a stream, made when it is new. TN_INVALID_ARGUMENT if it belongs to a device that

@@ -13,4 +13,10 @@
 TN_SISTER_API TN_MUST_USE tn_status tn__alloc_owned(tn_pool *pool, size_t bytes, tn_stream stream,
                                                     const tn_alloc_options *options, void **out);
 
+/* A number, never 0, that has changed if a use that was recorded while it had another value may
+ * have to be recorded again: the stream's later work would not be covered. To be read before the
+ * use is recorded, and again after later work was put on the stream. Not for streams in a capture.
+ * It lives as long as the pool. */
+const _Atomic uint64_t *tn__pool_use_stamp(const tn_pool *pool);
+
 #endif

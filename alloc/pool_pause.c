@@ -428,6 +428,7 @@ tn_status tn_pool_pause(tn_pool *pool, int keep_contents) {
 
 /* No work has used memory that was not there. */
 static void forget_uses(tn_pool *pool) {
+    pool->order.use_stamp++;
     for (tn__region *region = pool->heap.regions; region; region = region->next) {
         for (tn__piece *piece = region->first; piece; piece = piece->next) {
             if (piece->kind == TN__PIECE_GUEST) continue;

@@ -42,6 +42,8 @@ if(TARGET tenure_bench_support)
     tenure_add_program(tenure-demo SOURCES bench/demo/*.c LINK tenure_bench_support tenure-ops)
     tenure_add_program(tenure-bench-gpu SOURCES bench/gpu/*.c
       LINK tenure_bench_support tenure-ops)
+    tenure_add_program(tenure-bench-tensor SOURCES bench/tensor/*.c
+      LINK tenure_bench_support tenure-ops Threads::Threads)
   endif()
 endif()
 tenure_add_program(tenure-bench-peers SOURCES bench/peers/peer_bench_*.c

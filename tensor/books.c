@@ -10,6 +10,8 @@
 #include "plane_order.h"
 
 #include <pthread.h>
+#include <stddef.h>
+#include <string.h>
 
 typedef struct books_list {
     pthread_mutex_t lock;
@@ -40,18 +42,23 @@ static tn__recent_id *recent_of(tn__books *books, tn_stream stream) {
 
 /* A handle alone does not name a stream: threads share that of their per-thread default streams,
  * and others are used again. It does for the default stream and for ours, until they end. */
+static TN__SLOW tn_status ask_stream_id(const tn__books *books, tn_stream stream,
+                                        tn__recent_id *recent, uint64_t *out) {
+    const tn__driver *driver = tn__device_driver(books->device);
+    uint64_t stream_id = 0;
+    TN_TRY(driver->stream_id(tn__device_state(books->device), stream, &stream_id));
+    if (!(stream_id & TN__STREAM_ID_IN_CAPTURE) &&
+        (!stream || tn__device_owns_stream(books->device, stream))) {
+        *recent = (tn__recent_id){stream, stream_id, 1};
+    }
+    *out = stream_id;
+    return TN_OK;
+}
+
 tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
     tn__recent_id *recent = recent_of(books, stream);
-    uint64_t stream_id = 0;
     if (!recent->is_set || recent->stream != stream) {
-        const tn__driver *driver = tn__device_driver(books->device);
-        TN_TRY(driver->stream_id(tn__device_state(books->device), stream, &stream_id));
-        if ((stream_id & TN__STREAM_ID_IN_CAPTURE) ||
-            (stream && !tn__device_owns_stream(books->device, stream))) {
-            *out = stream_id;
-            return TN_OK;
-        }
-        *recent = (tn__recent_id){stream, stream_id, 1};
+        return ask_stream_id(books, stream, recent, out);
     }
     *out = recent->stream_id;
     return TN_OK;
@@ -90,6 +97,58 @@ static void on_stream_end(void *argument, tn_stream stream, uint64_t stream_id) 
             for (; tensor; tensor = tensor->next)
                 forget_stream(tensor, stream_id);
         }
+    }
+    tn__unlock(books->lock);
+}
+
+/* ---- leases -------------------------------------------------------------------------------- */
+
+static TN__SLOW tn_status make_first_lease(tn__books *books, tn__lease_object **out) {
+    tn__lease_object *lease = tn__host_alloc(1, sizeof *lease);
+    if (!lease) return TN_OUT_OF_HOST_MEMORY;
+    tn_status status =
+        tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
+    if (status == TN_OK) {
+        lease->slot = tn__handle_slot_of(lease->handle.value);
+        *out = lease;
+    } else {
+        tn__host_free(lease);
+    }
+    return status;
+}
+
+static void free_lease(tn__lease_object *lease) {
+    tn__handle_destroy(lease->handle.value);
+    tn__host_free(lease);
+}
+
+tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out) {
+    tn__lease_object *lease = books->spare_leases;
+    if (!lease) return make_first_lease(books, out);
+    books->spare_leases = lease->next;
+    uint64_t value = tn__handle_resume(lease->slot, lease->handle.value);
+    if (!value) { /* once in four billion leases */
+        free_lease(lease);
+        return tn__books_make_lease(books, out);
+    }
+    memset(&lease->tensor, 0, sizeof *lease - offsetof(tn__lease_object, tensor));
+    lease->handle.value = value;
+    *out = lease;
+    return TN_OK;
+}
+
+void tn__books_end_lease(tn__books *books, tn__lease_object *lease) {
+    tn__handle_suspend(lease->slot);
+    lease->next = books->spare_leases;
+    books->spare_leases = lease;
+}
+
+static void free_leases(tn__books *books) {
+    tn__lock(books->lock);
+    for (tn__lease_object *lease = books->spare_leases; lease;) {
+        tn__lease_object *next = lease->next;
+        free_lease(lease);
+        lease = next;
     }
     tn__unlock(books->lock);
 }
@@ -175,6 +234,7 @@ void tn__books_collect(void) {
         tn__books *next = books->next;
         tn__device_unwatch_streams(books->device, books);
         tn__device_release(books->device);
+        free_leases(books);
         tn__host_free(books);
         books = next;
     }

@@ -20,6 +20,11 @@ void tn__books_collect(void);
  * not know. The books' lock is held. */
 tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
 
+/* A lease with a handle and nothing else; and the end of its handle. Host memory and slots of
+ * leases that have ended are kept for the next ones until the books end. Under their lock. */
+tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out);
+void tn__books_end_lease(tn__books *books, tn__lease_object *lease);
+
 /* The scope after `scope` in a walk of `root` and all below it, parents first; NULL at the end. */
 tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_object *root);
 

@@ -1,72 +1,70 @@
-/* The handle table.
+/* The handle tables, one for each lock.
  *
  *     chunk 0: 64 slots | chunk 1: 128 slots | chunk 2: 256 slots | ...   (addresses stay put)
  *
- * Invariants: a slot is alive (object set), free (in the list of free slots, oldest first) or
- * retired (its generations are used up); `generation` of a free slot is the one it will get next.
- * When the last handle ends, the chunks are given back and `first_generation` moves past every
- * generation that was ever given out, so that values stay unique across that too.
- * Lock order: an object's lock, then the table's; the table's is held for a few instructions.
+ * Invariants: a slot is alive (it has its handle's value), suspended (no value, but an object),
+ * free (in the list of free slots, oldest first) or retired (its generations are used up);
+ * `generation` of a free slot is the one it will get next. When the last handle of a table ends,
+ * its chunks are given back and `first_generation` moves past every generation that was ever given
+ * out, so that values stay unique across that too.
  */
 #include "handle_table.h"
 
 #include "host_alloc.h"
 
-#include <pthread.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum {
-    INDEX_BITS = 28,
+    LOCK_BITS = 4,
+    INDEX_BITS = 24,
     FIRST_CHUNK_BITS = 6,
     CHUNK_COUNT = INDEX_BITS - FIRST_CHUNK_BITS,
+    KIND_SHIFT = LOCK_BITS + INDEX_BITS,
     NO_SLOT = -1
 };
-
-typedef struct slot {
-    void *object; /* NULL: not alive */
-    uint32_t generation;
-    uint8_t kind;
-    uint8_t lock;
-    int32_t next_free;
-} slot;
+_Static_assert(TN__LOCK_COUNT == 1 << LOCK_BITS, "a handle has room for just these locks");
 
 typedef struct handle_table {
-    pthread_mutex_t lock;
-    slot *chunks[CHUNK_COUNT];
+    tn__handle_slot *chunks[CHUNK_COUNT];
     uint32_t slot_count; /* in use, free or retired */
     uint32_t slot_limit; /* that the chunks hold */
     int chunk_count;
     int32_t first_free, last_free;
-    uint64_t alive;
+    uint64_t in_use; /* alive or suspended */
     uint32_t first_generation;
     uint32_t last_generation; /* highest that any slot has or will get */
 } handle_table;
 
-static handle_table table = {.lock = PTHREAD_MUTEX_INITIALIZER,
-                             .first_free = NO_SLOT,
-                             .last_free = NO_SLOT,
-                             .first_generation = 1,
-                             .last_generation = 1};
+#define EMPTY_TABLE                                                                                \
+    { .first_free = NO_SLOT, .last_free = NO_SLOT, .first_generation = 1, .last_generation = 1 }
+#define FOUR_EMPTY_TABLES EMPTY_TABLE, EMPTY_TABLE, EMPTY_TABLE, EMPTY_TABLE
 
-static pthread_mutex_t locks[TN__LOCK_COUNT] = {
-    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
-    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
-    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
-    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
-    PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
-    PTHREAD_MUTEX_INITIALIZER};
+static handle_table tables[TN__LOCK_COUNT] = {FOUR_EMPTY_TABLES, FOUR_EMPTY_TABLES,
+                                              FOUR_EMPTY_TABLES, FOUR_EMPTY_TABLES};
 
-void tn__lock(unsigned lock) {
-    TN_ASSERT(lock < TN__LOCK_COUNT);
-    TN_CHECK(pthread_mutex_lock(&locks[lock]) == 0);
+/* ---- locks --------------------------------------------------------------------------------- */
+
+tn__lock_word tn__locks[TN__LOCK_COUNT];
+
+/* The kernel puts the thread to sleep only if the lock is still marked as wanted. Whoever gets it
+ * marks it so again: there may be others asleep, of whom nothing else tells. */
+void tn__lock_wait(tn__lock_word *word) {
+    while (atomic_exchange_explicit(&word->state, TN__LOCK_WANTED, memory_order_acquire) !=
+           TN__LOCK_FREE) {
+        (void)syscall(SYS_futex, &word->state, FUTEX_WAIT_PRIVATE, TN__LOCK_WANTED, NULL, NULL, 0);
+    }
 }
 
-/* By lock, newest first; each list is guarded by its lock. */
-static tn__deferred *deferred[TN__LOCK_COUNT];
+void tn__lock_wake(tn__lock_word *word) {
+    (void)syscall(SYS_futex, &word->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}
 
 void tn__defer(unsigned lock, tn__deferred *item) {
     TN_ASSERT(lock < TN__LOCK_COUNT);
-    item->next = deferred[lock];
-    deferred[lock] = item;
+    item->next = tn__locks[lock].deferred;
+    tn__locks[lock].deferred = item;
 }
 
 static tn__deferred *oldest_first(tn__deferred *newest) {
@@ -80,7 +78,8 @@ static tn__deferred *oldest_first(tn__deferred *newest) {
     return reversed;
 }
 
-static void run_deferred(tn__deferred *item) {
+void tn__lock_run(tn__deferred *newest) {
+    tn__deferred *item = oldest_first(newest);
     tn__saved_error error;
     tn__error_save(&error);
     while (item) {
@@ -91,146 +90,131 @@ static void run_deferred(tn__deferred *item) {
     tn__error_restore(&error);
 }
 
-void tn__unlock(unsigned lock) {
-    TN_ASSERT(lock < TN__LOCK_COUNT);
-    tn__deferred *items = deferred[lock];
-    deferred[lock] = NULL;
-    TN_CHECK(pthread_mutex_unlock(&locks[lock]) == 0);
-    if (items) run_deferred(oldest_first(items));
-}
-
 /* ---- slots: the table's lock is held ------------------------------------------------------- */
 
 /* Chunk c starts at 64 * (2^c - 1): the highest bit of index + 64 says which. */
-static slot *slot_at(uint32_t index) {
+static tn__handle_slot *slot_at(const handle_table *table, uint32_t index) {
     uint32_t shifted = index + (1u << FIRST_CHUNK_BITS);
     int bit = 31 - __builtin_clz(shifted);
-    return &table.chunks[bit - FIRST_CHUNK_BITS][shifted - (1u << bit)];
+    return &table->chunks[bit - FIRST_CHUNK_BITS][shifted - (1u << bit)];
 }
 
-static uint64_t value_of(const slot *at, uint32_t index) {
-    return (uint64_t)at->generation << 32 | (uint64_t)at->kind << INDEX_BITS | index;
+static unsigned lock_of(uint64_t value) { return (unsigned)value & ((1u << LOCK_BITS) - 1); }
+
+static uint32_t index_of(uint64_t value) {
+    return (uint32_t)(value >> LOCK_BITS) & ((1u << INDEX_BITS) - 1);
 }
 
-static uint32_t index_of(uint64_t value) { return (uint32_t)value & ((1u << INDEX_BITS) - 1); }
-
-static slot *alive_slot(uint64_t value, tn__handle_kind kind) {
+static void *alive_object(const handle_table *table, uint64_t value, tn__handle_kind kind) {
     uint32_t index = index_of(value);
-    if (index >= table.slot_count) return NULL;
-    slot *at = slot_at(index);
-    if (!at->object || at->kind != kind || value_of(at, index) != value) return NULL;
+    if (index >= table->slot_count || (value >> KIND_SHIFT & 15) != kind) return NULL;
+    const tn__handle_slot *at = slot_at(table, index);
+    return at->value == value ? at->object : NULL;
+}
+
+/* The slot of a handle that is alive or suspended. */
+static tn__handle_slot *slot_in_use(const handle_table *table, uint64_t value) {
+    uint32_t index = index_of(value);
+    TN_CHECK(index < table->slot_count);
+    tn__handle_slot *at = slot_at(table, index);
+    TN_CHECK(at->object && at->generation == value >> 32);
     return at;
 }
 
-static tn_status add_chunk(void) {
-    size_t slots = (size_t)1 << (FIRST_CHUNK_BITS + table.chunk_count);
-    if (table.chunk_count == CHUNK_COUNT) {
+static tn_status add_chunk(handle_table *table) {
+    size_t slots = (size_t)1 << (FIRST_CHUNK_BITS + table->chunk_count);
+    if (table->chunk_count == CHUNK_COUNT) {
         return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "more than %u scopes, tensors and leases at once",
-                       table.slot_limit);
+                       table->slot_limit);
     }
-    slot *chunk = tn__host_alloc(slots, sizeof *chunk);
+    tn__handle_slot *chunk = tn__host_alloc(slots, sizeof *chunk);
     if (!chunk) return TN_OUT_OF_HOST_MEMORY;
-    table.chunks[table.chunk_count++] = chunk;
-    table.slot_limit += (uint32_t)slots;
+    table->chunks[table->chunk_count++] = chunk;
+    table->slot_limit += (uint32_t)slots;
     return TN_OK;
 }
 
-static tn_status take_slot(uint32_t *index) {
-    if (table.first_free != NO_SLOT) {
-        *index = (uint32_t)table.first_free;
-        table.first_free = slot_at(*index)->next_free;
-        if (table.first_free == NO_SLOT) table.last_free = NO_SLOT;
+static tn_status take_slot(handle_table *table, uint32_t *index) {
+    if (table->first_free != NO_SLOT) {
+        *index = (uint32_t)table->first_free;
+        table->first_free = slot_at(table, *index)->next_free;
+        if (table->first_free == NO_SLOT) table->last_free = NO_SLOT;
         return TN_OK;
     }
-    if (table.slot_count == table.slot_limit) TN_TRY(add_chunk());
-    *index = table.slot_count++;
-    slot_at(*index)->generation = table.first_generation;
+    if (table->slot_count == table->slot_limit) TN_TRY(add_chunk(table));
+    *index = table->slot_count++;
+    slot_at(table, *index)->generation = table->first_generation;
     return TN_OK;
 }
 
 /* Oldest first, so that generations grow evenly; a used-up slot is never given out again. */
-static void give_slot(uint32_t index) {
-    slot *at = slot_at(index);
+static void give_slot(handle_table *table, uint32_t index) {
+    tn__handle_slot *at = slot_at(table, index);
     at->object = NULL;
+    at->value = 0;
+    uint32_t next = at->generation == UINT32_MAX ? UINT32_MAX : at->generation + 1;
+    if (next > table->last_generation) table->last_generation = next;
     if (at->generation == UINT32_MAX) return;
-    at->generation++;
-    if (at->generation > table.last_generation) table.last_generation = at->generation;
+    at->generation = next;
     at->next_free = NO_SLOT;
-    if (table.last_free == NO_SLOT)
-        table.first_free = (int32_t)index;
+    if (table->last_free == NO_SLOT)
+        table->first_free = (int32_t)index;
     else
-        slot_at((uint32_t)table.last_free)->next_free = (int32_t)index;
-    table.last_free = (int32_t)index;
+        slot_at(table, (uint32_t)table->last_free)->next_free = (int32_t)index;
+    table->last_free = (int32_t)index;
 }
 
 /* Only while generations are plentiful: near their end the slots must keep their own. */
-static void give_chunks_back(void) {
-    if (table.last_generation > UINT32_MAX / 2) return;
-    for (int i = 0; i < table.chunk_count; i++) {
-        tn__host_free(table.chunks[i]);
-        table.chunks[i] = NULL;
+static void give_chunks_back(handle_table *table) {
+    if (table->last_generation > UINT32_MAX / 2) return;
+    for (int i = 0; i < table->chunk_count; i++) {
+        tn__host_free(table->chunks[i]);
+        table->chunks[i] = NULL;
     }
-    table.chunk_count = 0;
-    table.slot_count = table.slot_limit = 0;
-    table.first_free = table.last_free = NO_SLOT;
-    table.first_generation = table.last_generation;
+    table->chunk_count = 0;
+    table->slot_count = table->slot_limit = 0;
+    table->first_free = table->last_free = NO_SLOT;
+    table->first_generation = table->last_generation;
 }
 
 /* ---- the public part ----------------------------------------------------------------------- */
-
-static void lock_table(void) { TN_CHECK(pthread_mutex_lock(&table.lock) == 0); }
-
-static void unlock_table(void) { TN_CHECK(pthread_mutex_unlock(&table.lock) == 0); }
 
 tn_status tn__handle_create(tn__handle_kind kind, void *object, unsigned lock, uint64_t *out) {
     uint32_t index = 0;
     TN_ASSERT(object != NULL);
     TN_ASSERT(lock < TN__LOCK_COUNT);
-    lock_table();
-    tn_status status = take_slot(&index);
+    handle_table *table = &tables[lock];
+    tn_status status = take_slot(table, &index);
     if (status == TN_OK) {
-        slot *at = slot_at(index);
+        tn__handle_slot *at = slot_at(table, index);
         at->object = object;
-        at->kind = (uint8_t)kind;
-        at->lock = (uint8_t)lock;
-        table.alive++;
-        *out = value_of(at, index);
-    } else if (table.alive == 0) {
-        give_chunks_back();
+        at->value = (uint64_t)at->generation << 32 | (uint64_t)kind << KIND_SHIFT |
+                    (uint64_t)index << LOCK_BITS | lock;
+        table->in_use++;
+        *out = at->value;
+    } else if (table->in_use == 0) {
+        give_chunks_back(table);
     }
-    unlock_table();
     return status;
 }
 
 void tn__handle_destroy(uint64_t value) {
-    uint32_t index = index_of(value);
-    lock_table();
-    TN_CHECK(index < table.slot_count);
-    TN_CHECK(slot_at(index)->object != NULL);
-    TN_CHECK(value_of(slot_at(index), index) == value);
-    give_slot(index);
-    table.alive--;
-    if (table.alive == 0) give_chunks_back();
-    unlock_table();
+    handle_table *table = &tables[lock_of(value)];
+    TN_CHECK(slot_in_use(table, value) != NULL);
+    give_slot(table, index_of(value));
+    table->in_use--;
+    if (table->in_use == 0) give_chunks_back(table);
 }
 
-static int find_lock(uint64_t value, tn__handle_kind kind, unsigned *lock) {
-    lock_table();
-    const slot *at = alive_slot(value, kind);
-    if (at) *lock = at->lock;
-    unlock_table();
-    return at != NULL;
+tn__handle_slot *tn__handle_slot_of(uint64_t value) {
+    return slot_in_use(&tables[lock_of(value)], value);
 }
 
 void *tn__handle_peek(uint64_t value, tn__handle_kind kind, unsigned lock) {
-    lock_table();
-    const slot *at = alive_slot(value, kind);
-    void *object = at && at->lock == lock ? at->object : NULL;
-    unlock_table();
-    return object;
+    return lock_of(value) == lock ? alive_object(&tables[lock], value, kind) : NULL;
 }
 
-static tn_status not_alive(uint64_t value, tn__handle_kind kind) {
+static TN__SLOW tn_status not_alive(uint64_t value, tn__handle_kind kind) {
     static const char *const names[] = {"handle", "scope", "tensor", "lease"};
     if (value == 0) {
         return TN_FAIL(TN_STALE_HANDLE, "no %s was given: the handle is {0}", names[kind]);
@@ -240,30 +224,42 @@ static tn_status not_alive(uint64_t value, tn__handle_kind kind) {
 }
 
 tn_status tn__handle_acquire(uint64_t value, tn__handle_kind kind, void **object) {
-    unsigned found;
-    if (!find_lock(value, kind, &found)) return not_alive(value, kind);
-    tn__lock(found);
-    void *alive = tn__handle_peek(value, kind, found);
-    if (!alive) { /* it ended while this thread waited for the lock */
-        tn__unlock(found);
+    unsigned lock = lock_of(value);
+    tn__lock(lock);
+    void *alive = alive_object(&tables[lock], value, kind);
+    if (!alive) {
+        tn__unlock(lock);
         return not_alive(value, kind);
     }
     *object = alive;
     return TN_OK;
 }
 
+static uint64_t count_alive(const handle_table *table) {
+    uint64_t count = 0;
+    for (uint32_t index = 0; index < table->slot_count; index++)
+        count += slot_at(table, index)->value != 0;
+    return count;
+}
+
 uint64_t tn__handle_count(void) {
-    lock_table();
-    uint64_t alive = table.alive;
-    unlock_table();
-    return alive;
+    uint64_t count = 0;
+    for (unsigned lock = 0; lock < TN__LOCK_COUNT; lock++) {
+        tn__lock(lock);
+        count += count_alive(&tables[lock]);
+        tn__unlock(lock);
+    }
+    return count;
 }
 
 void tn__handle_start_at(uint32_t generation) {
-    lock_table();
-    TN_CHECK(table.alive == 0);
-    table.last_generation = 1; /* lets the chunks go whatever their age */
-    give_chunks_back();
-    table.first_generation = table.last_generation = generation;
-    unlock_table();
+    for (unsigned lock = 0; lock < TN__LOCK_COUNT; lock++) {
+        handle_table *table = &tables[lock];
+        tn__lock(lock);
+        TN_CHECK(table->in_use == 0);
+        table->last_generation = 1; /* lets the chunks go whatever their age */
+        give_chunks_back(table);
+        table->first_generation = table->last_generation = generation;
+        tn__unlock(lock);
+    }
 }

@@ -5,7 +5,6 @@
  */
 #include "books.h"
 #include "format_table.h"
-#include "host_alloc.h"
 #include "plane_transition.h"
 #include "tenure_lifetime.h"
 #include "tensor_internal.h"
@@ -15,37 +14,32 @@
 static tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
                            tn_stream stream, tn__lease_object **out) {
     tn__books *books = tensor->scope->books;
-    tn__lease_object *lease = tn__host_alloc(1, sizeof *lease);
-    if (!lease) return TN_OUT_OF_HOST_MEMORY;
+    tn__lease_object *lease;
+    uint64_t stream_id = 0;
+    TN_TRY(tn__books_stream_id(books, stream, &stream_id));
+    TN_TRY(tn__books_make_lease(books, &lease));
     lease->tensor = tensor;
     lease->plane = plane;
     lease->access = access;
     lease->stream = stream;
-    tn_status status = tn__books_stream_id(books, stream, &lease->stream_id);
-    if (status == TN_OK) {
-        status = tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
-    }
-    if (status != TN_OK) {
-        tn__host_free(lease);
-        return status;
-    }
+    lease->stream_id = stream_id;
     *out = lease;
     return TN_OK;
 }
 
 static void delete_lease(tn__lease_object *lease) {
-    tn__handle_destroy(lease->handle.value);
-    tn__host_free(lease);
+    tn__books_end_lease(lease->tensor->scope->books, lease);
+}
+
+static TN__SLOW tn_status fail_no_plane(const tn__tensor_object *tensor, tn_plane plane) {
+    return TN_FAIL(TN_INVALID_ARGUMENT, "tensor %s of format %s has no plane %s (%d)", tensor->name,
+                   tn_format_name(tensor->format), tn_plane_name(plane), (int)plane);
 }
 
 static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
                        tn_stream stream, tn__lease_object **out) {
     tn__lease_object *lease;
-    if (!tn__format_has_plane(tensor->format, plane)) {
-        return TN_FAIL(TN_INVALID_ARGUMENT, "tensor %s of format %s has no plane %s (%d)",
-                       tensor->name, tn_format_name(tensor->format), tn_plane_name(plane),
-                       (int)plane);
-    }
+    if (!tn__format_has_plane(tensor->format, plane)) return fail_no_plane(tensor, plane);
     TN_TRY(new_lease(tensor, plane, access, stream, &lease));
     tn_status status = TN_OK;
     if (access == TN_READ) {
@@ -70,7 +64,7 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = begin(object, plane, access, stream, &begun);
     if (begun) {
-        *view = tn__plane_view_of(object, plane);
+        tn__plane_view_fill(object, plane, view);
         *lease = begun->handle;
     }
     tn__tensor_unlock(object);

@@ -123,9 +123,11 @@ void tn__ledger_count_tensor(tn__scope_object *scope, int change) {
     change_up(scope, &sums, change);
 }
 
+/* On the path of every lease: nothing but the count changes, and it has no peak. */
 void tn__ledger_count_lease(tn__scope_object *scope, int change) {
-    tn__sums sums = {.leases = 1};
-    change_up(scope, &sums, change);
+    TN_ASSERT(change == 1 || change == -1);
+    for (; scope; scope = scope->parent)
+        scope->sums.leases += (uint64_t)(int64_t)change;
 }
 
 /* Taken out first, so that a scope above both does not see it twice at its peak. */

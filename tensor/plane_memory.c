@@ -51,15 +51,13 @@ static void book(const tn__tensor_object *tensor, tn_plane plane,
 tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
                                 tn_stream stream, uint64_t stream_id) {
     size_t before[TN__PART_COUNT];
-    tn_plane_layout layout;
-    TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
-                             &layout));
-    size_t bytes[TN__PART_COUNT] = {layout.data_bytes, layout.scale_bytes};
+    const tn_plane_layout *layout = &tensor->layouts[plane];
+    const size_t bytes[TN__PART_COUNT] = {layout->data_bytes, layout->scale_bytes};
     tn__plane_owned_bytes(&tensor->planes[plane], before);
     tn_status status = allocate(tensor, bytes, stream, at->blocks);
     for (int part = 0; part < TN__PART_COUNT; part++)
         at->bytes[part] = at->blocks[part] ? bytes[part] : 0;
-    at->home_stream_id = stream_id;
+    tn__plane_order_set_home(at, tensor->scope->books->pool, stream_id);
     book(tensor, plane, before);
     return status;
 }

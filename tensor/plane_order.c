@@ -8,7 +8,9 @@
 
 #include "adopt.h"
 #include "host_alloc.h"
+#include "pool_owned.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 void tn__plane_order_init(tn__plane_object *plane) {
@@ -36,6 +38,12 @@ void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b) {
     b->first_lease = old_b.first_lease;
     a->replaced = old_a.replaced;
     b->replaced = old_b.replaced;
+}
+
+void tn__plane_order_set_home(tn__plane_object *plane, const tn_pool *pool, uint64_t stream_id) {
+    plane->home_stream_id = stream_id;
+    plane->use_stamp = tn__pool_use_stamp(pool);
+    memset(plane->marks, 0, sizeof plane->marks);
 }
 
 /* ---- waiting ------------------------------------------------------------------------------- */
@@ -104,10 +112,8 @@ static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream
     return plane->read_count < plane->read_limit ? TN_OK : grow_reads(plane);
 }
 
-tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
-                                 tn_stream stream, uint64_t stream_id) {
-    int is_read = access == TN_READ;
-    if (is_read && read_of(plane, stream_id)) return TN_OK;
+static TN__SLOW tn_status wait_before(tn_device *device, tn__plane_object *plane, int is_read,
+                                      tn_stream stream, uint64_t stream_id) {
     if (plane->has_write && (is_read || plane->read_count == 0)) {
         TN_TRY(wait_for(device, stream, stream_id, &plane->write));
     }
@@ -116,6 +122,14 @@ tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_
         TN_TRY(wait_for(device, stream, stream_id, &plane->reads[i]));
     }
     return TN_OK;
+}
+
+tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
+                                 tn_stream stream, uint64_t stream_id) {
+    int is_read = access == TN_READ;
+    if (is_read && read_of(plane, stream_id)) return TN_OK;
+    if (!is_read && plane->read_count == 0 && plane->write.stream_id == stream_id) return TN_OK;
+    return wait_before(device, plane, is_read, stream, stream_id);
 }
 
 /* ---- noting -------------------------------------------------------------------------------- */
@@ -150,13 +164,41 @@ void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
 
 /* ---- telling the pool ---------------------------------------------------------------------- */
 
-tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream,
-                                 uint64_t stream_id) {
-    if (plane->kind != TN__MEMORY_OWNED || stream_id == plane->home_stream_id) return TN_OK;
+static tn__use_mark *mark_of(tn__plane_object *plane, uint64_t stream_id) {
+    for (int i = 0; i < TN__MARKS_KEPT; i++) {
+        if (plane->marks[i].stream_id == stream_id) return &plane->marks[i];
+    }
+    tn__use_mark *oldest = &plane->marks[plane->next_mark];
+    plane->next_mark = (plane->next_mark + 1) % TN__MARKS_KEPT;
+    *oldest = (tn__use_mark){stream_id, 0};
+    return oldest;
+}
+
+static tn_status record_blocks(const tn__plane_object *plane, tn_stream stream) {
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
     }
     return TN_OK;
+}
+
+/* The stamp is read after the work was put on the stream and before it is recorded: should it
+ * change in between, the next use is recorded once too often, and never once too few. */
+static TN__SLOW tn_status record_elsewhere(tn__plane_object *plane, tn_stream stream,
+                                           uint64_t stream_id) {
+    if (!plane->use_stamp || (stream_id & TN__STREAM_ID_IN_CAPTURE)) {
+        return record_blocks(plane, stream);
+    }
+    uint64_t stamp = atomic_load_explicit(plane->use_stamp, memory_order_acquire);
+    tn__use_mark *mark = mark_of(plane, stream_id);
+    if (mark->stamp == stamp) return TN_OK;
+    TN_TRY(record_blocks(plane, stream));
+    mark->stamp = stamp;
+    return TN_OK;
+}
+
+tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
+    if (plane->kind != TN__MEMORY_OWNED || stream_id == plane->home_stream_id) return TN_OK;
+    return record_elsewhere(plane, stream, stream_id);
 }
 
 void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id) {
@@ -165,7 +207,7 @@ void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id
     if (plane->has_write && plane->write.stream_id == stream_id) plane->write.is_recorded = 0;
 }
 
-static tn_status record_rest_of(const tn__plane_object *plane, tn__plane_use *use,
+static tn_status record_rest_of(tn__plane_object *plane, tn__plane_use *use,
                                 uint64_t free_stream_id) {
     if (use->is_recorded || use->stream_id == free_stream_id) return TN_OK;
     TN_TRY(tn__plane_order_record(plane, use->stream, use->stream_id));

@@ -17,6 +17,9 @@ void tn__plane_order_deinit(tn__plane_object *plane);
 /* The two exchange memory, states and uses; not their leases. */
 void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b);
 
+/* The plane has got blocks of the pool, allocated on that stream: nothing is recorded of them. */
+void tn__plane_order_set_home(tn__plane_object *plane, const tn_pool *pool, uint64_t stream_id);
+
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
@@ -27,9 +30,8 @@ void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream s
                           uint64_t stream_id);
 
 /* Tells the pool of a use, for each block of the plane that is the pool's, unless it is on the
- * blocks' own stream. */
-tn_status tn__plane_order_record(const tn__plane_object *plane, tn_stream stream,
-                                 uint64_t stream_id);
+ * blocks' own stream or what the pool was told before still covers it. */
+tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
 
 /* The pool could not be told of a use: tn__plane_order_record_rest will have to. */
 void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id);

@@ -69,8 +69,8 @@ static tn_status free_replaced(tn__tensor_object *tensor, tn_plane plane, tn_str
     return TN_OK;
 }
 
-static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                            uint64_t stream_id) {
+static TN__SLOW tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                     uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
     TN_TRY(free_replaced(tensor, plane, stream, stream_id)); /* remains, if there are any */
@@ -78,8 +78,8 @@ static tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
     return free_announced(tensor, plane, object, stream);
 }
 
-tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                              uint64_t stream_id) {
+TN__SLOW tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                       uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state != TN_PLANE_ABSENT) return TN_OK;
     TN_TRY(free_plane(tensor, plane, stream, stream_id)); /* remains, if there are any */
@@ -251,7 +251,7 @@ static void make_others_valid(const tn__lease_object *lease) {
 }
 
 /* New memory for the plane; what it had is what the lease may read. */
-static tn_status replace_memory(const tn__lease_object *lease) {
+static TN__SLOW tn_status replace_memory(const tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
     TN_TRY(free_replaced(tensor, lease->plane, lease->stream, lease->stream_id)); /* remains */
@@ -281,15 +281,19 @@ static tn_status prepare(tn__lease_object *lease) {
                                   lease->stream, lease->stream_id);
 }
 
+static TN__SLOW tn_status fail_not_valid(const tn__lease_object *lease) {
+    return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s is %s: %s needs a valid plane",
+                   lease->tensor->name, tn_plane_name(lease->plane),
+                   tn__plane_state_name(plane_of(lease)->state), tn__access_name(lease->access));
+}
+
 tn_status tn__transition_begin(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
     const tn__lease_object *holder = holder_against(lease);
     if (holder) return tn__fail_in_use(holder, tn__access_name(lease->access));
     if (!is_whole_write(lease->access) && plane->state != TN_PLANE_VALID) {
-        return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s is %s: %s needs a valid plane",
-                       tensor->name, tn_plane_name(lease->plane),
-                       tn__plane_state_name(plane->state), tn__access_name(lease->access));
+        return fail_not_valid(lease);
     }
     TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
     lease->state_before = plane->state;
@@ -399,21 +403,21 @@ void tn__transition_abandon(tn__lease_object *lease) {
 
 /* ---- derive -------------------------------------------------------------------------------- */
 
-static tn_plane_view view_of(const tn__tensor_object *tensor, tn_plane plane,
-                             const tn__plane_object *at) {
-    tn_plane_view view = {.dtype = tensor->dtype, .plane = plane};
-    view.data = at->blocks[TN__PART_DATA];
-    view.scale = at->blocks[TN__PART_SCALE];
-    TN_CHECK(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
-                               &view.layout) == TN_OK);
-    if (view.scale && view.layout.global_scale_offset >= 0) {
-        view.global_scale = (float *)((char *)view.scale + view.layout.global_scale_offset);
-    }
-    return view;
+static void fill_view(const tn__tensor_object *tensor, tn_plane plane, const tn__plane_object *at,
+                      tn_plane_view *out) {
+    const tn_plane_layout *layout = &tensor->layouts[plane];
+    char *scale = at->blocks[TN__PART_SCALE];
+    int has_global_scale = scale && layout->global_scale_offset >= 0;
+    out->dtype = tensor->dtype;
+    out->plane = plane;
+    out->data = at->blocks[TN__PART_DATA];
+    out->scale = scale;
+    out->global_scale = has_global_scale ? (float *)(scale + layout->global_scale_offset) : NULL;
+    out->layout = *layout;
 }
 
-tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane) {
-    return view_of(tensor, plane, &tensor->planes[plane]);
+void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane, tn_plane_view *out) {
+    fill_view(tensor, plane, &tensor->planes[plane], out);
 }
 
 tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out) {
@@ -428,7 +432,7 @@ tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *ou
                        tensor->name, tn_plane_name(lease->plane),
                        tn__plane_state_name(lease->state_before));
     }
-    *out = view_of(tensor, lease->plane, plane_of(lease)->replaced);
+    fill_view(tensor, lease->plane, plane_of(lease)->replaced, out);
     return TN_OK;
 }
 
@@ -490,9 +494,10 @@ static tn_status run_derive(tn__tensor_object *tensor, tn_derive_function derive
     const tn__books *books = tensor->scope->books;
     tn_device *device = books->device;
     unsigned lock = books->lock;
-    tn_plane_view from_view = tn__plane_view_of(tensor, from->plane);
-    tn_plane_view to_view = tn__plane_view_of(tensor, to->plane);
+    tn_plane_view from_view, to_view;
     if (!derive) return TN_OK; /* only without elements: see find_source */
+    tn__plane_view_fill(tensor, from->plane, &from_view);
+    tn__plane_view_fill(tensor, to->plane, &to_view);
     tn__unlock(lock);
     tn_status status = derive(device, &from_view, &to_view, to->stream);
     tn__lock(lock);

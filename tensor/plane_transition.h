@@ -68,7 +68,7 @@ tn_status tn__transition_settle(tn__tensor_object *tensor);
 void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to);
 
 /* The addresses of a plane under lease; and of what it had before a REPLACE lease. */
-tn_plane_view tn__plane_view_of(const tn__tensor_object *tensor, tn_plane plane);
+void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane, tn_plane_view *out);
 tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out);
 
 #endif

@@ -92,8 +92,12 @@ static tn_status new_tensor(const tn_tensor_config *config, tn__tensor_object **
     tensor->policy = config->policy;
     tensor->is_frozen = config->frozen != 0;
     tensor->is_regatherable = config->regatherable != 0;
-    for (int i = 0; i < TN_PLANE_COUNT; i++)
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn__plane_order_init(&tensor->planes[i]);
+        if (!tn__format_has_plane(tensor->format, (tn_plane)i)) continue;
+        TN_CHECK(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols,
+                                   (tn_plane)i, &tensor->layouts[i]) == TN_OK);
+    }
     tn_status status = tn__name_copy(config->name, "tensor", &tensor->name);
     if (status != TN_OK) {
         tn__host_free(tensor);
@@ -253,10 +257,7 @@ tn_status tn_plane_layout_get(tn_tensor tensor, tn_plane plane, tn_plane_layout 
     TN_REQUIRE(out, "tn_plane_layout_get: out is NULL");
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = require_plane(object, plane);
-    if (status == TN_OK) {
-        status = tn__format_layout(object->format, object->dtype, object->rows, object->cols, plane,
-                                   out);
-    }
+    if (status == TN_OK) *out = object->layouts[plane];
     tn__tensor_unlock(object);
     return status;
 }

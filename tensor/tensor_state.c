@@ -64,11 +64,6 @@ tn_tensor_config tn__tensor_config_of(const tn__tensor_object *tensor) {
 
 /* ---- leases -------------------------------------------------------------------------------- */
 
-tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
-    tn__lease_object *lease = plane->first_lease;
-    return lease && lease->access != TN_READ ? lease : NULL;
-}
-
 tn__lease_object *tn__tensor_lease(const tn__tensor_object *tensor) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (tensor->planes[i].first_lease) return tensor->planes[i].first_lease;
@@ -120,15 +115,10 @@ static int leases_are_valid(const tn__tensor_object *tensor, tn_plane plane) {
 
 static int memory_is_valid(const tn__tensor_object *tensor, tn_plane plane,
                            const tn__plane_object *object) {
-    tn_plane_layout layout = {0};
-    if (object->state != TN_PLANE_ABSENT &&
-        tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols, plane,
-                          &layout) != TN_OK) {
-        return 0;
-    }
     if (object->state != TN_PLANE_ABSENT) {
-        if (object->bytes[TN__PART_DATA] != layout.data_bytes) return 0;
-        if (object->bytes[TN__PART_SCALE] != layout.scale_bytes) return 0;
+        const tn_plane_layout *layout = &tensor->layouts[plane];
+        if (object->bytes[TN__PART_DATA] != layout->data_bytes) return 0;
+        if (object->bytes[TN__PART_SCALE] != layout->scale_bytes) return 0;
     }
     for (int part = 0; part < TN__PART_COUNT; part++) {
         if ((object->blocks[part] != NULL) != (object->bytes[part] > 0)) return 0;
@@ -185,7 +175,3 @@ tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out) {
     *out = object;
     return TN_OK;
 }
-
-void tn__tensor_unlock(const tn__tensor_object *tensor) { tn__scope_unlock(tensor->scope); }
-
-void tn__scope_unlock(const tn__scope_object *scope) { tn__unlock(scope->books->lock); }

@@ -25,7 +25,7 @@ typedef struct tn__tensor_object tn__tensor_object;
 typedef struct tn__lease_object tn__lease_object;
 typedef struct tn__foreign tn__foreign; /* see adopt.h */
 
-enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16 };
+enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16, TN__MARKS_KEPT = 4 };
 
 /* ---- books: all scopes of a pool ------------------------------------------------------------ */
 
@@ -44,6 +44,7 @@ struct tn__books {
     uint64_t tensors_made; /* numbers tensors in the order of creation */
     uint64_t writes_made;
     tn__recent_id recent_ids[TN__RECENT_STREAMS];
+    tn__lease_object *spare_leases; /* linked by next: of leases that have ended */
     tn__books *next;
 };
 
@@ -93,6 +94,12 @@ typedef struct tn__plane_use {
     int is_recorded;
 } tn__plane_use;
 
+/* The pool has been told of the use of a stream, while its use stamp (pool_owned.h) was this. */
+typedef struct tn__use_mark {
+    uint64_t stream_id;
+    uint64_t stamp; /* 0: not a mark */
+} tn__use_mark;
+
 typedef struct tn__plane_object tn__plane_object;
 struct tn__plane_object {
     tn_plane_state state;
@@ -100,8 +107,9 @@ struct tn__plane_object {
     tn__memory_kind kind; /* of the blocks; OWNED while there are none */
     void *blocks[TN__PART_COUNT];
     size_t bytes[TN__PART_COUNT];
-    tn__foreign *foreign;    /* whose the blocks are; NULL unless FOREIGN */
-    uint64_t home_stream_id; /* of the stream that the blocks were allocated on */
+    tn__foreign *foreign;              /* whose the blocks are; NULL unless FOREIGN */
+    uint64_t home_stream_id;           /* of the stream that the blocks were allocated on */
+    const _Atomic uint64_t *use_stamp; /* of the pool; tn__plane_order_set_home */
     int has_write;
     tn__plane_use write;  /* the last write, or the allocation */
     tn__plane_use *reads; /* since then; each stream once, oldest first; own_reads or larger */
@@ -109,8 +117,10 @@ struct tn__plane_object {
     size_t read_count, read_limit;
     tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
     uint64_t last_stream_id;
-    tn__lease_object *first_lease; /* open ones */
-    tn__plane_object *replaced;    /* no leases in it; see below */
+    tn__use_mark marks[TN__MARKS_KEPT]; /* since the blocks were allocated */
+    unsigned next_mark;                 /* the one to forget next */
+    tn__lease_object *first_lease;      /* open ones */
+    tn__plane_object *replaced;         /* no leases in it; see below */
 };
 
 /* `replaced` is the memory that a plane had, with its state and uses, while a REPLACE lease writes
@@ -134,12 +144,14 @@ struct tn__tensor_object {
     uint64_t contents;   /* which write they are of: tensors with equal numbers are equal */
     char *name;
     tn__plane_object planes[TN_PLANE_COUNT];
+    tn_plane_layout layouts[TN_PLANE_COUNT]; /* of those that the format has; never change */
 };
 
 /* ---- leases --------------------------------------------------------------------------------- */
 
 struct tn__lease_object {
-    tn_lease handle; /* {0} for the leases that the library takes for itself */
+    tn_lease handle;       /* {0} for the leases that the library takes for itself */
+    tn__handle_slot *slot; /* of the handle; what follows is 0 in a new lease */
     tn__tensor_object *tensor;
     tn_plane plane;
     tn_access access;
@@ -163,7 +175,10 @@ tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor);
 tn_phase tn__scope_phase(const tn__scope_object *scope);
 
 /* The lease that writes the plane; NULL if none does. */
-tn__lease_object *tn__plane_writer(const tn__plane_object *plane);
+static inline tn__lease_object *tn__plane_writer(const tn__plane_object *plane) {
+    tn__lease_object *lease = plane->first_lease;
+    return lease && lease->access != TN_READ ? lease : NULL;
+}
 
 /* What the ledger has of the plane: OWNED bytes only, with those of memory being replaced. */
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]);
@@ -196,8 +211,14 @@ tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused);
 tn_status tn__scope_acquire(tn_scope scope, tn__scope_object **out);
 tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out);
 tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out);
-void tn__tensor_unlock(const tn__tensor_object *tensor);
-void tn__scope_unlock(const tn__scope_object *scope);
+
+static inline void tn__scope_unlock(const tn__scope_object *scope) {
+    tn__unlock(scope->books->lock);
+}
+
+static inline void tn__tensor_unlock(const tn__tensor_object *tensor) {
+    tn__scope_unlock(tensor->scope);
+}
 
 /* A copied name of at most TN__NAME_BYTES_MAX bytes; `otherwise` if text is NULL or "". */
 tn_status tn__name_copy(const char *text, const char *otherwise, char **out);

@@ -157,7 +157,7 @@ static void a_use_that_is_not_recorded_is_a_race(void **state) {
         tensor_fixture f;
         tn_plane_view view;
         tn_lease lease;
-        tn__tensor_object *object;
+        tn__tensor_object *object = NULL;
         tensor_fixture_open_sim(&f);
         tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
         use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);
@@ -184,7 +184,7 @@ static void a_use_whose_record_failed_is_recorded_before_the_free(void **state) 
         tensor_fixture f;
         tn_plane_view view;
         tn_lease lease;
-        tn__tensor_object *object;
+        tn__tensor_object *object = NULL;
         tensor_fixture_open_sim(&f);
         tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
         use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);

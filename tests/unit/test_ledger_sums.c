@@ -216,7 +216,7 @@ static void an_owned_block_of_no_tensor_is_found(void **state) {
 static void a_plane_freed_behind_the_tensors_back_is_found(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = fixture_tensor(f, TN_FORMAT_PLAIN, 1, 25, "y");
-    tn__tensor_object *object;
+    tn__tensor_object *object = NULL;
     void *replacement = NULL;
     fixture_write(tensor, TN_PLANE_DATA, f->stream);
     EXPECT_OK(tn__tensor_acquire(tensor, &object));

@@ -8,11 +8,21 @@
 
 static int objects[4];
 
+enum { LOCK = 3 };
+
 static uint64_t make(tn__handle_kind kind, void *object) {
     uint64_t value = 0;
-    EXPECT_OK(tn__handle_create(kind, object, 3, &value));
+    tn__lock(LOCK);
+    EXPECT_OK(tn__handle_create(kind, object, LOCK, &value));
+    tn__unlock(LOCK);
     assert_int_not_equal(value, 0);
     return value;
+}
+
+static void end(uint64_t value) {
+    tn__lock(LOCK);
+    tn__handle_destroy(value);
+    tn__unlock(LOCK);
 }
 
 static void expect_stale(uint64_t value, tn__handle_kind kind) {
@@ -25,7 +35,7 @@ static void expect_alive(uint64_t value, tn__handle_kind kind, void *expected) {
     void *object = NULL;
     EXPECT_OK(tn__handle_acquire(value, kind, &object));
     assert_ptr_equal(object, expected);
-    tn__unlock(3);
+    tn__unlock(LOCK);
 }
 
 static void a_handle_names_its_object_until_it_ends(void **state) {
@@ -33,7 +43,7 @@ static void a_handle_names_its_object_until_it_ends(void **state) {
     uint64_t value = make(TN__HANDLE_TENSOR, &objects[0]);
     expect_alive(value, TN__HANDLE_TENSOR, &objects[0]);
     assert_int_equal(tn__handle_count(), 1);
-    tn__handle_destroy(value);
+    end(value);
     expect_stale(value, TN__HANDLE_TENSOR);
     EXPECT_ERROR_HAS("tensor 0x");
     EXPECT_ERROR_HAS("is not alive");
@@ -50,23 +60,25 @@ static void none_and_other_kinds_are_stale(void **state) {
     expect_stale(value ^ ((uint64_t)1 << 32), TN__HANDLE_SCOPE);
     expect_stale(value + 1, TN__HANDLE_SCOPE);
     expect_stale(UINT64_MAX, TN__HANDLE_SCOPE);
-    assert_ptr_equal(tn__handle_peek(value, TN__HANDLE_SCOPE, 3), &objects[0]);
+    tn__lock(LOCK);
+    assert_ptr_equal(tn__handle_peek(value, TN__HANDLE_SCOPE, LOCK), &objects[0]);
+    tn__unlock(LOCK);
     assert_null(tn__handle_peek(value, TN__HANDLE_SCOPE, 4)); /* another object's lock */
-    tn__handle_destroy(value);
+    end(value);
 }
 
 static void a_recycled_slot_has_another_value(void **state) {
     (void)state;
     uint64_t keep = make(TN__HANDLE_SCOPE, &objects[3]);
     uint64_t first = make(TN__HANDLE_TENSOR, &objects[0]);
-    tn__handle_destroy(first);
+    end(first);
     uint64_t second = make(TN__HANDLE_TENSOR, &objects[1]);
     assert_int_equal((uint32_t)first, (uint32_t)second); /* the same slot and kind */
     assert_int_equal(second >> 32, (first >> 32) + 1);   /* the next generation */
     expect_stale(first, TN__HANDLE_TENSOR);
     expect_alive(second, TN__HANDLE_TENSOR, &objects[1]);
-    tn__handle_destroy(second);
-    tn__handle_destroy(keep);
+    end(second);
+    end(keep);
 }
 
 static void values_stay_unique_when_the_table_has_been_given_back(void **state) {
@@ -74,12 +86,12 @@ static void values_stay_unique_when_the_table_has_been_given_back(void **state) 
     long blocks = tn__host_live_blocks();
     uint64_t first = make(TN__HANDLE_TENSOR, &objects[0]);
     assert_int_equal(tn__host_live_blocks(), blocks + 1);
-    tn__handle_destroy(first);
+    end(first);
     assert_int_equal(tn__host_live_blocks(), blocks); /* no handle, no memory */
     uint64_t second = make(TN__HANDLE_TENSOR, &objects[0]);
     assert_true(second != first);
     expect_stale(first, TN__HANDLE_TENSOR);
-    tn__handle_destroy(second);
+    end(second);
 }
 
 /* 64 + 128 + ... : ten chunks. */
@@ -94,13 +106,13 @@ static void thousands_grow_the_table_and_all_stay_alive(void **state) {
     for (int i = 0; i < COUNT; i++)
         expect_alive(values[i], TN__HANDLE_LEASE, &marks[i]);
     for (int i = 0; i < COUNT; i += 2)
-        tn__handle_destroy(values[i]);
+        end(values[i]);
     for (int i = 1; i < COUNT; i += 2)
         expect_alive(values[i], TN__HANDLE_LEASE, &marks[i]);
     for (int i = 0; i < COUNT; i += 2)
         expect_stale(values[i], TN__HANDLE_LEASE);
     for (int i = 1; i < COUNT; i += 2)
-        tn__handle_destroy(values[i]);
+        end(values[i]);
     assert_int_equal(tn__handle_count(), 0);
 }
 
@@ -108,15 +120,60 @@ static void a_slot_whose_generations_are_used_up_is_retired(void **state) {
     (void)state;
     tn__handle_start_at(UINT32_MAX - 1);
     uint64_t before_last = make(TN__HANDLE_TENSOR, &objects[0]);
-    tn__handle_destroy(before_last);
+    end(before_last);
     uint64_t last = make(TN__HANDLE_TENSOR, &objects[0]);
     assert_int_equal(last >> 32, UINT32_MAX);
-    tn__handle_destroy(last);
+    end(last);
     uint64_t next = make(TN__HANDLE_TENSOR, &objects[0]);
     assert_int_not_equal((uint32_t)next, (uint32_t)last); /* another slot */
     expect_stale(before_last, TN__HANDLE_TENSOR);
     expect_stale(last, TN__HANDLE_TENSOR);
-    tn__handle_destroy(next);
+    end(next);
+    tn__handle_start_at(1);
+}
+
+static void a_suspended_handle_keeps_its_slot(void **state) {
+    (void)state;
+    uint64_t first = make(TN__HANDLE_LEASE, &objects[0]);
+    tn__lock(LOCK);
+    tn__handle_slot *slot = tn__handle_slot_of(first);
+    tn__handle_suspend(slot);
+    tn__unlock(LOCK);
+    expect_stale(first, TN__HANDLE_LEASE);
+    expect_stale(first + ((uint64_t)1 << 32), TN__HANDLE_LEASE); /* what it will get */
+    assert_int_equal(tn__handle_count(), 0);
+    uint64_t other = make(TN__HANDLE_LEASE, &objects[1]);
+    assert_int_not_equal((uint32_t)other, (uint32_t)first);
+    tn__lock(LOCK);
+    uint64_t second = tn__handle_resume(slot, first);
+    tn__unlock(LOCK);
+    assert_int_equal(second, first + ((uint64_t)1 << 32));
+    expect_stale(first, TN__HANDLE_LEASE);
+    expect_alive(second, TN__HANDLE_LEASE, &objects[0]);
+    assert_int_equal(tn__handle_count(), 2);
+    end(second);
+    end(other);
+    assert_int_equal(tn__handle_count(), 0);
+}
+
+/* A slot that was resumed up to the last generation gives no other value, and is retired. */
+static void a_suspended_slot_that_is_used_up_is_retired(void **state) {
+    (void)state;
+    tn__handle_start_at(UINT32_MAX - 1);
+    uint64_t first = make(TN__HANDLE_LEASE, &objects[0]);
+    tn__lock(LOCK);
+    tn__handle_slot *slot = tn__handle_slot_of(first);
+    tn__handle_suspend(slot);
+    uint64_t last = tn__handle_resume(slot, first);
+    assert_int_equal(last >> 32, UINT32_MAX);
+    tn__handle_suspend(slot);
+    assert_int_equal(tn__handle_resume(slot, last), 0);
+    tn__unlock(LOCK);
+    expect_stale(last, TN__HANDLE_LEASE);
+    end(last);
+    uint64_t next = make(TN__HANDLE_LEASE, &objects[1]);
+    assert_int_not_equal((uint32_t)next, (uint32_t)last);
+    end(next);
     tn__handle_start_at(1);
 }
 
@@ -125,8 +182,10 @@ static void without_host_memory_nothing_is_made(void **state) {
     long blocks = tn__host_live_blocks();
     uint64_t value = 7;
     tn__host_alloc_fault(1, 0);
-    EXPECT_STATUS(tn__handle_create(TN__HANDLE_SCOPE, &objects[0], 0, &value),
-                  TN_OUT_OF_HOST_MEMORY);
+    tn__lock(0);
+    tn_status status = tn__handle_create(TN__HANDLE_SCOPE, &objects[0], 0, &value);
+    tn__unlock(0);
+    EXPECT_STATUS(status, TN_OUT_OF_HOST_MEMORY);
     tn__host_alloc_fault(0, 0);
     assert_int_equal(value, 7);
     assert_int_equal(tn__handle_count(), 0);
@@ -140,9 +199,11 @@ static void *churn(void *argument) {
     for (int round = 0; round < 500; round++) {
         uint64_t values[8];
         for (int i = 0; i < 8; i++) {
-            if (tn__handle_create(TN__HANDLE_LEASE, &marks[i], (unsigned)lock, &values[i])) {
-                return (void *)"create failed";
-            }
+            tn__lock((unsigned)lock);
+            tn_status status =
+                tn__handle_create(TN__HANDLE_LEASE, &marks[i], (unsigned)lock, &values[i]);
+            tn__unlock((unsigned)lock);
+            if (status != TN_OK) return (void *)"create failed";
         }
         for (int i = 0; i < 8; i++) {
             void *object;
@@ -180,6 +241,8 @@ int main(void) {
         cmocka_unit_test(values_stay_unique_when_the_table_has_been_given_back),
         cmocka_unit_test(thousands_grow_the_table_and_all_stay_alive),
         cmocka_unit_test(a_slot_whose_generations_are_used_up_is_retired),
+        cmocka_unit_test(a_suspended_handle_keeps_its_slot),
+        cmocka_unit_test(a_suspended_slot_that_is_used_up_is_retired),
         cmocka_unit_test(without_host_memory_nothing_is_made),
         cmocka_unit_test(threads_share_the_table),
     };
