@@ -38,8 +38,9 @@ static tn_status open_plane(copying *job, int plane) {
 
 static tn_status copy_plane(const copying *job, int plane) {
     tn_device *device = job->from->scope->books->device;
-    tn_plane_view from = tn__plane_view_of(job->from, (tn_plane)plane);
-    tn_plane_view to = tn__plane_view_of(job->to, (tn_plane)plane);
+    tn_plane_view from, to;
+    tn__plane_view_fill(job->from, (tn_plane)plane, &from);
+    tn__plane_view_fill(job->to, (tn_plane)plane, &to);
     TN_TRY(tn_copy(device, to.data, from.data, to.layout.data_bytes, job->stream));
     return tn_copy(device, to.scale, from.scale, to.layout.scale_bytes, job->stream);
 }
