@@ -5,6 +5,7 @@
  */
 #include "books.h"
 #include "format_table.h"
+#include "lease.h"
 #include "plane_transition.h"
 #include "tenure_lifetime.h"
 #include "tensor_internal.h"
@@ -100,6 +101,38 @@ tn_status tn_lease_abandon(tn_lease lease) {
     delete_lease(object);
     tn__unlock(lock);
     return TN_OK;
+}
+
+/* ---- exports ------------------------------------------------------------------------------- */
+
+/* A handle of an export is alive as long as the export is. */
+static tn__lease_object *acquire_own(tn_lease lease) {
+    tn__lease_object *object = NULL;
+    TN_CHECK(tn__lease_acquire(lease, &object) == TN_OK);
+    return object;
+}
+
+void tn__lease_mark_export(tn_lease lease) {
+    tn__lease_object *object = acquire_own(lease);
+    object->is_export = 1;
+    tn__unlock(object->tensor->scope->books->lock);
+}
+
+void tn__lease_undo(tn_lease lease) {
+    tn__lease_object *object = acquire_own(lease);
+    unsigned lock = object->tensor->scope->books->lock;
+    object->is_untouched = 1;
+    tn__transition_abandon(object);
+    delete_lease(object);
+    tn__unlock(lock);
+}
+
+void tn__lease_end_surely(tn_lease lease) {
+    tn__lease_object *object = acquire_own(lease);
+    unsigned lock = object->tensor->scope->books->lock;
+    tn__transition_end_surely(object);
+    delete_lease(object);
+    tn__unlock(lock);
 }
 
 /* ---- copies of whole planes ---------------------------------------------------------------- */

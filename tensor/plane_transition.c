@@ -369,7 +369,8 @@ static void give_up_write(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     tn__plane_use on = free_stream_of(lease);
     plane->state = TN_PLANE_ALLOCATED;
-    if (lease->is_derivation && !lease->has_made_plane) plane->state = lease->state_before;
+    int is_as_before = lease->is_derivation || lease->is_untouched;
+    if (is_as_before && !lease->has_made_plane) plane->state = lease->state_before;
     if (lease->has_made_plane) (void)free_plane(tensor, lease->plane, on.stream, on.stream_id);
 }
 
@@ -397,6 +398,25 @@ void tn__transition_abandon(tn__lease_object *lease) {
     else if (lease->access != TN_READ)
         give_up_write(lease);
     make_others_valid(lease);
+    tn__error_restore(&error);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
+}
+
+void tn__transition_end_surely(tn__lease_object *lease) {
+    tn__plane_object *plane = plane_of(lease);
+    tn__saved_error error;
+    TN_ASSERT(lease->access == TN_READ || lease->access == TN_UPDATE);
+    if (lease->access == TN_READ) {
+        tn__transition_abandon(lease);
+        return;
+    }
+    tn__error_save(&error);
+    if (tn__transition_end(lease) != TN_OK) {
+        tn__plane_order_mark_unrecorded(plane, lease->stream_id);
+        plane->state = TN_PLANE_VALID;
+        plane->is_derived = 0;
+        unlink_lease(lease);
+    }
     tn__error_restore(&error);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
 }

@@ -25,6 +25,9 @@ tn_status tn__scope_move_tensor(tn__tensor_object *tensor, tn__scope_object *sco
 /* Whether tn_tensor_create takes the config. */
 tn_status tn__tensor_config_check(const tn_tensor_config *config);
 
+/* M and K of its shape. */
+tn_status tn__tensor_flatten(const tn_tensor_config *config, int64_t *rows, int64_t *cols);
+
 /* Ends a tensor that has neither planes nor leases: its handle, its place and its memory. */
 void tn__scope_delete_tensor(tn__tensor_object *tensor);
 

@@ -30,7 +30,7 @@ static int product_of(const int64_t *sizes, int count, int64_t *out) {
     return 1;
 }
 
-static tn_status flatten(const tn_tensor_config *config, int64_t *rows, int64_t *cols) {
+tn_status tn__tensor_flatten(const tn_tensor_config *config, int64_t *rows, int64_t *cols) {
     TN_REQUIRE(config->rank >= 0 && config->rank <= TN_RANK_MAX, "rank %d is not 0 to %d",
                config->rank, TN_RANK_MAX);
     for (int i = 0; i < config->rank; i++) {
@@ -53,7 +53,7 @@ static tn_status flatten(const tn_tensor_config *config, int64_t *rows, int64_t 
 
 static tn_status check_planes(const tn_tensor_config *config) {
     int64_t rows = 0, cols = 0;
-    TN_TRY(flatten(config, &rows, &cols));
+    TN_TRY(tn__tensor_flatten(config, &rows, &cols));
     for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
         tn_plane_layout layout;
         if (!tn__format_has_plane(config->format, (tn_plane)plane)) continue;
@@ -87,7 +87,7 @@ static tn_status new_tensor(const tn_tensor_config *config, tn__tensor_object **
     tensor->dtype = config->dtype;
     tensor->rank = config->rank;
     memcpy(tensor->shape, config->shape, (size_t)config->rank * sizeof tensor->shape[0]);
-    TN_CHECK(flatten(config, &tensor->rows, &tensor->cols) == TN_OK);
+    TN_CHECK(tn__tensor_flatten(config, &tensor->rows, &tensor->cols) == TN_OK);
     tensor->scale_mode = config->scale_mode;
     tensor->policy = config->policy;
     tensor->is_frozen = config->frozen != 0;

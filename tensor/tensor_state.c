@@ -94,6 +94,13 @@ int tn__plane_has_remains(const tn__plane_object *plane) {
 }
 
 tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused) {
+    if (holder->is_export) {
+        return TN_FAIL(TN_IN_USE,
+                       "tensor %s, plane %s is exported through DLPack (%s, on stream %p): %s must "
+                       "wait until the consumer calls the deleter",
+                       holder->tensor->name, tn_plane_name(holder->plane),
+                       tn__access_name(holder->access), holder->stream, refused);
+    }
     return TN_FAIL(TN_IN_USE,
                    "tensor %s, plane %s is under a %s lease on stream %p: %s must wait until that "
                    "lease ends",

@@ -158,6 +158,8 @@ struct tn__lease_object {
     tn_stream stream;
     uint64_t stream_id;
     int is_derivation;           /* the library's own, to derive a plane: stales no other */
+    int is_export;               /* held for another library, until it calls a deleter */
+    int is_untouched;            /* nothing was done under it: abandoning leaves no trace */
     int is_stream_ended;         /* our stream was destroyed meanwhile: its work is done */
     int has_made_plane;          /* it was ABSENT before */
     tn_plane_state state_before; /* of the plane itself */

@@ -195,6 +195,75 @@ typedef struct tn_foreign_memory {
 TN_API TN_MUST_USE tn_status tn_tensor_adopt(tn_scope scope, const tn_tensor_config *config,
                                              const tn_foreign_memory *memory, tn_tensor *out);
 
+/* Tensors for other libraries and from them, without a copy. The structs are those of dlpack.h, of
+ * DLPack 1.x (versioned) and of the time before: a program that looks into them includes it. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+
+typedef enum tn_dlpack_part {
+    TN_DLPACK_DATA = 0,   /* the elements, in the tensor's shape; a transposed COL plane as K x M */
+    TN_DLPACK_SCALE,      /* the valid scales: scale_rows x scale_cols, rows scale_stride apart */
+    TN_DLPACK_SCALE_BLOCK /* all scale_bytes, with padding and global scale, as bytes */
+} tn_dlpack_part;
+
+typedef struct tn_dlpack_export_config {
+    size_t size;
+    tn_plane plane;
+    tn_dlpack_part part;
+    tn_access access; /* READ (the versioned struct says read-only), or UPDATE */
+    tn_stream stream; /* the consumer's: where it uses the tensor; it lives till the deleter */
+    int pairs;        /* 1: E2M1 in elements of two lanes, as PyTorch has them; 0: of one */
+} tn_dlpack_export_config;
+#define TN_DLPACK_EXPORT_CONFIG_INIT                                                               \
+    { sizeof(tn_dlpack_export_config), TN_PLANE_DATA, TN_DLPACK_DATA, TN_READ, NULL, 0 }
+
+/* A part of a plane as a DLPack tensor, under a lease that ends when its deleter is called: from
+ * any thread, at any time. Until then whatever the lease forbids is TN_IN_USE, and the text says
+ * that the plane is exported. Work put on `stream` from now on comes after earlier work on the
+ * plane; what comes after the deleter waits for the stream. Of host memory (kDLCPU, kDLCUDAHost)
+ * the contents are there when the call returns. Errors are those of tn_lease_begin, and
+ * TN_UNSUPPORTED for a part that the plane has not, or pairs of what has an odd row. */
+TN_API TN_MUST_USE tn_status tn_dlpack_export(tn_tensor tensor,
+                                              const tn_dlpack_export_config *config,
+                                              struct DLManagedTensor **out);
+TN_API TN_MUST_USE tn_status tn_dlpack_export_versioned(tn_tensor tensor,
+                                                        const tn_dlpack_export_config *config,
+                                                        struct DLManagedTensorVersioned **out);
+
+/* What the imported tensor is to be, and where the scales of its plane are. */
+typedef struct tn_dlpack_import_config {
+    size_t size;
+    tn_format format;
+    tn_plane plane;
+    tn_scale_mode scale_mode;
+    tn_plane_policy policy;
+    int frozen;
+    const char *name;              /* copied */
+    struct DLManagedTensor *scale; /* all of the plane's scale_bytes, as bytes or scales */
+    struct DLManagedTensorVersioned *scale_versioned; /* of tn_dlpack_import_versioned */
+} tn_dlpack_import_config;
+#define TN_DLPACK_IMPORT_CONFIG_INIT                                                               \
+    {                                                                                              \
+        sizeof(tn_dlpack_import_config), TN_FORMAT_PLAIN, TN_PLANE_DATA, TN_SCALE_POW2,            \
+            TN_POLICY_DEFAULT, 0, NULL, NULL, NULL                                                 \
+    }
+
+/* Adopts a DLPack tensor (tn_tensor_adopt) and its scales; their deleters are the release. config
+ * may be NULL: a plain tensor. The contents are ready in the order of `stream`, and the deleters
+ * are called when it waits for our uses: name the stream that the producer frees in the order of.
+ * Of host memory the uses are waited for on the host before that. A read-only tensor stays so.
+ * After a failure all is still the caller's, deleters and all. TN_UNSUPPORTED: what can not be
+ * represented (gaps between elements, an unknown element type, one that the format does not take,
+ * more than TN_RANK_MAX dimensions, another major version: of that only the deleter may be used).
+ * TN_INVALID_ARGUMENT: another device, an address that is not aligned, shapes that do not fit. */
+TN_API TN_MUST_USE tn_status tn_dlpack_import(tn_scope scope, struct DLManagedTensor *managed,
+                                              const tn_dlpack_import_config *config,
+                                              tn_stream stream, tn_tensor *out);
+TN_API TN_MUST_USE tn_status tn_dlpack_import_versioned(tn_scope scope,
+                                                        struct DLManagedTensorVersioned *managed,
+                                                        const tn_dlpack_import_config *config,
+                                                        tn_stream stream, tn_tensor *out);
+
 /* ---- reports, differences, expectations ---------------------------------------------------- */
 
 #ifdef __cplusplus
