@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-/* A struct of another major version has the same first four members, and nothing else to rely on. */
+/* A struct of another major version has the same first five members, and no more to rely on. */
 enum { TN__DL_MAJOR = 1, TN__DL_MINOR = 1 };
 
 enum { TN__DL_CPU = 1, TN__DL_CUDA = 2, TN__DL_CUDA_HOST = 3, TN__DL_CUDA_MANAGED = 13 };

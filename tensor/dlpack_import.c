@@ -71,8 +71,8 @@ static int is_empty(const tn__dl_tensor *tensor) {
     return 0;
 }
 
-/* Row-major without gaps. The stride of a dimension of one element, and all of an empty tensor, mean
- * nothing. */
+/* Row-major without gaps. The stride of a dimension of one element, and all strides of an empty
+ * tensor, mean nothing. */
 static tn_status check_strides(const tn__dl_tensor *tensor) {
     int64_t expected = 1;
     if (!tensor->strides || is_empty(tensor)) return TN_OK;

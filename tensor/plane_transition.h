@@ -37,8 +37,8 @@ tn_status tn__transition_end(tn__lease_object *lease);
  * a plane that could not be freed stays ALLOCATED. */
 void tn__transition_abandon(tn__lease_object *lease);
 
-/* Ends a READ or UPDATE whatever happens: what the pool could not be told now is told when the plane
- * is freed, a stale plane that could not be freed stays. */
+/* Ends a READ or UPDATE whatever happens: what the pool could not be told now is told when the
+ * plane is freed, a stale plane that could not be freed stays. */
 void tn__transition_end_surely(tn__lease_object *lease);
 
 /* Makes the plane VALID from another one. Gives up the lock while the format's derive function

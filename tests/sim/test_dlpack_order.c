@@ -168,7 +168,7 @@ static void imports_are_of_this_device(void **state) {
     tensor_fixture f;
     tn_tensor tensor;
     void *data;
-    int64_t shape[1] = {ROWS * COLS};
+    int64_t shape[1] = {BYTES / 4};
     (void)state;
     tensor_fixture_open_sim(&f);
     const tn__driver *driver = tn__device_driver(f.device);

@@ -1,4 +1,4 @@
-/* DLPack out, on the host driver: what the structs say, both versions, and the lease behind them. */
+/* DLPack out, on the host driver: what both versions of the struct say, and the lease behind. */
 #include "dlpack_support.h"
 
 #include <pthread.h>
@@ -8,13 +8,13 @@
 typedef struct expected_export {
     tn_format format;
     tn_dtype dtype;
-    int rank;
+    int64_t rank;
     int64_t shape[3];
     tn_plane plane;
     tn_dlpack_part part;
     int pairs;
     tn__dl_dtype type;
-    int exported_rank;
+    int64_t exported_rank;
     int64_t exported_shape[3];
     int64_t strides[3];
 } expected_export;
@@ -171,7 +171,7 @@ static void expect_export(const tensor_fixture *f, const expected_export *row, i
     any_managed managed;
     tn_plane_view view;
     tn_lease lease;
-    tn_tensor tensor = tensor_of_format(f, row->format, row->dtype, row->rank, row->shape);
+    tn_tensor tensor = tensor_of_format(f, row->format, row->dtype, (int)row->rank, row->shape);
     fixture_write(tensor, row->plane, f->stream);
     tn_dlpack_export_config config = export_of(row->plane, row->part, f->other);
     config.pairs = row->pairs;
