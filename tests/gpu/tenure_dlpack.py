@@ -219,7 +219,8 @@ class Scope:
 
     def import_dlpack(self, producer, stream, scale=None, **config):
         """Takes producer's tensor (and scales); the deleters are counted."""
-        managed = [take(part, self.device, stream) for part in (producer, scale) if part is not None]
+        parts = [producer] + ([] if scale is None else [scale])
+        managed = [take(part, self.device, stream) for part in parts]
         version = "_versioned" if managed[0][0] is Versioned else ""
         handle = STRUCTS["tn_tensor"]()
         options = new("tn_dlpack_import_config", name=b"theirs", **config)
