@@ -95,7 +95,7 @@ void tn__lock_run(tn__deferred *newest) {
 /* Chunk c starts at 64 * (2^c - 1): the highest bit of index + 64 says which. */
 static tn__handle_slot *slot_at(const handle_table *table, uint32_t index) {
     uint32_t shifted = index + (1u << FIRST_CHUNK_BITS);
-    int bit = 31 - __builtin_clz(shifted);
+    int bit = __builtin_clz(shifted) ^ 31;
     return &table->chunks[bit - FIRST_CHUNK_BITS][shifted - (1u << bit)];
 }
 
@@ -223,16 +223,28 @@ static TN__SLOW tn_status not_alive(uint64_t value, tn__handle_kind kind) {
                    names[kind], (unsigned long long)value);
 }
 
-tn_status tn__handle_acquire(uint64_t value, tn__handle_kind kind, void **object) {
-    unsigned lock = lock_of(value);
-    tn__lock(lock);
-    void *alive = alive_object(&tables[lock], value, kind);
-    if (!alive) {
-        tn__unlock(lock);
-        return not_alive(value, kind);
-    }
+static TN__SLOW tn_status unlock_not_alive(uint64_t value, tn__handle_kind kind) {
+    tn__unlock(lock_of(value));
+    return not_alive(value, kind);
+}
+
+/* With the lock held. */
+static inline tn_status take_alive(uint64_t value, tn__handle_kind kind, void **object) {
+    void *alive = alive_object(&tables[lock_of(value)], value, kind);
+    if (!alive) return unlock_not_alive(value, kind);
     *object = alive;
     return TN_OK;
+}
+
+static TN__SLOW tn_status wait_and_take(uint64_t value, tn__handle_kind kind, void **object) {
+    tn__lock_wait(&tn__locks[lock_of(value)]);
+    return take_alive(value, kind, object);
+}
+
+/* What is slow is called last, so that nothing is kept for after it. */
+tn_status tn__handle_acquire(uint64_t value, tn__handle_kind kind, void **object) {
+    if (!tn__lock_try(lock_of(value))) return wait_and_take(value, kind, object);
+    return take_alive(value, kind, object);
 }
 
 static uint64_t count_alive(const handle_table *table) {

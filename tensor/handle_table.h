@@ -54,21 +54,23 @@ void tn__lock_wait(tn__lock_word *word);
 void tn__lock_wake(tn__lock_word *word);
 void tn__lock_run(tn__deferred *newest);
 
-static inline void tn__lock(unsigned lock) {
-    tn__lock_word *word = &tn__locks[lock];
+/* 1: the lock is held now. */
+static inline int tn__lock_try(unsigned lock) {
     int expected = TN__LOCK_FREE;
     TN_ASSERT(lock < TN__LOCK_COUNT);
-    if (!atomic_compare_exchange_strong_explicit(&word->state, &expected, TN__LOCK_HELD,
-                                                 memory_order_acquire, memory_order_relaxed)) {
-        tn__lock_wait(word);
-    }
+    return atomic_compare_exchange_strong_explicit(&tn__locks[lock].state, &expected, TN__LOCK_HELD,
+                                                   memory_order_acquire, memory_order_relaxed);
+}
+
+static inline void tn__lock(unsigned lock) {
+    if (!tn__lock_try(lock)) tn__lock_wait(&tn__locks[lock]);
 }
 
 static inline void tn__unlock(unsigned lock) {
     tn__lock_word *word = &tn__locks[lock];
     tn__deferred *deferred = word->deferred;
     TN_ASSERT(atomic_load_explicit(&word->state, memory_order_relaxed) != TN__LOCK_FREE);
-    word->deferred = NULL;
+    if (deferred) word->deferred = NULL;
     if (atomic_exchange_explicit(&word->state, TN__LOCK_FREE, memory_order_release) ==
         TN__LOCK_WANTED) {
         tn__lock_wake(word);

@@ -295,7 +295,7 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     if (!is_whole_write(lease->access) && plane->state != TN_PLANE_VALID) {
         return fail_not_valid(lease);
     }
-    TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
+    if (plane->foreign) TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
     lease->state_before = plane->state;
     lease->has_made_plane = plane->state == TN_PLANE_ABSENT;
     lease->stale_made = 0;
@@ -321,10 +321,10 @@ static tn__plane_use free_stream_of(const tn__lease_object *lease) {
  * place. */
 static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    tn__plane_use on = free_stream_of(lease);
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (tensor->planes[i].state != TN_PLANE_STALE) continue;
         if (!tn__policy_drops_stale(tensor, (tn_plane)i)) continue;
+        tn__plane_use on = free_stream_of(lease);
         TN_TRY(free_plane(tensor, (tn_plane)i, on.stream, on.stream_id));
     }
     return TN_OK;
@@ -334,17 +334,21 @@ static int has_old_memory(const tn__lease_object *lease) {
     return lease->access == TN_REPLACE && plane_of(lease)->replaced;
 }
 
-/* What the write makes superfluous. Once the old memory is gone there is no way back: a stale plane
- * that can not be freed then stays, as one does that the policy keeps. */
-static tn_status free_superseded(tn__lease_object *lease) {
+/* Once the old memory is gone there is no way back: a stale plane that can not be freed then stays,
+ * as one does that the policy keeps. */
+static TN__SLOW tn_status free_old_memory(tn__lease_object *lease) {
     tn__plane_use on = free_stream_of(lease);
     tn__saved_error error;
-    if (!has_old_memory(lease)) return free_stale(lease);
     TN_TRY(free_replaced(lease->tensor, lease->plane, on.stream, on.stream_id));
     tn__error_save(&error);
     (void)free_stale(lease);
     tn__error_restore(&error);
     return TN_OK;
+}
+
+/* What the write makes superfluous. */
+static tn_status free_superseded(tn__lease_object *lease) {
+    return has_old_memory(lease) ? free_old_memory(lease) : free_stale(lease);
 }
 
 tn_status tn__transition_end(tn__lease_object *lease) {
