@@ -9,6 +9,7 @@
 #include "ledger.h"
 #include "plane_order.h"
 #include "pool_owned.h"
+#include "scratch_slot.h"
 
 static tn_lifetime lifetime_in(tn_scope_kind kind) {
     switch (kind) {
@@ -91,16 +92,13 @@ tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__
 
 tn_status tn__plane_memory_announce(tn__plane_object *at, tn_stream stream, uint64_t stream_id) {
     if (at->kind == TN__MEMORY_FOREIGN) return tn__foreign_await(at);
-    if (at->kind != TN__MEMORY_OWNED) return TN_OK;
     TN_TRY(tn__plane_order_record_rest(at, stream_id));
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (at->blocks[part]) TN_TRY(tn_record_use(at->blocks[part], stream));
-    }
-    return TN_OK;
+    return tn__plane_order_tell_pool(at, stream);
 }
 
 /* Memory that is not ours is only forgotten. */
 static void forget_blocks(tn__plane_object *plane) {
+    if (plane->buffer) tn__scratch_leave(plane);
     for (int part = 0; part < TN__PART_COUNT; part++) {
         plane->blocks[part] = NULL;
         plane->bytes[part] = 0;

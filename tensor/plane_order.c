@@ -2,11 +2,14 @@
  *
  * Invariants: `reads` holds each stream once and only reads after the last write. A stream in it
  * has itself waited for that write, so it need not wait again. Uses are noted when their lease
- * begins: until it ends, no access that would have to wait for it is let in.
+ * begins: until it ends, no access that would have to wait for it is let in. Only at the border of
+ * a capture does a use not wait for those before it (has_skips): then all of them are kept, and the
+ * next write waits for each.
  */
 #include "plane_order.h"
 
 #include "adopt.h"
+#include "driver.h"
 #include "host_alloc.h"
 #include "pool_owned.h"
 
@@ -48,11 +51,45 @@ void tn__plane_order_set_home(tn__plane_object *plane, const tn_pool *pool, uint
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
+tn_status tn__plane_order_capture(tn_device *device, tn_stream stream, uint64_t *out) {
+    const tn__driver *driver = tn__device_driver(device);
+    tn__capture_status status = TN__CAPTURE_NONE;
+    uint64_t id = 0;
+    int is_capturing = 0;
+    if (driver->stream_capture) {
+        TN_TRY(driver->stream_is_capturing(tn__device_state(device), stream, &is_capturing));
+    }
+    if (is_capturing) {
+        TN_TRY(driver->stream_capture(tn__device_state(device), stream, &status, &id));
+    }
+    *out = status == TN__CAPTURE_NONE ? 0 : id;
+    return TN_OK;
+}
+
+/* What is in a capture runs when its graph is launched, if ever, and is ordered with what is
+ * outside of it by whoever launches it: neither can be made to wait for the other. */
+static tn_status is_across_captures(tn_device *device, tn_stream stream, uint64_t stream_id,
+                                    const tn__plane_use *use, int *out) {
+    uint64_t here = 0, there = 0;
+    *out = ((stream_id ^ use->stream_id) & TN__STREAM_ID_IN_CAPTURE) != 0;
+    if (*out || use->stream == stream) return TN_OK;
+    TN_TRY(tn__plane_order_capture(device, stream, &here));
+    TN_TRY(tn__plane_order_capture(device, use->stream, &there));
+    *out = here != there;
+    return TN_OK;
+}
+
 /* A use on another stream of the same handle (another thread's per-thread default stream) can not
  * be named here; it can only be waited for by waiting for the device. */
 static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_id,
-                          const tn__plane_use *use) {
+                          const tn__plane_use *use, int *is_skipped) {
+    int is_across = 0;
     if (use->stream_id == stream_id) return TN_OK;
+    TN_TRY(is_across_captures(device, stream, stream_id, use, &is_across));
+    if (is_across) {
+        *is_skipped = 1;
+        return TN_OK;
+    }
     if (use->stream == stream) return tn_device_synchronize(device);
     return tn_stream_wait(device, stream, use->stream);
 }
@@ -102,8 +139,9 @@ static tn_status grow_reads(tn__plane_object *plane) {
 static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream stream,
                            uint64_t stream_id) {
     tn__plane_use *idle = plane->read_count < TN__READS_KEPT ? NULL : oldest_idle_read(plane);
-    if (idle) {
-        TN_TRY(wait_for(device, stream, stream_id, idle));
+    int is_skipped = 0;
+    if (idle) TN_TRY(wait_for(device, stream, stream_id, idle, &is_skipped));
+    if (idle && !is_skipped) {
         if (!idle->is_recorded) {
             TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
         }
@@ -114,19 +152,23 @@ static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream
 
 static TN__SLOW tn_status wait_before(tn_device *device, tn__plane_object *plane, int is_read,
                                       tn_stream stream, uint64_t stream_id) {
-    if (plane->has_write && (is_read || plane->read_count == 0)) {
-        TN_TRY(wait_for(device, stream, stream_id, &plane->write));
+    int is_skipped = 0;
+    if (plane->has_write && (is_read || plane->read_count == 0 || plane->has_skips)) {
+        TN_TRY(wait_for(device, stream, stream_id, &plane->write, &is_skipped));
     }
-    if (is_read) return make_room(device, plane, stream, stream_id);
-    for (size_t i = 0; i < plane->read_count; i++) { /* each has waited for the write */
-        TN_TRY(wait_for(device, stream, stream_id, &plane->reads[i]));
+    for (size_t i = 0; i < plane->read_count && !is_read; i++) { /* each has waited for the write */
+        TN_TRY(wait_for(device, stream, stream_id, &plane->reads[i], &is_skipped));
     }
+    int needs_room = is_read ? !read_of(plane, stream_id) : is_skipped; /* see keep_write */
+    if (needs_room) TN_TRY(make_room(device, plane, stream, stream_id));
+    plane->has_skips = is_skipped || (is_read && plane->has_skips);
     return TN_OK;
 }
 
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
                                  tn_stream stream, uint64_t stream_id) {
     int is_read = access == TN_READ;
+    if (plane->has_skips) return wait_before(device, plane, is_read, stream, stream_id);
     if (is_read && read_of(plane, stream_id)) return TN_OK;
     if (!is_read && plane->read_count == 0 && plane->write.stream_id == stream_id) return TN_OK;
     return wait_before(device, plane, is_read, stream, stream_id);
@@ -134,16 +176,27 @@ tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_
 
 /* ---- noting -------------------------------------------------------------------------------- */
 
+/* A write that did not wait for all before it does not stand for them: they stay to be waited for,
+ * the last write among the reads. */
+static void keep_write(tn__plane_object *plane) {
+    if (!plane->has_write || read_of(plane, plane->write.stream_id)) return;
+    TN_CHECK(plane->read_count < plane->read_limit);
+    plane->reads[plane->read_count++] = plane->write;
+}
+
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                           uint64_t stream_id) {
     tn__plane_use use = {stream, stream_id,
                          1}; /* none of it has ended, so there is none to record */
     plane->last_stream = stream;
     plane->last_stream_id = stream_id;
-    if (access != TN_READ) { /* it comes after all that was noted before */
+    if (access != TN_READ) {
+        if (plane->has_skips)
+            keep_write(plane);
+        else
+            plane->read_count = 0; /* it comes after all that was noted before */
         plane->write = use;
         plane->has_write = 1;
-        plane->read_count = 0;
     } else if (!read_of(plane, stream_id)) {
         TN_CHECK(plane->read_count < plane->read_limit);
         plane->reads[plane->read_count++] = use;
@@ -162,6 +215,27 @@ void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id) {
     if (plane->foreign) tn__foreign_forget(plane->foreign, stream_id);
 }
 
+void tn__plane_order_move(tn__plane_object *from, tn__plane_object *to) {
+    int is_inside = from->reads == from->own_reads;
+    tn__plane_order_deinit(to);
+    memcpy(to->own_reads, from->own_reads, sizeof to->own_reads);
+    to->reads = is_inside ? to->own_reads : from->reads;
+    to->read_count = from->read_count;
+    to->read_limit = from->read_limit;
+    to->has_skips = from->has_skips;
+    to->has_write = from->has_write;
+    to->write = from->write;
+    to->last_stream = from->last_stream;
+    to->last_stream_id = from->last_stream_id;
+    to->home_stream_id = from->home_stream_id;
+    to->use_stamp = from->use_stamp;
+    memcpy(to->marks, from->marks, sizeof to->marks);
+    to->next_mark = from->next_mark;
+    tn__plane_order_init(from);
+    from->has_write = from->has_skips = 0;
+    from->read_count = 0;
+}
+
 /* ---- telling the pool ---------------------------------------------------------------------- */
 
 static tn__use_mark *mark_of(tn__plane_object *plane, uint64_t stream_id) {
@@ -174,9 +248,10 @@ static tn__use_mark *mark_of(tn__plane_object *plane, uint64_t stream_id) {
     return oldest;
 }
 
-static tn_status record_blocks(const tn__plane_object *plane, tn_stream stream) {
+tn_status tn__plane_order_tell_pool(const tn__plane_object *plane, tn_stream stream) {
     for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (plane->blocks[part]) TN_TRY(tn_record_use(plane->blocks[part], stream));
+        void *block = tn__plane_pool_block(plane, (tn__part)part);
+        if (block) TN_TRY(tn_record_use(block, stream));
     }
     return TN_OK;
 }
@@ -186,18 +261,19 @@ static tn_status record_blocks(const tn__plane_object *plane, tn_stream stream) 
 static TN__SLOW tn_status record_elsewhere(tn__plane_object *plane, tn_stream stream,
                                            uint64_t stream_id) {
     if (!plane->use_stamp || (stream_id & TN__STREAM_ID_IN_CAPTURE)) {
-        return record_blocks(plane, stream);
+        return tn__plane_order_tell_pool(plane, stream);
     }
     uint64_t stamp = atomic_load_explicit(plane->use_stamp, memory_order_acquire);
     tn__use_mark *mark = mark_of(plane, stream_id);
     if (mark->stamp == stamp) return TN_OK;
-    TN_TRY(record_blocks(plane, stream));
+    TN_TRY(tn__plane_order_tell_pool(plane, stream));
     mark->stamp = stamp;
     return TN_OK;
 }
 
 tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
-    if (plane->kind != TN__MEMORY_OWNED || stream_id == plane->home_stream_id) return TN_OK;
+    int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
+    if (!is_pool || stream_id == plane->home_stream_id) return TN_OK;
     return record_elsewhere(plane, stream, stream_id);
 }
 

@@ -20,6 +20,12 @@ void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b);
 /* The plane has got blocks of the pool, allocated on that stream: nothing is recorded of them. */
 void tn__plane_order_set_home(tn__plane_object *plane, const tn_pool *pool, uint64_t stream_id);
 
+/* All uses of `from` become those of `to`, which has none; their memory is the same. */
+void tn__plane_order_move(tn__plane_object *from, tn__plane_object *to);
+
+/* The capture that the stream is in, a number that never repeats; 0: none. */
+tn_status tn__plane_order_capture(tn_device *device, tn_stream stream, uint64_t *out);
+
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
@@ -29,8 +35,11 @@ tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                           uint64_t stream_id);
 
-/* Tells the pool of a use, for each block of the plane that is the pool's, unless it is on the
- * blocks' own stream or what the pool was told before still covers it. */
+/* Tells the pool of a use, for each block of the plane that is the pool's. */
+tn_status tn__plane_order_tell_pool(const tn__plane_object *plane, tn_stream stream);
+
+/* The same, unless the use is on the blocks' own stream or what the pool was told before still
+ * covers it. */
 tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
 
 /* The pool could not be told of a use: tn__plane_order_record_rest will have to. */

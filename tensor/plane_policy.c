@@ -62,11 +62,12 @@ tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor) {
 
 /* ---- which planes -------------------------------------------------------------------------- */
 
-/* 1 and the plane that `plane` could be derived from right now. */
+/* 1 and the plane that `plane` could be derived from now and later: not one in a scratch slot. */
 static int valid_source(const tn__tensor_object *tensor, tn_plane plane, tn_plane *source) {
     const char *why;
     if (!tn__format_source(tensor->format, plane, source, &why)) return 0;
-    return tensor->planes[*source].state == TN_PLANE_VALID;
+    const tn__plane_object *object = &tensor->planes[*source];
+    return object->state == TN_PLANE_VALID && object->kind != TN__MEMORY_SLOT;
 }
 
 int tn__plane_can_return(const tn__tensor_object *tensor, tn_plane plane) {
@@ -85,8 +86,12 @@ int tn__plane_is_spare(const tn__tensor_object *tensor, tn_plane plane) {
 }
 
 int tn__policy_drops_at_release(const tn__tensor_object *tensor, tn_plane plane) {
-    if (tn__tensor_policy(tensor) != TN_POLICY_UNTIL_LAST_USE) return 0;
-    return tensor->is_frozen && tn__plane_can_return(tensor, plane);
+    if (!tn__plane_can_return(tensor, plane)) return 0;
+    switch (tn__tensor_policy(tensor)) {
+    case TN_POLICY_UNTIL_LAST_USE: return tensor->is_frozen;
+    case TN_POLICY_SCRATCH: return tn__plane_is_spare(tensor, plane);
+    default: return 0;
+    }
 }
 
 int tn__policy_drops_stale(const tn__tensor_object *tensor, tn_plane plane) {

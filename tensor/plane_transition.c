@@ -15,6 +15,7 @@
 #include "plane_memory.h"
 #include "plane_order.h"
 #include "plane_policy.h"
+#include "scratch_slot.h"
 
 #define BIT(plane) (1u << (plane))
 
@@ -31,7 +32,7 @@ static tn_device *device_of(const tn__tensor_object *tensor) {
 static void set_absent(tn__plane_object *plane) {
     plane->state = TN_PLANE_ABSENT;
     plane->is_derived = 0;
-    plane->has_write = 0;
+    plane->has_write = plane->has_skips = 0;
     plane->read_count = 0;
 }
 
@@ -178,19 +179,26 @@ static int has_contents(const tn__tensor_object *tensor, tn_plane plane) {
     return 0;
 }
 
-/* Of the contents that the plane has, also if a write to new memory should be abandoned. */
-static tn_plane_state *kept_state(tn__plane_object *plane) {
+/* The object with the contents that the plane has, also if a write to new memory is abandoned. */
+static tn__plane_object *kept_object(tn__plane_object *plane) {
     int is_replaced = plane->replaced && plane->replaced->state != TN_PLANE_ABSENT;
-    return is_replaced ? &plane->replaced->state : &plane->state;
+    return is_replaced ? plane->replaced : plane;
+}
+
+static tn_plane_state *kept_state(tn__plane_object *plane) { return &kept_object(plane)->state; }
+
+/* What is in a scratch slot, where others displace it, is no copy. */
+static int is_copy(const tn__plane_object *object) {
+    return object->state == TN_PLANE_VALID && object->kind != TN__MEMORY_SLOT;
 }
 
 /* Never so of an ABSENT plane. */
 static int is_last_copy(tn__tensor_object *tensor, tn_plane plane) {
     if (tensor->is_regatherable || !has_contents(tensor, plane)) return 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        tn__plane_object *other = &tensor->planes[i];
         if (i == (int)plane) continue;
-        if (tensor->planes[i].state == TN_PLANE_VALID) return 0;
-        if (*kept_state(&tensor->planes[i]) == TN_PLANE_VALID) return 0;
+        if (is_copy(other) || is_copy(kept_object(other))) return 0;
     }
     return 1;
 }
@@ -271,11 +279,54 @@ static TN__SLOW tn_status replace_memory(const tn__lease_object *lease) {
     return TN_OK;
 }
 
+/* What is in a scratch slot is not written in place: the plane gets memory of its own, or stays as
+ * it was. */
+static tn_status leave_slot(const tn__lease_object *lease) {
+    tn__tensor_object *tensor = lease->tensor;
+    tn__plane_object *plane = plane_of(lease);
+    tn__scratch_buffer *buffer = plane->buffer;
+    tn_plane_state state = plane->state;
+    int is_derived = plane->is_derived;
+    if (lease->access == TN_UPDATE) {
+        return TN_FAIL(
+            TN_INVALID_STATE,
+            "tensor %s, plane %s is in a scratch slot, where it can not be updated: drop "
+            "it, or write it",
+            tensor->name, tn_plane_name(lease->plane));
+    }
+    TN_TRY(tn__transition_drop_announced(tensor, lease->plane, lease->stream));
+    tn_status status = tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id);
+    if (status != TN_OK && !tn__plane_has_remains(plane)) {
+        tn__scratch_enter(buffer, tensor, lease->plane);
+        plane->state = state;
+        plane->is_derived = is_derived;
+    }
+    return status;
+}
+
+/* Memory for a plane that has none, or none that may be written. */
+static tn_status make_for(const tn__lease_object *lease) {
+    tn__tensor_object *tensor = lease->tensor;
+    if (plane_of(lease)->kind == TN__MEMORY_SLOT) return leave_slot(lease);
+    if (!lease->is_derivation || !tn__scratch_takes(tensor, lease->plane)) {
+        return tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id);
+    }
+    TN_TRY(free_plane(tensor, lease->plane, lease->stream, lease->stream_id)); /* remains */
+    TN_TRY(tn__scratch_take(tensor, lease->plane, lease->stream, lease->stream_id));
+    plane_of(lease)->state = TN_PLANE_ALLOCATED;
+    return TN_OK;
+}
+
+static int needs_memory(const tn__lease_object *lease) {
+    const tn__plane_object *plane = plane_of(lease);
+    int is_write = lease->access == TN_WRITE || lease->access == TN_UPDATE;
+    return plane->state == TN_PLANE_ABSENT ||
+           (plane->kind == TN__MEMORY_SLOT && is_write && !lease->is_derivation);
+}
+
 /* Makes ready what the lease uses: memory where it writes, and its stream behind earlier uses. */
 static tn_status prepare(tn__lease_object *lease) {
-    if (lease->has_made_plane) {
-        return tn__transition_make(lease->tensor, lease->plane, lease->stream, lease->stream_id);
-    }
+    if (lease->has_made_plane) return make_for(lease);
     if (lease->access == TN_REPLACE) return replace_memory(lease);
     return tn__plane_order_before(device_of(lease->tensor), plane_of(lease), lease->access,
                                   lease->stream, lease->stream_id);
@@ -297,7 +348,7 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     }
     if (plane->foreign) TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
     lease->state_before = plane->state;
-    lease->has_made_plane = plane->state == TN_PLANE_ABSENT;
+    lease->has_made_plane = needs_memory(lease);
     lease->stale_made = 0;
     lease->is_stream_ended = 0;
     TN_TRY(prepare(lease));
@@ -532,7 +583,12 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
                                 uint64_t stream_id) {
     tn_derive_function derive = NULL;
     tn_plane source = plane;
-    if (tensor->planes[plane].state == TN_PLANE_VALID) return TN_OK;
+    if (tensor->planes[plane].state == TN_PLANE_VALID) {
+        int is_current = 1;
+        TN_TRY(tn__scratch_is_current(&tensor->planes[plane], stream, &is_current));
+        if (is_current) return TN_OK;
+        TN_TRY(tn__transition_drop(tensor, plane, stream, stream_id));
+    }
     TN_TRY(find_source(tensor, plane, &source, &derive));
     tn__lease_object from = lease_for_derivation(tensor, source, TN_READ, stream, stream_id);
     tn__lease_object to = lease_for_derivation(tensor, plane, TN_WRITE, stream, stream_id);
@@ -562,16 +618,21 @@ void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tenso
 
 /* ---- drop ---------------------------------------------------------------------------------- */
 
-tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                              uint64_t stream_id) {
+tn_status tn__transition_check_drop(tn__tensor_object *tensor, tn_plane plane, const char *what) {
     const tn__plane_object *object = &tensor->planes[plane];
-    if (object->first_lease) return tn__fail_in_use(object->first_lease, "drop");
+    if (object->first_lease) return tn__fail_in_use(object->first_lease, what);
     if (is_last_copy(tensor, plane)) {
         return TN_FAIL(TN_INVALID_STATE,
                        "tensor %s, plane %s is %s and the last copy of its contents: destroy the "
                        "tensor, or make another plane valid first",
                        tensor->name, tn_plane_name(plane), tn__plane_state_name(object->state));
     }
+    return TN_OK;
+}
+
+tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                              uint64_t stream_id) {
+    TN_TRY(tn__transition_check_drop(tensor, plane, "drop"));
     TN_TRY(free_plane(tensor, plane, stream, stream_id));
     TN_ASSERT(tn__tensor_is_valid(tensor));
     return TN_OK;

@@ -52,6 +52,9 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id);
 
+/* Whether tn_plane_drop would: TN_IN_USE (`what` must wait) or TN_INVALID_STATE if it would not. */
+tn_status tn__transition_check_drop(tn__tensor_object *tensor, tn_plane plane, const char *what);
+
 /* To ABSENT, for a plane that is neither leased nor a last copy, once tn__plane_memory_announce has
  * told the pool of it; fails like tn__transition_empty. */
 tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plane,

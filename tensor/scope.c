@@ -11,6 +11,7 @@
 #include "ledger.h"
 #include "plane_order.h"
 #include "plane_transition.h"
+#include "scratch_slot.h"
 #include "tensor_internal.h"
 
 /* ---- lists --------------------------------------------------------------------------------- */
@@ -152,6 +153,7 @@ static tn_status for_each_tensor(tn__scope_object *root, tensor_transition run) 
 static void delete_scope(tn__scope_object *scope) {
     while (scope->first_tensor)
         tn__scope_delete_tensor(scope->first_tensor);
+    tn__scratch_delete(scope);
     unlink_scope(scope);
     tn__handle_destroy(scope->handle.value);
     tn__host_free(scope->name);
@@ -178,6 +180,7 @@ tn_status tn_scope_close(tn_scope scope) {
     const tn__lease_object *lease = first_lease_in(object);
     tn_status status = lease ? tn__fail_in_use(lease, "closing its scope") : TN_OK;
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_announce_empty);
+    if (status == TN_OK) tn__scratch_vacate(object);
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_empty);
     if (status == TN_OK) delete_scopes(object);
     tn__unlock(lock);

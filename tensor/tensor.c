@@ -8,6 +8,7 @@
 #include "plane_policy.h"
 #include "plane_transition.h"
 #include "scope.h"
+#include "scratch_slot.h"
 #include "plane_order.h"
 #include "tensor_internal.h"
 
@@ -192,6 +193,7 @@ tn_status tn__tensor_acquire_for(tn_tensor tensor, tn_scope to, tn__tensor_objec
 
 tn_status tn__scope_move_tensor(tn__tensor_object *tensor, tn__scope_object *scope) {
     if (scope == tensor->scope) return TN_OK;
+    TN_TRY(tn__scratch_leave_for(tensor, scope));
     tn__ledger_move(tensor, scope);
     tn__scope_unlink_tensor(tensor);
     tn__scope_link_tensor(scope, tensor);

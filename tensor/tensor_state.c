@@ -87,6 +87,13 @@ size_t tn__plane_foreign_bytes(const tn__plane_object *plane) {
     return replaced + plane->bytes[TN__PART_DATA] + plane->bytes[TN__PART_SCALE];
 }
 
+/* In a scratch slot both parts are in one block, which the data begins. */
+void *tn__plane_pool_block(const tn__plane_object *plane, tn__part part) {
+    int is_pool = plane->kind == TN__MEMORY_OWNED ||
+                  (plane->kind == TN__MEMORY_SLOT && part == TN__PART_DATA);
+    return is_pool ? plane->blocks[part] : NULL;
+}
+
 int tn__plane_has_remains(const tn__plane_object *plane) {
     if (plane->replaced && plane->replaced->state == TN_PLANE_ABSENT) return 1;
     if (plane->state != TN_PLANE_ABSENT) return 0;
@@ -172,6 +179,11 @@ tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out) {
     void *object;
     TN_TRY(tn__handle_acquire(tensor.value, TN__HANDLE_TENSOR, &object));
     *out = object;
+    if ((*out)->is_of_library) {
+        tn__tensor_unlock(*out);
+        return TN_FAIL(TN_INVALID_ARGUMENT, "the tensor is the library's own: the ledger shows it, "
+                                            "but it can not be used");
+    }
     TN_ASSERT_SLOW(tn__tensor_is_valid(*out));
     return TN_OK;
 }

@@ -23,7 +23,9 @@ typedef struct tn__books tn__books;
 typedef struct tn__scope_object tn__scope_object;
 typedef struct tn__tensor_object tn__tensor_object;
 typedef struct tn__lease_object tn__lease_object;
-typedef struct tn__foreign tn__foreign; /* see adopt.h */
+typedef struct tn__scratch_slot tn__scratch_slot;     /* scratch_slot.h */
+typedef struct tn__scratch_buffer tn__scratch_buffer; /* the same */
+typedef struct tn__foreign tn__foreign;               /* see adopt.h */
 
 enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16, TN__MARKS_KEPT = 4 };
 
@@ -69,6 +71,7 @@ struct tn__scope_object {
     tn_scope_kind kind;
     char *name;
     tn_plane_policy policy; /* of what is in it and has none of its own; DEFAULT: none */
+    tn__scratch_slot *slot; /* NULL: none */
     tn_phase phase;         /* as set; tn__scope_phase says what it comes to */
     tn__sums sums;          /* with all scopes below */
     size_t peak_total_bytes;
@@ -103,8 +106,9 @@ typedef struct tn__use_mark {
 typedef struct tn__plane_object tn__plane_object;
 struct tn__plane_object {
     tn_plane_state state;
-    int is_derived;       /* its contents were made from another plane, not written */
-    tn__memory_kind kind; /* of the blocks; OWNED while there are none */
+    int is_derived;             /* its contents were made from another plane, not written */
+    tn__memory_kind kind;       /* of the blocks; OWNED while there are none */
+    tn__scratch_buffer *buffer; /* that it is in: kind SLOT; else NULL */
     void *blocks[TN__PART_COUNT];
     size_t bytes[TN__PART_COUNT];
     tn__foreign *foreign;              /* whose the blocks are; NULL unless FOREIGN */
@@ -115,6 +119,7 @@ struct tn__plane_object {
     tn__plane_use *reads; /* since then; each stream once, oldest first; own_reads or larger */
     tn__plane_use own_reads[TN__READS_KEPT];
     size_t read_count, read_limit;
+    int has_skips; /* a capture's border kept a use from waiting for another: see plane_order.c */
     tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
     uint64_t last_stream_id;
     tn__use_mark marks[TN__MARKS_KEPT]; /* since the blocks were allocated */
@@ -142,6 +147,7 @@ struct tn__tensor_object {
     int is_regatherable; /* its contents can be had again: there is no last copy of them */
     int is_saved;        /* made by tn_tensor_save, and not restored */
     uint64_t contents;   /* which write they are of: tensors with equal numbers are equal */
+    int is_of_library;   /* the program can not use it, only see it */
     char *name;
     tn__plane_object planes[TN_PLANE_COUNT];
     tn_plane_layout layouts[TN_PLANE_COUNT]; /* of those that the format has; never change */
@@ -186,6 +192,9 @@ static inline tn__lease_object *tn__plane_writer(const tn__plane_object *plane) 
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]);
 
 size_t tn__plane_foreign_bytes(const tn__plane_object *plane);
+
+/* The pool's block that the part begins, to be told of uses; NULL if there is none. */
+void *tn__plane_pool_block(const tn__plane_object *plane, tn__part part);
 
 /* A block that could not be freed yet, though the plane does not have it any more. */
 int tn__plane_has_remains(const tn__plane_object *plane);

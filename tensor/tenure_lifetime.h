@@ -160,6 +160,48 @@ typedef struct tn_phase_plan {
 TN_API TN_MUST_USE tn_status tn_phase_plan_get(tn_tensor tensor, const tn_phase_config *config,
                                                tn_phase_plan *out);
 
+/* ---- scratch slots ------------------------------------------------------------------------- */
+
+/* Planes under TN_POLICY_SCRATCH are derived into a slot: memory that all tensors of a scope share,
+ * as large as the largest of them, at an address that stays. The slot is that of the nearest scope
+ * that has one (tn_scope_scratch_config_set, tn_scope_scratch_reserve), else of the root scope,
+ * made at first need. Its bytes are in the ledger once, as a tensor of the library's own called
+ * "scratch"; the planes in it own 0 bytes. A buffer takes the larger of a tensor's derivable
+ * planes: data, rounded up to 256 bytes, and scales.
+ *
+ * A plane is in the slot from its derivation until tn_plane_release, or until another takes its
+ * place: then it is ABSENT. What is derived next waits on the device for all uses of the buffer, on
+ * any stream. A plane that is leased, or the last copy of its contents, is not displaced: the other
+ * derivation is TN_IN_USE or TN_INVALID_STATE and names it. UPDATE leases refuse a plane in the
+ * slot; a WRITE or REPLACE gives it memory of its own. Tensors that move to a scope with another
+ * slot leave theirs.
+ *
+ * Captures: every derivation, read and address is in the graph, and the same at each launch. What
+ * was derived in a capture is not taken for valid outside of it, nor the other way round; once a
+ * graph may use the slot, an eager read derives again unless a lease was held since. From then on
+ * the slot does not grow by itself. Graphs that share a slot must not run at the same time. */
+typedef struct tn_scratch_config {
+    size_t size;
+    int buffers; /* taken in turn: with 2 the next layer's plane can be derived while one is read */
+} tn_scratch_config;
+#define TN_SCRATCH_CONFIG_INIT                                                                     \
+    { sizeof(tn_scratch_config), 1 }
+
+/* Gives the scope a slot of its own with 1 to 8 buffers, as yet without memory. TN_INVALID_STATE if
+ * it has one with memory. */
+TN_API TN_MUST_USE tn_status tn_scope_scratch_config_set(tn_scope scope,
+                                                         const tn_scratch_config *config);
+
+/* Makes the scope's slot large enough for all tensors that would use it now, and pins it: from here
+ * a tensor that needs more is TN_INVALID_STATE, so that the addresses are good for graphs and for
+ * whoever else relies on them. To call it again is to say that nothing does: it grows if it must.
+ * TN_IN_USE if it must and a plane in it is leased. */
+TN_API TN_MUST_USE tn_status tn_scope_scratch_reserve(tn_scope scope, tn_stream stream);
+
+/* Frees the slot's memory in the order of `stream`, and forgets its configuration. TN_IN_USE
+ * while a plane in it is leased. Success if the scope has no slot. */
+TN_API tn_status tn_scope_scratch_release(tn_scope scope, tn_stream stream);
+
 /* ---- saved sets and recomputation ---------------------------------------------------------- */
 
 /* ---- offloading to host memory ------------------------------------------------------------- */
