@@ -43,7 +43,8 @@ static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access acce
     if (!tn__format_has_plane(tensor->format, plane)) return fail_no_plane(tensor, plane);
     TN_TRY(new_lease(tensor, plane, access, stream, &lease));
     tn_status status = TN_OK;
-    if (access == TN_READ && tensor->planes[plane].state != TN_PLANE_VALID) {
+    const tn__plane_object *object = &tensor->planes[plane];
+    if (access == TN_READ && (object->state != TN_PLANE_VALID || object->buffer)) {
         status = tn__transition_derive(tensor, plane, stream, lease->stream_id);
     }
     if (status == TN_OK) status = tn__transition_begin(lease);
