@@ -129,6 +129,8 @@ typedef struct format_row {
     scale_shape (*scales)(tn_plane plane, int64_t rows, int64_t cols); /* NULL: no scales */
     global_scale global;
     int is_col_transposed;  /* COL is stored K x M */
+    int row_block;          /* rows that share scales, or a tile of them, in ROW or DATA */
+    int col_block;          /* and in COL */
     int is_exact_transpose; /* ROW and COL derive from each other */
     int has_frozen_rule;    /* UNTIL_LAST_USE drops a plane that can be derived again */
     const char *why_not_derived;
@@ -144,6 +146,8 @@ typedef struct format_row {
  * reads any mix of transposed operands where all elements share a scale. */
 static const format_row format_table[TN_FORMAT_COUNT] = {
     [TN_FORMAT_PLAIN] = {.name = "plain",
+                         .row_block = 1,
+                         .col_block = 1,
                          .planes = BIT(TN_PLANE_DATA),
                          .dtypes = BIT(TN_FP32) | BIT(TN_BF16) | BIT(TN_FP16) | BIT(TN_BYTE),
                          .why_not_derived = "a plain tensor has no other plane",
@@ -151,6 +155,8 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
                                       OPERANDS_DATA, OPERANDS_DATA}},
     [TN_FORMAT_FP8_BLOCK_1D] =
         {.name = "fp8_block_1d",
+         .row_block = 1,
+         .col_block = TN__BLOCK,
          .planes = PLANES_FP8,
          .dtypes = DTYPES_FP8,
          .scale_dtype = TN_FP32,
@@ -164,6 +170,8 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
          .why_no_gemm = "GEMMs with fp32 scales of blocks exist on compute capability 9.0 only"},
     [TN_FORMAT_FP8_BLOCK_2D] =
         {.name = "fp8_block_2d",
+         .row_block = TN__BLOCK,
+         .col_block = TN__BLOCK,
          .planes = PLANES_FP8,
          .dtypes = DTYPES_FP8,
          .scale_dtype = TN_FP32,
@@ -175,6 +183,8 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
              {[TN_ARCHITECTURE_HOST] = OPERANDS_INNER, [TN_ARCHITECTURE_HOPPER] = OPERANDS_INNER},
          .why_no_gemm = "GEMMs with fp32 scales of blocks exist on compute capability 9.0 only"},
     [TN_FORMAT_FP8_TENSOR] = {.name = "fp8_tensor",
+                              .row_block = 1,
+                              .col_block = 1,
                               .planes = PLANES_FP8,
                               .dtypes = DTYPES_FP8,
                               .scale_dtype = TN_FP32,
@@ -190,6 +200,8 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
                                              "host ops have none with one scale for a tensor"},
     [TN_FORMAT_MXFP8] =
         {.name = "mxfp8",
+         .row_block = TN__BLOCK,
+         .col_block = TN__BLOCK,
          .planes = PLANES_FP8,
          .dtypes = DTYPES_FP8,
          .scale_dtype = TN_E8M0,
@@ -202,6 +214,8 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
                         "11.x only"},
     [TN_FORMAT_NVFP4] =
         {.name = "nvfp4",
+         .row_block = TN__BLOCK,
+         .col_block = TN__BLOCK,
          .planes = PLANES_FP8,
          .dtypes = BIT(TN_E2M1),
          .scale_dtype = TN_E4M3,
@@ -311,6 +325,66 @@ tn_status tn__format_layout(tn_format format, tn_dtype dtype, int64_t m, int64_t
                tn_plane_name(plane), (long long)m, (long long)k, tn_dtype_name(dtype));
     *out = layout;
     return TN_OK;
+}
+
+/* ---- rows of a plane ----------------------------------------------------------------------- */
+
+static size_t data_offset_of(const tn_plane_layout *plane, tn_dtype dtype, int64_t first,
+                             int is_contiguous) {
+    if (is_contiguous) return (size_t)first * plane->row_bytes;
+    return (size_t)(first * tn_dtype_bits(dtype) / 8);
+}
+
+/* The scales of the rows before `first` say where these begin: they are whole rows of scales, or
+ * else whole columns, whichever of the two grows with the rows of the tensor. */
+static void slice_scales(const format_row *row, const tn_plane_layout *whole, scale_shape before,
+                         tn__slice *out) {
+    tn_plane_layout *layout = &out->layout;
+    int64_t item_bytes = (int64_t)tn_dtype_bytes(row->scale_dtype), offset = 0;
+    if (row->global == GLOBAL_ONLY) return;
+    if (before.rows < whole->scale_rows)
+        offset = before.rows * whole->scale_stride;
+    else
+        offset = before.cols;
+    int64_t padded_rows = layout->scale_padded_rows;
+    layout->scale_bytes = (size_t)(padded_rows * layout->scale_stride * item_bytes);
+    if (layout->scale_rows == whole->scale_rows && layout->scale_cols < whole->scale_cols) {
+        out->is_scale_interleaved = 1;
+        layout->scale_stride = whole->scale_stride;
+        layout->scale_padded_rows = layout->scale_rows;
+        layout->scale_bytes =
+            (size_t)(((layout->scale_rows - 1) * layout->scale_stride + layout->scale_cols) *
+                     item_bytes);
+    }
+    out->scale_offset = (size_t)(offset * item_bytes);
+    if (row->global == GLOBAL_LAST) {
+        layout->global_scale_offset = whole->global_scale_offset - (int64_t)out->scale_offset;
+    }
+}
+
+int tn__format_slice(tn_format format, tn_dtype dtype, int64_t m, int64_t k, tn_plane plane,
+                     int64_t first, int64_t rows, tn__slice *out, const char **why) {
+    const format_row *row = &format_table[format];
+    int is_transposed = plane == TN_PLANE_COL && row->is_col_transposed;
+    int block = plane == TN_PLANE_COL ? row->col_block : row->row_block;
+    tn_plane_layout whole;
+    TN_ASSERT(first >= 0 && rows >= 0 && first <= m - rows);
+    if (first % block != 0 || (rows % block != 0 && first + rows != m)) {
+        *why = "128 rows share scales: first_row and rows must be multiples of 128, but for the "
+               "tensor's last rows";
+        return 0;
+    }
+    TN_CHECK(tn__format_layout(format, dtype, m, k, plane, &whole) == TN_OK);
+    *out = (tn__slice){.is_contiguous = !is_transposed || rows == m};
+    TN_CHECK(tn__format_layout(format, dtype, rows, k, plane, &out->layout) == TN_OK);
+    if (rows == m || out->layout.data_bytes == 0) return 1;
+    out->data_offset = data_offset_of(&whole, dtype, first, out->is_contiguous);
+    if (!out->is_contiguous) out->layout.row_bytes = whole.row_bytes;
+    if (!row->scales) return 1;
+    scale_shape before =
+        is_transposed ? row->scales(plane, k, first) : row->scales(plane, first, k);
+    slice_scales(row, &whole, before, out);
+    return 1;
 }
 
 /* ---- operands of GEMMs --------------------------------------------------------------------- */

@@ -32,6 +32,18 @@ int tn__format_has_frozen_rule(tn_format format);
 tn_status tn__format_layout(tn_format format, tn_dtype dtype, int64_t m, int64_t k, tn_plane plane,
                             tn_plane_layout *out);
 
+/* Where some rows of an M x K tensor are in a plane. */
+typedef struct tn__slice {
+    tn_plane_layout layout; /* of them alone, in place: strides are the plane's */
+    size_t data_offset, scale_offset;
+    int is_contiguous;        /* the elements; else there is a piece of them in every stored row */
+    int is_scale_interleaved; /* there is a piece of the scales in every row of scales */
+} tn__slice;
+
+/* Fails with 0, and *why in words that follow "because", if the rows share scales with others. */
+int tn__format_slice(tn_format format, tn_dtype dtype, int64_t m, int64_t k, tn_plane plane,
+                     int64_t first, int64_t rows, tn__slice *out, const char **why);
+
 /* What tn_format_set_derive has set; NULL before. */
 tn_derive_function tn__format_derive(tn_format format);
 

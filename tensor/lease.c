@@ -9,6 +9,7 @@
 #include "plane_transition.h"
 #include "tenure_lifetime.h"
 #include "tensor_internal.h"
+#include "tensor_view.h"
 
 /* ---- begin --------------------------------------------------------------------------------- */
 
@@ -38,9 +39,32 @@ static TN__SLOW tn_status fail_no_plane(const tn__tensor_object *tensor, tn_plan
 }
 
 static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
+                       tn_stream stream, tn__lease_object **out);
+
+/* On the base's plane. The lock is given up while that is derived: the view may have ended then. */
+static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane, tn_access access,
+                                        tn_stream stream, tn__lease_object **out) {
+    tn__tensor_object *base = view->view->base;
+    unsigned lock = base->scope->books->lock;
+    tn_tensor handle = view->handle;
+    tn__lease_object *lease = NULL;
+    TN_TRY(tn__view_admit(view, plane, &access));
+    TN_TRY(begin(base, plane, access, stream, &lease));
+    if (tn__handle_peek(handle.value, TN__HANDLE_TENSOR, lock) != view) {
+        tn__transition_abandon(lease);
+        delete_lease(lease);
+        return TN_FAIL(TN_STALE_HANDLE, "the view ended while a plane of its base was derived");
+    }
+    lease->through = view;
+    *out = lease;
+    return TN_OK;
+}
+
+static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
                        tn_stream stream, tn__lease_object **out) {
     tn__lease_object *lease;
     if (!tn__format_has_plane(tensor->format, plane)) return fail_no_plane(tensor, plane);
+    if (tensor->view) return begin_through(tensor, plane, access, stream, out);
     TN_TRY(new_lease(tensor, plane, access, stream, &lease));
     tn_status status = TN_OK;
     const tn__plane_object *object = &tensor->planes[plane];
@@ -64,12 +88,14 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
     TN_REQUIRE((int)access >= TN_READ && access <= TN_REPLACE, "tn_lease_begin: unknown access %d",
                (int)access);
     TN_TRY(tn__tensor_acquire(tensor, &object));
+    unsigned lock = object->scope->books->lock;
     tn_status status = begin(object, plane, access, stream, &begun);
     if (begun) {
-        tn__plane_view_fill(object, plane, view);
+        tn__plane_view_fill(begun->tensor, plane, view);
+        if (begun->through) tn__view_cut(begun->through, view);
         *lease = begun->handle;
     }
-    tn__tensor_unlock(object);
+    tn__unlock(lock);
     return status;
 }
 
@@ -78,6 +104,7 @@ tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
     TN_REQUIRE(out, "tn_lease_old_view: out is NULL");
     TN_TRY(tn__lease_acquire(lease, &object));
     tn_status status = tn__plane_old_view_of(object, out);
+    if (status == TN_OK && object->through) tn__view_cut(object->through, out);
     tn__tensor_unlock(object->tensor);
     return status;
 }

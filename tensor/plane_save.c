@@ -7,6 +7,7 @@
 #include "format_table.h"
 #include "plane_transition.h"
 #include "scope.h"
+#include "tensor_view.h"
 #include "tenure_lifetime.h"
 
 #define ALL_PLANES ((1u << TN_PLANE_COUNT) - 1)
@@ -14,6 +15,7 @@
 /* ---- save ---------------------------------------------------------------------------------- */
 
 static tn_status check_planes(const tn__tensor_object *tensor, unsigned planes) {
+    TN_TRY(tn__view_refuse(tensor, "save"));
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (!(planes & TN_PLANE_BIT(i))) continue;
         TN_REQUIRE(tn__format_has_plane(tensor->format, (tn_plane)i),
@@ -88,7 +90,8 @@ static tn_status check_saved(const tn__tensor_object *tensor) {
         return TN_FAIL(TN_INVALID_STATE, "tensor %s is not a saved one: tn_tensor_save makes those",
                        tensor->name);
     }
-    return lease ? tn__fail_in_use(lease, "restoring it") : TN_OK;
+    if (lease) return tn__fail_in_use(lease, "restoring it");
+    return tensor->first_view ? tn__fail_viewed(tensor->first_view, "restoring it") : TN_OK;
 }
 
 /* The object stays; the new handle is another name of it. */
@@ -151,6 +154,7 @@ static tn_status restore_into(tn__tensor_object *saved, tn__tensor_object *tenso
     TN_REQUIRE(are_alike(saved, tensor),
                "tn_tensor_restore_into: tensor %s is of another format or shape than saved %s",
                tensor->name, saved->name);
+    TN_TRY(tn__view_refuse(tensor, "restore"));
     TN_TRY(check_contents(saved, tensor));
     TN_TRY(tn__transition_settle(saved));
     TN_TRY(tn__transition_settle(tensor));

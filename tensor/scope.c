@@ -13,6 +13,7 @@
 #include "plane_transition.h"
 #include "scratch_slot.h"
 #include "tensor_internal.h"
+#include "tensor_view.h"
 
 /* ---- lists --------------------------------------------------------------------------------- */
 
@@ -57,6 +58,8 @@ void tn__scope_delete_tensor(tn__tensor_object *tensor) {
         TN_CHECK(!tensor->planes[i].first_lease);
         tn__plane_order_deinit(&tensor->planes[i]);
     }
+    TN_CHECK(!tensor->first_view);
+    if (tensor->view) tn__view_unlink(tensor);
     tn__ledger_count_tensor(tensor->scope, -1);
     tn__scope_unlink_tensor(tensor);
     tn__handle_destroy(tensor->handle.value);
@@ -131,12 +134,36 @@ tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out) {
 static const tn__lease_object *first_lease_in(tn__scope_object *root) {
     for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
         for (tn__tensor_object *tensor = scope->first_tensor; tensor; tensor = tensor->next) {
-            for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
-                if (tensor->planes[plane].first_lease) return tensor->planes[plane].first_lease;
+            const tn__lease_object *lease = tn__tensor_lease(tensor);
+            if (lease) return lease;
+        }
+    }
+    return NULL;
+}
+
+static int is_below(const tn__scope_object *scope, const tn__scope_object *root) {
+    while (scope && scope != root)
+        scope = scope->parent;
+    return scope == root;
+}
+
+/* A view elsewhere of what is in the scope or below. */
+static const tn__tensor_object *outer_view_of(tn__scope_object *root) {
+    for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
+        for (tn__tensor_object *tensor = scope->first_tensor; tensor; tensor = tensor->next) {
+            for (tn__tensor_object *view = tensor->first_view; view; view = view->view->next) {
+                if (!is_below(view->scope, root)) return view;
             }
         }
     }
     return NULL;
+}
+
+static tn_status check_close(tn__scope_object *root) {
+    const tn__lease_object *lease = first_lease_in(root);
+    const tn__tensor_object *view = outer_view_of(root);
+    if (lease) return tn__fail_in_use(lease, "closing its scope");
+    return view ? tn__fail_viewed(view, "closing its scope") : TN_OK;
 }
 
 typedef tn_status (*tensor_transition)(tn__tensor_object *tensor, const tn__plane_use *on);
@@ -148,6 +175,17 @@ static tn_status for_each_tensor(tn__scope_object *root, tensor_transition run) 
         }
     }
     return TN_OK;
+}
+
+/* Views end before what they are views of. */
+static void delete_views(tn__scope_object *root) {
+    for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
+        for (tn__tensor_object *tensor = scope->first_tensor; tensor;) {
+            tn__tensor_object *next = tensor->next;
+            if (tensor->view) tn__scope_delete_tensor(tensor);
+            tensor = next;
+        }
+    }
 }
 
 static void delete_scope(tn__scope_object *scope) {
@@ -162,6 +200,7 @@ static void delete_scope(tn__scope_object *scope) {
 
 /* Leaves first: the scope to delete is always the deepest first child. */
 static void delete_scopes(tn__scope_object *root) {
+    delete_views(root);
     for (;;) {
         tn__scope_object *scope = root;
         while (scope->first_child)
@@ -177,8 +216,7 @@ tn_status tn_scope_close(tn_scope scope) {
     if (scope.value == 0) return TN_OK;
     TN_TRY(tn__scope_acquire(scope, &object));
     unsigned lock = object->books->lock;
-    const tn__lease_object *lease = first_lease_in(object);
-    tn_status status = lease ? tn__fail_in_use(lease, "closing its scope") : TN_OK;
+    tn_status status = check_close(object);
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_announce_empty);
     if (status == TN_OK) tn__scratch_vacate(object);
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_empty);

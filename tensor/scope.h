@@ -28,7 +28,7 @@ tn_status tn__tensor_config_check(const tn_tensor_config *config);
 /* M and K of its shape. */
 tn_status tn__tensor_flatten(const tn_tensor_config *config, int64_t *rows, int64_t *cols);
 
-/* Ends a tensor that has neither planes nor leases: its handle, its place and its memory. */
+/* Ends a tensor that has neither planes, leases nor views: its handle, its place and its memory. */
 void tn__scope_delete_tensor(tn__tensor_object *tensor);
 
 #endif

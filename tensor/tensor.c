@@ -11,6 +11,7 @@
 #include "scratch_slot.h"
 #include "plane_order.h"
 #include "tensor_internal.h"
+#include "tensor_view.h"
 
 #include <string.h>
 
@@ -151,6 +152,7 @@ static tn_status destroy(tn__tensor_object *tensor, tn_stream stream) {
     const tn__lease_object *holder = tn__tensor_lease(tensor);
     tn__plane_use on;
     if (holder) return tn__fail_in_use(holder, "destroying the tensor");
+    if (tensor->first_view) return tn__fail_viewed(tensor->first_view, "destroying the tensor");
     TN_TRY(stream_of(tensor, stream, &on));
     TN_TRY(tn__transition_announce_empty(tensor, &on));
     TN_TRY(tn__transition_empty(tensor, &on));
@@ -259,6 +261,8 @@ tn_status tn_plane_layout_get(tn_tensor tensor, tn_plane plane, tn_plane_layout 
     TN_REQUIRE(out, "tn_plane_layout_get: out is NULL");
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = require_plane(object, plane);
+    tn_access access = TN_READ;
+    if (status == TN_OK && object->view) status = tn__view_admit(object, plane, &access);
     if (status == TN_OK) *out = object->layouts[plane];
     tn__tensor_unlock(object);
     return status;
@@ -269,7 +273,7 @@ tn_status tn_plane_state_get(tn_tensor tensor, tn_plane plane, tn_plane_state *o
     TN_REQUIRE(out, "tn_plane_state_get: out is NULL");
     TN_TRY(tn__tensor_acquire(tensor, &object));
     tn_status status = require_plane(object, plane);
-    if (status == TN_OK) *out = object->planes[plane].state;
+    if (status == TN_OK) *out = tn__tensor_owner(object)->planes[plane].state;
     tn__tensor_unlock(object);
     return status;
 }
@@ -281,11 +285,14 @@ static tn_status run_transition(transition run, tn_tensor tensor, tn_plane plane
                                 tn_stream stream) {
     tn__tensor_object *object;
     tn__plane_use on = {0};
+    tn_access access = TN_READ;
     TN_TRY(tn__tensor_acquire(tensor, &object));
+    unsigned lock = object->scope->books->lock;
     tn_status status = require_plane(object, plane);
     if (status == TN_OK) status = stream_of(object, stream, &on);
-    if (status == TN_OK) status = run(object, plane, stream, on.stream_id);
-    tn__tensor_unlock(object);
+    if (status == TN_OK && object->view) status = tn__view_admit(object, plane, &access);
+    if (status == TN_OK) status = run(tn__tensor_owner(object), plane, stream, on.stream_id);
+    tn__unlock(lock); /* of a view, which may have ended while its base's plane was derived */
     return status;
 }
 
@@ -298,7 +305,11 @@ tn_status tn_plane_require(tn_tensor tensor, tn_plane plane, tn_stream stream) {
 }
 
 tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_stream stream) {
-    return run_transition(tn__transition_drop, tensor, plane, stream);
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    tn_status status = tn__view_refuse(object, "drop");
+    tn__tensor_unlock(object);
+    return status == TN_OK ? run_transition(tn__transition_drop, tensor, plane, stream) : status;
 }
 
 tn_status tn_plane_release(tn_tensor tensor, tn_plane plane, tn_stream stream) {

@@ -4,6 +4,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "tensor_view.h"
 
 #include <string.h>
 
@@ -45,6 +46,7 @@ tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor) {
     info.scope = tensor->scope->handle;
     info.pool = tensor->scope->books->pool;
     info.name = tensor->name;
+    if (tensor->view) info.base = tensor->view->base->handle;
     return info;
 }
 
@@ -65,8 +67,12 @@ tn_tensor_config tn__tensor_config_of(const tn__tensor_object *tensor) {
 /* ---- leases -------------------------------------------------------------------------------- */
 
 tn__lease_object *tn__tensor_lease(const tn__tensor_object *tensor) {
+    const tn__tensor_object *owner = tensor->view ? tensor->view->base : tensor;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (tensor->planes[i].first_lease) return tensor->planes[i].first_lease;
+        tn__lease_object *lease = owner->planes[i].first_lease;
+        while (lease && tensor->view && lease->through != tensor)
+            lease = lease->next;
+        if (lease) return lease;
     }
     return NULL;
 }
@@ -115,6 +121,11 @@ tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused) {
                    tn__access_name(holder->access), holder->stream, refused);
 }
 
+tn_status tn__fail_viewed(const tn__tensor_object *view, const char *refused) {
+    return TN_FAIL(TN_IN_USE, "tensor %s has a view, %s in scope %s: %s must wait until that ends",
+                   view->view->base->name, view->name, view->scope->name, refused);
+}
+
 /* ---- validity ------------------------------------------------------------------------------ */
 
 static int leases_are_valid(const tn__tensor_object *tensor, tn_plane plane) {
@@ -160,8 +171,10 @@ static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
 int tn__tensor_is_valid(const tn__tensor_object *tensor) {
     if (!tensor->scope || !tensor->name) return 0;
     if (tensor->rows < 0 || tensor->cols < 0) return 0;
+    if (tensor->view && (tensor->first_view || tensor->view->base->view)) return 0;
     for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
         if (!plane_is_valid(tensor, (tn_plane)plane)) return 0;
+        if (tensor->view && tensor->planes[plane].state != TN_PLANE_ABSENT) return 0;
     }
     return 1;
 }

@@ -26,6 +26,7 @@ typedef struct tn__lease_object tn__lease_object;
 typedef struct tn__scratch_slot tn__scratch_slot;     /* scratch_slot.h */
 typedef struct tn__scratch_buffer tn__scratch_buffer; /* the same */
 typedef struct tn__foreign tn__foreign;               /* see adopt.h */
+typedef struct tn__view tn__view;                     /* see tensor_view.h */
 
 enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16, TN__MARKS_KEPT = 4 };
 
@@ -86,8 +87,7 @@ typedef enum tn__part { TN__PART_DATA = 0, TN__PART_SCALE, TN__PART_COUNT } tn__
 typedef enum tn__memory_kind {
     TN__MEMORY_OWNED = 0, /* blocks of the pool: the only kind that is in the ledger */
     TN__MEMORY_SLOT,      /* in a scratch slot of the scope */
-    TN__MEMORY_FOREIGN,   /* adopted: the program's */
-    TN__MEMORY_BASE       /* of a view: the base's plane */
+    TN__MEMORY_FOREIGN    /* adopted: the program's */
 } tn__memory_kind;
 
 /* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. */
@@ -150,6 +150,8 @@ struct tn__tensor_object {
     int is_of_library;   /* the program can not use it, only see it */
     char *name;
     tn__plane_object planes[TN_PLANE_COUNT];
+    tn__view *view;                /* what makes it a view: its planes stay ABSENT; else NULL */
+    tn__tensor_object *first_view; /* of it */
     tn_plane_layout layouts[TN_PLANE_COUNT]; /* of those that the format has; never change */
 };
 
@@ -159,6 +161,7 @@ struct tn__lease_object {
     tn_lease handle;       /* {0} for the leases that the library takes for itself */
     tn__handle_slot *slot; /* of the handle; what follows is 0 in a new lease */
     tn__tensor_object *tensor;
+    tn__tensor_object *through; /* the view of it that was leased; NULL: none */
     tn_plane plane;
     tn_access access;
     tn_stream stream;
@@ -208,7 +211,7 @@ tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor);
 /* That makes a tensor like this one; its name is the tensor's. */
 tn_tensor_config tn__tensor_config_of(const tn__tensor_object *tensor);
 
-/* The first lease found on any of its planes; NULL if there is none. */
+/* The first lease found on any of its planes, or through it if it is a view; NULL: none. */
 tn__lease_object *tn__tensor_lease(const tn__tensor_object *tensor);
 
 /* Whether everything about one tensor that the invariants above say holds; for assertions. */
@@ -216,6 +219,9 @@ int tn__tensor_is_valid(const tn__tensor_object *tensor);
 
 /* TN_IN_USE with tensor, plane, and the holder's access and stream. */
 tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused);
+
+/* TN_IN_USE with the tensor and the view of it. */
+tn_status tn__fail_viewed(const tn__tensor_object *view, const char *refused);
 
 /* ---- access by handle: with the lock held until tn__unlock(books->lock) ---------------------- */
 

@@ -87,6 +87,31 @@ TN_API TN_MUST_USE tn_status tn_tensor_restore_into(tn_tensor saved, tn_tensor t
 TN_API TN_MUST_USE tn_status tn_tensor_clone(tn_tensor tensor, tn_scope scope, tn_stream stream,
                                              tn_tensor *out);
 
+/* The same of some rows (of the M x K matrix): a tensor rows x K. TN_UNSUPPORTED where they share
+ * scales with others: they are never quantized anew. COL of rows takes a copy for each stored row,
+ * so it is left out where it can be derived again from ROW. */
+TN_API TN_MUST_USE tn_status tn_tensor_copy_rows(tn_tensor tensor, int64_t first_row, int64_t rows,
+                                                 tn_scope scope, tn_stream stream, tn_tensor *out);
+
+/* A view: a tensor in `scope`, of the same pool, whose planes are rows of the base's: it has no
+ * memory of its own. A lease on it is one on the base's plane, so that states, order and exclusion
+ * are the base's; a write of a part is an UPDATE of the base, which must be valid.
+ * tn_plane_layout_get has its strides: the scales of 1D rows keep those of the base. A view has a
+ * frozen mark and a policy of its own, and ends with tn_tensor_destroy or its scope; the base, and
+ * the base's scope, can not end before it (TN_IN_USE). A view of a view is one of the same base.
+ *
+ * Planes of rows that share scales with others, and COL where it is stored transposed, can not be
+ * used in place: a lease, or the view itself if no plane is left, is TN_UNSUPPORTED, and the text
+ * says what tn_tensor_copy_rows can do. What has scales that are not the part's own, 1D and those
+ * with one scale for the tensor, can be read and not written. */
+TN_API TN_MUST_USE tn_status tn_tensor_view_rows(tn_tensor base, int64_t first_row, int64_t rows,
+                                                 tn_scope scope, tn_tensor *out);
+
+/* A view of the whole base in another shape of as many elements; where there are scales, the last
+ * dimension must stay. */
+TN_API TN_MUST_USE tn_status tn_tensor_view_shape(tn_tensor base, int rank, const int64_t *shape,
+                                                  tn_scope scope, tn_tensor *out);
+
 /* ---- policies and phases ------------------------------------------------------------------- */
 
 /* For tensors in the scope and below that have no policy of their own, nor a nearer scope that has

@@ -170,7 +170,7 @@ TN_API TN_MUST_USE tn_status tn_tensor_create(tn_scope scope, const tn_tensor_co
                                               tn_tensor *out);
 
 /* Frees all planes in the order of `stream` and ends the handle. TN_IN_USE while leased.
- * {0} is a no-op. */
+ * TN_IN_USE while there are views of it. {0} is a no-op. */
 TN_API tn_status tn_tensor_destroy(tn_tensor tensor, tn_stream stream);
 
 typedef struct tn_tensor_info {
@@ -187,11 +187,14 @@ typedef struct tn_tensor_info {
     tn_scope scope;
     tn_pool *pool;
     const char *name; /* as long as the tensor lives */
+    tn_tensor base;   /* of a view; {0}: it is none */
 } tn_tensor_info;
 #define TN_TENSOR_INFO_INIT                                                                        \
     {                                                                                              \
         sizeof(tn_tensor_info), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, 0, 0, TN_SCALE_POW2,             \
-            TN_POLICY_DEFAULT, 0, {0}, NULL, NULL                                                  \
+            TN_POLICY_DEFAULT, 0, {0}, NULL, NULL, {                                               \
+            0                                                                                      \
+        }                                                                                          \
     }
 
 TN_API TN_MUST_USE tn_status tn_tensor_info_get(tn_tensor tensor, tn_tensor_info *out);
