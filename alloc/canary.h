@@ -9,6 +9,7 @@
 #define TN__CANARY_UNMAP        2 /* memory is unmapped while work may use it through the address */
 #define TN__CANARY_RECORDED_USE 3 /* a recorded use is forgotten */
 #define TN__CANARY_CACHE        4 /* a thread's cache keeps what another stream has freed */
+#define TN__CANARY_USER_WAIT    5 /* a user's wait is taken to cover what was put there after it */
 
 #ifdef TENURE_CANARY
 #define TN__CANARY(fault) (TENURE_CANARY == (fault))

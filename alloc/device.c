@@ -30,6 +30,7 @@ typedef struct own_stream {
 typedef struct watcher {
     struct watcher *next;
     tn__stream_end_callback callback;
+    tn__user_wait_callback wait_callback; /* NULL: does not care */
     void *argument;
     int running; /* callbacks under way */
 } watcher;
@@ -316,14 +317,29 @@ static void settle_ending(tn_device *device, tn_stream stream, int has_ended) {
     pthread_mutex_unlock(&device->lock);
 }
 
+/* Of a stream that ends, or of a wait. */
+typedef struct news {
+    tn_stream ending;
+    uint64_t ending_id;
+    const tn__user_wait *wait; /* NULL: a stream ends */
+} news;
+
+static void tell_watcher(const watcher *told, const news *what) {
+    if (!what->wait) {
+        told->callback(told->argument, what->ending, what->ending_id);
+    } else if (told->wait_callback) {
+        told->wait_callback(told->argument, what->wait);
+    }
+}
+
 /* A watcher under way can not be freed: its unwatch waits. Its successor is read, and put under
  * way, before the lock is let go. */
-static void tell_watchers(tn_device *device, tn_stream stream, uint64_t id) {
+static void tell_watchers(tn_device *device, const news *what) {
     pthread_mutex_lock(&device->lock);
     for (watcher *now = device->watchers; now; now = now->next) {
         now->running++;
         pthread_mutex_unlock(&device->lock);
-        now->callback(now->argument, stream, id);
+        tell_watcher(now, what);
         pthread_mutex_lock(&device->lock);
         now->running--;
         pthread_cond_broadcast(&device->callback_ended);
@@ -336,7 +352,7 @@ static tn_status end_uses(tn_device *device, tn_stream stream) {
     uint64_t id;
     TN_TRY(device->driver->stream_id(device->state, stream, &id));
     TN_TRY(device->driver->stream_synchronize(device->state, stream));
-    tell_watchers(device, stream, id);
+    tell_watchers(device, &(news){.ending = stream, .ending_id = id});
     return TN_OK;
 }
 
@@ -428,13 +444,30 @@ static void give_event(tn_device *device, tn__event event) {
     tn__error_restore(&error);
 }
 
+/* What was recorded in a capture is waited for in the graph alone; a stream that waits for it is in
+ * the capture from then on. What can not be asked counts as captured. */
+static int is_in_capture(tn_device *device, tn_stream stream) {
+    int is_capturing = 1;
+    tn__error_scope_begin();
+    (void)device->driver->stream_is_capturing(device->state, stream, &is_capturing);
+    (void)tn__error_scope_end(TN_OK);
+    return is_capturing;
+}
+
 tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
+    static atomic_uint_fast64_t last_number;
     TN_REQUIRE(device, "tn_stream_wait: device is NULL");
     TN_TRY(tn__driver_require_present("tn_stream_wait"));
     tn__event event;
     TN_TRY(take_event(device, &event));
+    tn__user_wait wait = {++last_number, stream, other, 0};
+    tell_watchers(device, &(news){.wait = &wait});
     tn_status status = device->driver->event_record(device->state, event, other);
     if (status == TN_OK) status = device->driver->stream_wait_event(device->state, stream, event);
+    if (status == TN_OK && !is_in_capture(device, stream)) {
+        wait.is_put = 1;
+        tell_watchers(device, &(news){.wait = &wait});
+    }
     give_event(device, event);
     return status;
 }
@@ -474,6 +507,15 @@ static watcher **find_watcher_locked(tn_device *device, const void *argument) {
     while (*link && (*link)->argument != argument)
         link = &(*link)->next;
     return link;
+}
+
+void tn__device_watch_waits(tn_device *device, tn__user_wait_callback callback,
+                            const void *argument) {
+    pthread_mutex_lock(&device->lock);
+    watcher *found = *find_watcher_locked(device, argument);
+    TN_CHECK(found);
+    found->wait_callback = callback;
+    pthread_mutex_unlock(&device->lock);
 }
 
 void tn__device_unwatch_streams(tn_device *device, void *argument) {

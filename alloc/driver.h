@@ -205,6 +205,20 @@ tn_status tn__driver_refuse_fork(const char *call);
 typedef void (*tn__stream_end_callback)(void *argument, tn_stream stream, uint64_t stream_id);
 tn_status tn__device_watch_streams(tn_device *device, tn__stream_end_callback callback,
                                    void *argument);
+/* tn_stream_wait: work put on `stream` from now on comes after all that is on `other`. */
+typedef struct tn__user_wait {
+    uint64_t number; /* no other wait has it */
+    tn_stream stream;
+    tn_stream other;
+    int is_put; /* 0: the event for it is about to be recorded */
+} tn__user_wait;
+
+/* Who watches (the argument tells) hears of such waits, too: before the event is recorded, and once
+ * the wait is on the stream; not of those in a capture, nor a second time of one that failed. */
+typedef void (*tn__user_wait_callback)(void *argument, const tn__user_wait *wait);
+void tn__device_watch_waits(tn_device *device, tn__user_wait_callback callback,
+                            const void *argument);
+
 /* Waits for a callback under way: the caller holds no lock that its callback takes. */
 void tn__device_unwatch_streams(tn_device *device, void *argument);
 

@@ -98,7 +98,7 @@ static tn_status check_uses(tn__piece *piece) {
     const tn__use *uses = tn__uses_items(&piece->uses);
     for (uint32_t i = 0; i < piece->uses.count; i++) {
         HOLDS(uses[i].epoch <= uses[i].stream->epoch, piece);
-        HOLDS(uses[i].epoch < uses[i].stream->epoch || uses[i].stream->is_used, piece);
+        HOLDS(uses[i].epoch <= tn__order_covered(uses[i].stream) || uses[i].stream->is_used, piece);
         for (uint32_t j = 0; j < i; j++)
             HOLDS(uses[i].stream != uses[j].stream, piece);
     }

@@ -88,6 +88,20 @@ void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id) {
     tn__pool_unlock_whole(pool);
 }
 
+/* A pool that another thread is in learns nothing: the user's call is not to wait for it. */
+void tn__pool_on_user_wait(void *argument, const tn__user_wait *wait) {
+    tn_pool *pool = argument;
+    if (pthread_mutex_trylock(&pool->mutex) != 0) return;
+    tn__error_scope_begin();
+    if (wait->is_put) {
+        tn__order_wait_is_put(&pool->order, wait);
+    } else {
+        tn__order_wait_begins(&pool->order, wait);
+    }
+    (void)tn__error_scope_end(TN_OK);
+    pthread_mutex_unlock(&pool->mutex);
+}
+
 void tn__pool_forget_device(tn_pool *pool, const tn__order_device *device) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         tn__pool_stream *stream = pool->order.buckets[bucket];
@@ -240,7 +254,11 @@ tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__g
         if (status == TN_OK) {
             status = tn__device_watch_streams(device, tn__pool_on_stream_end, pool);
         }
-        if (status != TN_OK) abandon_pool(pool);
+        if (status == TN_OK) {
+            tn__device_watch_waits(device, tn__pool_on_user_wait, pool);
+        } else {
+            abandon_pool(pool);
+        }
     }
     if (status != TN_OK) {
         free_pool(pool);

@@ -301,6 +301,7 @@ static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream)
     tn__region *region = block->region;
     if (block->stream) add_use_now(block, block->stream);
     add_use_now(block, stream);
+    tn__order_drop_covered(stream, &block->uses);
     block->stream = stream;
     tn__pool_note_free(pool, block);
     tn__heap_give(&pool->heap, block, ++pool->heap.operation);

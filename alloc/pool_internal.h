@@ -274,6 +274,9 @@ tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__g
 /* A device's watcher of streams that end; the argument is a pool. */
 void tn__pool_on_stream_end(void *argument, tn_stream handle, uint64_t id);
 
+/* A device's watcher of users' waits; likewise. */
+void tn__pool_on_user_wait(void *argument, const tn__user_wait *wait);
+
 /* Forgets the streams of a device that the pool knows to have no work left. */
 void tn__pool_forget_device(tn_pool *pool, const tn__order_device *device);
 

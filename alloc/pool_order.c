@@ -1,6 +1,8 @@
 /* Streams, epochs and events: see pool_order.h. */
 #include "pool_order.h"
 
+#include <string.h>
+
 #include "canary.h"
 #include "host_alloc.h"
 #include "no_wait.h"
@@ -90,16 +92,20 @@ static tn_status add_stream(tn__order *order, tn_stream handle, uint64_t id,
     return TN_OK;
 }
 
+/* Streams whose end we hear of (our own, and adopted ones), and the default stream: the handle is
+ * enough. NULL: it has to be asked for. */
+static tn__pool_stream *find_recent(tn__order *order, tn_stream handle) {
+    const tn__recent_stream *recent = recent_of(order, handle);
+    return recent->handle == handle ? recent->stream : NULL;
+}
+
 /* By the driver's id and not by the handle alone: handles are shared between threads (per-thread
- * default streams) and used again after a stream was destroyed and its work still runs. Only for
- * streams whose end we hear of (our own, and adopted ones), and for the default stream, is the
- * handle enough. */
+ * default streams) and used again after a stream was destroyed and its work still runs. */
 tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **out) {
-    tn__recent_stream *recent = recent_of(order, handle);
-    tn__pool_stream *stream;
+    tn__pool_stream *stream = find_recent(order, handle);
     uint64_t id = 0;
-    if (recent->stream && recent->handle == handle) {
-        *out = recent->stream;
+    if (stream) {
+        *out = stream;
         return TN_OK;
     }
     TN_TRY(order->driver->stream_id(order->home.state, handle, &id));
@@ -111,10 +117,19 @@ tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **o
     }
     if (is_default(handle) ? handle != TN__STREAM_PER_THREAD : !!maker_of(order, handle)) {
         stream->is_foreign = 0; /* it may have been adopted since */
-        *recent = (tn__recent_stream){handle, stream};
+        *recent_of(order, handle) = (tn__recent_stream){handle, stream};
     }
     *out = stream;
     return TN_OK;
+}
+
+/* The same, of a stream that has a state; else NULL. */
+static tn__pool_stream *find_known(tn__order *order, tn_stream handle) {
+    tn__pool_stream *stream = find_recent(order, handle);
+    uint64_t id = 0;
+    if (stream) return stream;
+    if (order->driver->stream_id(order->home.state, handle, &id) != TN_OK) return NULL;
+    return tn__order_known(order, id);
 }
 
 tn__use tn__order_use_now(tn__pool_stream *stream) {
@@ -318,15 +333,21 @@ static uint64_t waited_for(const tn__pool_stream *stream, const tn__pool_stream 
     return 0;
 }
 
-static void remember_wait(tn__pool_stream *stream, const tn__pool_stream *source, uint64_t epoch) {
+static tn__stream_waited *entry_of(tn__pool_stream *stream, uint64_t number) {
     for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
-        if (stream->waited[i].source_number == source->number) {
-            stream->waited[i].epoch = epoch;
-            return;
-        }
+        if (stream->waited[i].source_number == number) return &stream->waited[i];
     }
-    stream->waited[stream->waited_next] = (tn__stream_waited){source->number, epoch};
-    stream->waited_next = (stream->waited_next + 1) % TN__WAITS_MAX;
+    return NULL;
+}
+
+static void remember_wait(tn__pool_stream *stream, tn__stream_waited wait) {
+    tn__stream_waited *entry = entry_of(stream, wait.source_number);
+    if (!entry) {
+        entry = &stream->waited[stream->waited_next];
+        stream->waited_next = (stream->waited_next + 1) % TN__WAITS_MAX;
+        *entry = wait;
+    }
+    if (entry->epoch < wait.epoch) entry->epoch = wait.epoch;
 }
 
 static int is_after(const tn__pool_stream *stream, tn__use use) {
@@ -356,7 +377,7 @@ static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use
         if (source->closed[i].epoch < use.epoch) continue;
         TN_TRY(order->driver->stream_wait_event(stream->device->state, stream->handle,
                                                 source->closed[i].event));
-        remember_wait(stream, source, source->closed[i].epoch);
+        remember_wait(stream, (tn__stream_waited){source->number, source->closed[i].epoch});
         order->wait_count++;
         return TN_OK;
     }
@@ -371,6 +392,50 @@ tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *us
     }
     return TN_OK;
 }
+
+void tn__order_drop_covered(const tn__pool_stream *stream, tn__uses *uses) {
+    for (uint32_t i = uses->count; i-- > 0;) {
+        tn__use use = tn__uses_items(uses)[i];
+        if (use.stream != stream && is_after(stream, use)) tn__uses_forget(uses, use.stream);
+    }
+}
+
+/* ---- waits of the user ---------------------------------------------------------------------- */
+
+/* A use that still sees the epoch that is closed here was put on the stream before the event. */
+void tn__order_wait_begins(tn__order *order, const tn__user_wait *wait) {
+    tn__told_wait *told = &order->told[order->told_next];
+    tn__pool_stream *source = find_known(order, wait->other);
+    if (!source) return;
+    order->told_next = (order->told_next + 1) % TN__TOLD_WAITS;
+    told->number = wait->number;
+    memcpy(told->known, source->waited, sizeof told->known);
+    told->source = (tn__stream_waited){source->number, source->epoch};
+    if (!TN__CANARY(TN__CANARY_USER_WAIT)) (void)open_epoch(order, source);
+}
+
+static const tn__told_wait *find_told(const tn__order *order, uint64_t number) {
+    for (size_t i = 0; i < TN__TOLD_WAITS; i++) {
+        if (order->told[i].number == number) return &order->told[i];
+    }
+    return NULL;
+}
+
+/* A stream that the pool has never seen is not worth memory. What the other had waited for is
+ * remembered where that costs nothing else that is. */
+void tn__order_wait_is_put(tn__order *order, const tn__user_wait *wait) {
+    const tn__told_wait *told = find_told(order, wait->number);
+    tn__pool_stream *stream = told ? find_known(order, wait->stream) : NULL;
+    if (!stream || stream->number == told->source.source_number) return;
+    remember_wait(stream, told->source);
+    for (size_t i = 0; i < TN__WAITS_MAX; i++) {
+        const tn__stream_waited *known = &told->known[i];
+        int has_room = entry_of(stream, known->source_number) || entry_of(stream, 0);
+        if (known->source_number && has_room) remember_wait(stream, *known);
+    }
+}
+
+/* ---- device and end ------------------------------------------------------------------------- */
 
 int tn__order_device_is_busy(const tn__order *order, const tn__order_device *device) {
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {

@@ -17,6 +17,10 @@
  * streams of the device that made it, so each device has events of its own; any stream may wait
  * for any event.
  *
+ * A user's wait between two streams (tn_stream_wait) closes the other's epoch as well, without an
+ * event of ours: from then on the stream comes after all uses up to there, and after what the other
+ * had waited for. Such an epoch's uses are covered by the next event that is recorded.
+ *
  * Invariants: complete < epoch; events are in order of epoch, each above complete and below
  * epoch; a use with epoch <= complete is over and may be forgotten; what a stream has waited for
  * (waits) only grows. Everything here is under the pool's mutex, but for looks at the
@@ -137,6 +141,14 @@ typedef struct tn__recent_stream {
     tn__pool_stream *stream; /* NULL: the slot is empty */
 } tn__recent_stream;
 
+/* A wait that a user is about to put on a stream: what comes before it. */
+typedef struct tn__told_wait {
+    uint64_t number;
+    tn__stream_waited source; /* the other stream, up to the epoch that was closed for it */
+    tn__stream_waited known[TN__WAITS_MAX]; /* what that one had waited for */
+} tn__told_wait;
+#define TN__TOLD_WAITS 8 /* under way at once; of more, some are not learnt of */
+
 typedef struct tn__order {
     const tn__driver *driver;
     tn__order_device home; /* the pool's device */
@@ -150,6 +162,8 @@ typedef struct tn__order {
     uint64_t wait_count;
     _Atomic uint64_t use_stamp; /* grows before a use that was recorded stops to cover what its
                                  * stream does next; read without the mutex, too (pool_owned.h) */
+    tn__told_wait told[TN__TOLD_WAITS];
+    unsigned told_next; /* the one to forget next */
 } tn__order;
 
 /* The state of a stream, made when it is new. TN_INVALID_ARGUMENT if it belongs to a device that
@@ -170,6 +184,14 @@ int tn__order_is_ready(const tn__pool_stream *stream, tn__uses *uses);
 
 /* Makes `stream` wait on the device for those of the uses that it is not after already. */
 tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *uses);
+
+/* Forgets the uses that `stream` comes after: it has a use that says as much. */
+void tn__order_drop_covered(const tn__pool_stream *stream, tn__uses *uses);
+
+/* A user's wait: before its event is recorded, and when it is on its stream. Of streams that have a
+ * state. What can not be noted is not: then the pool waits once more. */
+void tn__order_wait_begins(tn__order *order, const tn__user_wait *wait);
+void tn__order_wait_is_put(tn__order *order, const tn__user_wait *wait);
 
 /* Records an event behind the uses of the open epoch, if it has any. TN_INVALID_STATE while the
  * stream captures. A foreign stream may have been destroyed meanwhile, with its work still under

@@ -148,7 +148,11 @@ tn_status tn_pool_peer_enable(tn_pool *pool, tn_device *peer) {
     pthread_mutex_lock(&pool->mutex);
     status = add_peer_locked(pool, added, &is_added);
     pthread_mutex_unlock(&pool->mutex);
-    if (!is_added) end_peer(pool, added);
+    if (is_added) {
+        tn__device_watch_waits(peer, tn__pool_on_user_wait, pool);
+    } else {
+        end_peer(pool, added);
+    }
     return status;
 }
 

@@ -194,7 +194,8 @@ TN_API TN_MUST_USE tn_status tn_stream_synchronize(tn_device *device, tn_stream 
 TN_API TN_MUST_USE tn_status tn_stream_adopt(tn_device *device, tn_stream stream);
 TN_API tn_status tn_stream_forget(tn_device *device, tn_stream stream);
 
-/* Work put on `stream` from now on starts after all work that is now on `other`. No host wait. */
+/* Work put on `stream` from now on starts after all work that is now on `other`. No host wait. The
+ * device's pools hear of it: memory whose uses it covers goes to `stream` without another wait. */
 TN_API TN_MUST_USE tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other);
 
 /* Copies in stream order between any of host and device memory. The host side must stay valid

@@ -7,13 +7,13 @@
 
 /* ---- back to the heap ---------------------------------------------------------------------- */
 
-/* Its use is that of its stream at the free; if no event has covered that epoch, it is open and has
- * a use now. */
+/* Its use is that of its stream at the free; if no event covers that epoch, there is a use now that
+ * none does. */
 static void return_block(tn_pool *pool, tn__piece *block) {
     tn__pool_stream *stream = block->lane->stream;
     TN_ASSERT(block->uses.count == 0);
     TN_ASSERT(block->stream == stream);
-    if (block->freed_epoch == stream->epoch) stream->is_used = 1;
+    if (block->freed_epoch > tn__order_covered(stream)) stream->is_used = 1;
     tn__uses_add(&block->uses, stream, block->freed_epoch);
     block->asked_bytes = 0;
     block->is_owned = 0;

@@ -38,6 +38,7 @@ tenure_add_canary(1 alloc/pool_order.c)
 tenure_add_canary(2 alloc/pool_idle.c)
 tenure_add_canary(3 alloc/pool_alloc.c)
 tenure_add_canary(4 alloc/thread_cache.c)
+tenure_add_canary(5 alloc/pool_order.c)
 
 add_test(NAME simulation/sequences COMMAND pool_simulation --sequences 4)
 tenure_set_test_properties(simulation/sequences)
