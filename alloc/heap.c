@@ -50,6 +50,29 @@ static tn__piece *new_piece(tn__heap *heap, tn__region *region, uintptr_t addres
 
 /* ---- the list of pieces ---------------------------------------------------------------------- */
 
+static size_t page_of(const tn__piece *piece) {
+    return (piece->address - piece->region->map.begin) / piece->region->page_bytes;
+}
+
+/* The piece is new at its address, before any that is still there. */
+static void enter_begins(tn__piece *piece) {
+    tn__piece **begins = piece->region->begins;
+    size_t page;
+    if (!begins) return;
+    page = page_of(piece);
+    if (!begins[page] || piece->address <= begins[page]->address) begins[page] = piece;
+}
+
+/* The piece is about to go from its address. */
+static void leave_begins(const tn__piece *piece) {
+    tn__piece **begins = piece->region->begins;
+    size_t page;
+    if (!begins) return;
+    page = page_of(piece);
+    if (begins[page] != piece) return;
+    begins[page] = piece->next && page_of(piece->next) == page ? piece->next : NULL;
+}
+
 static void link_before(tn__piece *piece, tn__piece *next) {
     piece->next = next;
     piece->previous = next->previous;
@@ -59,6 +82,7 @@ static void link_before(tn__piece *piece, tn__piece *next) {
     } else {
         piece->region->first = piece;
     }
+    enter_begins(piece);
 }
 
 static void link_after(tn__piece *piece, tn__piece *previous) {
@@ -66,9 +90,11 @@ static void link_after(tn__piece *piece, tn__piece *previous) {
     piece->next = previous->next;
     previous->next = piece;
     if (piece->next) piece->next->previous = piece;
+    enter_begins(piece);
 }
 
 static void unlink_piece(tn__heap *heap, tn__piece *piece) {
+    leave_begins(piece);
     if (piece->previous) {
         piece->previous->next = piece->next;
     } else {
@@ -275,8 +301,10 @@ static void consume(tn__heap *heap, tn__piece *piece, uintptr_t end) {
         if (tn__piece_end(piece) <= end) {
             unlink_piece(heap, piece);
         } else {
+            leave_begins(piece);
             piece->bytes = tn__piece_end(piece) - end;
             piece->address = end;
+            enter_begins(piece);
         }
         piece = next;
     }
@@ -325,6 +353,17 @@ tn_status tn__heap_take(tn__heap *heap, tn__piece *run, uintptr_t address,
     fill_block(heap, block, request);
     *out = block;
     return TN_OK;
+}
+
+uint64_t tn__heap_history_key(const tn__request *request) {
+    return request->bytes | (uint64_t)request->lifetime;
+}
+
+/* Only what can be moved to its place again. */
+void tn__heap_note_place(tn__heap *heap, uint64_t key, const tn__piece *block, int is_drained) {
+    tn__past now = {.key = key, .address = block->address, .region = block->region};
+    now.is_drained = is_drained;
+    tn__history_note(&heap->history, &now);
 }
 
 /* Uses of an open epoch are not over: work that was put on a stream before the free may still touch
@@ -400,6 +439,7 @@ static void free_region(tn__region *region) {
     tn__host_free(region->mapped);
     tn__host_free(region->idle);
     tn__host_free(region->runs_at);
+    tn__host_free(region->begins);
     tn__host_free(region->views);
     tn__host_free(region);
 }
@@ -411,8 +451,9 @@ static int fill_region(tn__region *region, size_t page_count, int has_views) {
     region->runs_at = tn__host_alloc(page_count, sizeof(tn__piece *));
     if (!region->mapped || !region->idle || !region->runs_at) return 0;
     if (!has_views) return 1;
+    region->begins = tn__host_alloc(page_count, sizeof(tn__piece *));
     region->views = tn__host_alloc(page_count, sizeof *region->views);
-    return region->views != NULL;
+    return region->begins && region->views;
 }
 
 static tn__region *make_region(size_t page_count, int has_views) {
@@ -446,6 +487,7 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     piece = new_piece(heap, region, region->map.begin, bytes);
     piece->kind = is_mapped ? TN__PIECE_FREE : TN__PIECE_VOID;
     region->first = piece;
+    enter_begins(piece);
     if (is_mapped) {
         tn__bits_set(region->mapped, (tn__page_span){0, region->page_count}, 1);
         heap->mapped_bytes += bytes;
@@ -507,6 +549,7 @@ void tn__heap_remove_region(tn__heap *heap, tn__region *region) {
     }
     heap->address_bytes -= bytes;
     if (region->zone) tn__windows_forget(&region->zone->windows, region);
+    if (region->views) tn__history_forget(&heap->history, region);
     unlink_piece(heap, piece);
     tn__page_map_remove(&region->map);
     free_region(region);
@@ -530,5 +573,6 @@ void tn__heap_clear(tn__heap *heap) {
         tn__host_free(slab);
     }
     tn__block_table_clear(&heap->blocks);
+    tn__history_clear(&heap->history);
     *heap = (tn__heap){0};
 }

@@ -22,8 +22,8 @@
  * at every page; every LIVE piece is in the table of blocks and has a tag, the first piece of every
  * run in its zone's index of runs, and every VOID in that of voids. A page is idle if it lies in a
  * run as a whole: then its bit in region->idle is set, and at the first of neighbouring idle pages
- * region->runs_at has their run. The memory of a piece stays a piece's until the heap is cleared: a
- * late look at a tag finds a tag.
+ * region->runs_at has their run. At each page region->begins has the first piece that begins there.
+ * The memory of a piece stays a piece's until the heap is cleared: a late look at a tag finds a tag.
  *
  * A region may also be one block's own (DEDICATED zone: one page with a handle of its own, which is
  * never searched for other blocks and never moved), or a guest's: one GUEST piece of memory that
@@ -37,6 +37,7 @@
 
 #include "block_table.h"
 #include "heap_frames.h"
+#include "heap_history.h"
 #include "heap_track.h"
 #include "heap_tree.h"
 #include "heap_windows.h"
@@ -56,8 +57,8 @@ typedef enum tn__piece_kind {
 
 typedef enum tn__zone_kind {
     TN__ZONE_LARGE,
-    TN__ZONE_LONG, /* large and expected to live long */
-    TN__ZONE_SMALL,
+    TN__ZONE_LONG,  /* large and expected to live long */
+    TN__ZONE_SMALL, /* after all of large blocks */
     TN__ZONE_COUNT, /* of those that are searched */
     TN__ZONE_DEDICATED = TN__ZONE_COUNT,
     TN__ZONE_ALL
@@ -65,6 +66,7 @@ typedef enum tn__zone_kind {
 
 typedef struct tn__region tn__region;
 typedef struct tn__piece tn__piece;
+typedef struct tn__zone tn__zone;
 
 /* The tag of a LIVE piece is its address with the state of the block in the low bits, which are
  * free (TN__BLOCK_ALIGN). Who changes the state by compare and exchange has the block for itself;
@@ -104,13 +106,13 @@ struct tn__piece {
     uint64_t trace_id;       /* LIVE: in the trace that is being written; 0: not in it */
 };
 
-typedef struct tn__zone {
+struct tn__zone {
     tn__tree_node *runs;
     tn__tree_node *voids;
     size_t run_count;
     size_t void_count;
     tn__windows windows;
-} tn__zone;
+};
 
 struct tn__region {
     tn__mapped_region map;
@@ -121,6 +123,7 @@ struct tn__region {
     uint64_t *mapped;                /* a bit a page: its memory is active here */
     uint64_t *idle;                  /* a bit a page: it lies in a run as a whole */
     tn__piece **runs_at;             /* of the first of neighbouring idle pages: their run */
+    tn__piece **begins;              /* VMM: the first piece that begins in each page, or NULL */
     tn__view *views;                 /* VMM: what is mapped at each page; NULL on PLAIN */
     struct tn__dedicated *dedicated; /* NULL: not a block's own */
     struct tn__guest *guest;         /* NULL: not a guest's */
@@ -150,6 +153,7 @@ typedef struct tn__heap {
     size_t inactive_count;  /* frames that are active nowhere */
     size_t dormant_count;   /* views that are not active */
     tn__lifetimes lifetimes;
+    tn__history history;
 } tn__heap;
 
 static inline uintptr_t tn__piece_end(const tn__piece *piece) {
@@ -188,8 +192,9 @@ typedef struct tn__request {
     tn_lifetime lifetime;
     uint32_t lifetime_slot;
     int is_owned;
-    int only_ready; /* not what needs a wait for another stream */
-    int is_pinned;  /* no memory may move for it */
+    int only_ready;         /* not what needs a wait for another stream */
+    int is_pinned;          /* no memory may move for it */
+    const tn__zone *spared; /* no memory of this zone may; NULL: of each may */
     const char *owner;
     const char *site;
 } tn__request;
@@ -255,6 +260,10 @@ void tn__heap_settle(tn__heap *heap);
  * spare then, and of 0 bytes until it is used again: joining it is a no-op. */
 void tn__heap_join(tn__heap *heap, tn__piece *piece);
 
+/* What the history is asked for a request, and told of the block that it became. */
+uint64_t tn__heap_history_key(const tn__request *request);
+void tn__heap_note_place(tn__heap *heap, uint64_t key, const tn__piece *block, int is_drained);
+
 /* The first piece of the run that a FREE piece is in. */
 tn__piece *tn__run_first(tn__piece *piece);
 
@@ -287,6 +296,10 @@ size_t tn__bits_find(const uint64_t *bits, size_t from, size_t end, int is_set);
  * in. */
 tn__piece *tn__page_idle_piece(const tn__region *region, size_t page);
 tn__piece *tn__page_void_piece(const tn__region *region, size_t page);
+
+/* VMM: the FREE or VOID piece that the address lies in; NULL if it is LIVE there, or if too many
+ * pieces begin in that page to look for it. */
+tn__piece *tn__open_piece_at(const tn__region *region, uintptr_t address);
 
 /* 1 if work may still use a mapping that is not active. */
 int tn__page_is_used(const tn__region *region, size_t page);
@@ -330,6 +343,7 @@ typedef struct tn__place {
     tn__piece *first; /* of the run or gap */
     uintptr_t address;
     size_t missing_pages; /* not active: frames are to be made active there */
+    size_t lost_views;    /* mappings that are undone for that */
     uint64_t cost;        /* of the driver calls for that */
 } tn__place;
 
@@ -350,6 +364,13 @@ tn_status tn__heap_wait_place(tn__order *order, const tn__request *request, cons
 /* The cheapest place among the windows of the request's size and a little more. */
 int tn__heap_find_window(tn__heap *heap, const tn__request *request, int is_plentiful,
                          tn__place *out);
+
+/* The place of then: 1 if the request can have it without a driver call and without a wait. */
+int tn__heap_find_past(tn__heap *heap, const tn__request *request, const tn__past *past,
+                       tn__place *out);
+
+/* A place in the request's zone where nothing is mapped, active or not: 1 if found. */
+int tn__heap_find_unmapped(tn__heap *heap, const tn__request *request, tn__place *out);
 
 /* What it takes to make a page of a window active. */
 typedef enum tn__page_state {

@@ -219,8 +219,22 @@ static tn_status check_page(const tn__region *region, size_t page, heap_walk *wa
     return TN_OK;
 }
 
+/* The first piece that begins in each page, and none where none does. */
+static tn_status check_begins(const tn__region *region) {
+    tn__piece *piece = region->first;
+    for (size_t page = 0; page < region->page_count; page++) {
+        uintptr_t end = tn__page_address(region, page + 1);
+        tn__piece *first = piece && piece->address < end ? piece : NULL;
+        HOLDS(region->begins[page] == first, first);
+        while (piece && piece->address < end)
+            piece = piece->next;
+    }
+    return TN_OK;
+}
+
 static tn_status check_views(tn__region *region, heap_walk *walk) {
     if (!region->views) return TN_OK;
+    TN_TRY(check_begins(region));
     for (size_t page = 0; page < region->page_count; page++)
         TN_TRY(check_page(region, page, walk));
     for (tn__piece *piece = region->first; piece; piece = piece->next) {

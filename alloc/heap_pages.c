@@ -3,6 +3,8 @@
 #include "canary.h"
 #include "heap.h"
 
+#define PIECES_PASSED 64 /* in one page, in search of one */
+
 /* ---- spans and bits -------------------------------------------------------------------------- */
 
 tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintptr_t end) {
@@ -77,6 +79,32 @@ tn__piece *tn__page_idle_piece(const tn__region *region, size_t page) {
 tn__piece *tn__page_void_piece(const tn__region *region, size_t page) {
     TN_ASSERT(!tn__page_bit(region->mapped, page));
     return tn__piece_of(tn__tree_at_most(region->zone->voids, tn__page_address(region, page), 0));
+}
+
+/* The last piece that begins in the page, not after the address, which lies behind it or in it. */
+static tn__piece *last_begin(const tn__region *region, size_t page, uintptr_t address) {
+    tn__piece *piece = region->begins[page];
+    if (!piece || piece->address > address) return NULL;
+    for (int passed = 0; piece->next && piece->next->address <= address; passed++) {
+        if (passed == PIECES_PASSED) return NULL;
+        piece = piece->next;
+    }
+    return piece;
+}
+
+/* Where the page is neither idle nor VOID as a whole, an open piece begins in it or in the one
+ * before; or else that one is idle. */
+tn__piece *tn__open_piece_at(const tn__region *region, uintptr_t address) {
+    size_t page = (address - region->map.begin) / region->page_bytes;
+    tn__piece *piece;
+    if (!tn__page_bit(region->mapped, page)) return tn__page_void_piece(region, page);
+    piece = last_begin(region, page, address);
+    if (!piece && tn__page_bit(region->idle, page)) piece = tn__page_idle_piece(region, page);
+    if (!piece && page > 0) piece = last_begin(region, page - 1, address);
+    if (!piece && page > 0 && tn__page_bit(region->idle, page - 1)) {
+        piece = tn__piece_at(tn__page_idle_piece(region, page - 1), address);
+    }
+    return piece && address < tn__piece_end(piece) && piece->kind != TN__PIECE_LIVE ? piece : NULL;
 }
 
 int tn__page_is_used(const tn__region *region, size_t page) {

@@ -140,7 +140,7 @@ tn__page_state tn__page_choose(const tn__request *request, const tn__region *reg
     view = &region->views[page];
     if (!view->frame) return TN__PAGE_EMPTY;
     active = view->is_unusable || view->frame->claim == claim ? NULL : view->frame->active;
-    if (active && !request->is_pinned &&
+    if (active && !request->is_pinned && active->region->zone != request->spared &&
         tn__page_bit(active->region->idle, tn__view_page(active))) {
         size_t there = tn__view_page(active);
         int is_needed = active->region == region && there >= window.first && there < window.end;
@@ -176,6 +176,7 @@ static int price_place(const gap_search *search, tn__place *place, uint64_t most
         tn__page_state state = tn__page_choose(search->request, region, page, window, claim);
         if (state == TN__PAGE_BLOCKED) return 0;
         place->cost += page_cost[state];
+        place->lost_views += state == TN__PAGE_OTHER;
     }
     return place->cost <= most;
 }
@@ -217,6 +218,14 @@ static void try_gap(gap_search *search, const gap *within) {
 
 #define WINDOWS_TRIED 32
 
+/* All from the piece's begin up to there is FREE or VOID. */
+static int is_open_until(const tn__piece *piece, uintptr_t end) {
+    for (; tn__piece_end(piece) < end; piece = piece->next) {
+        if (!is_in_gap(piece->next)) return 0;
+    }
+    return 1;
+}
+
 /* The piece that the place begins in; NULL if not all of the place is FREE or VOID. */
 static tn__piece *open_piece(const tn__region *region, uintptr_t begin, uintptr_t end) {
     tn__page_span window = tn__pages_touched(region, begin, end);
@@ -233,10 +242,7 @@ static tn__piece *open_piece(const tn__region *region, uintptr_t begin, uintptr_
         first = first->previous;
         if (!is_in_gap(first)) return NULL;
     }
-    for (tn__piece *piece = first; tn__piece_end(piece) < end; piece = piece->next) {
-        if (!is_in_gap(piece->next)) return NULL;
-    }
-    return first;
+    return is_open_until(first, end) ? first : NULL;
 }
 
 static void try_windows(gap_search *search) {
@@ -265,6 +271,53 @@ int tn__heap_find_window(tn__heap *heap, const tn__request *request, int is_plen
     try_windows(&search);
     if (search.is_found) *out = search.best;
     return search.is_found;
+}
+
+/* ---- places of before, and new ones ---------------------------------------------------------- */
+
+int tn__heap_find_past(tn__heap *heap, const tn__request *request, const tn__past *past,
+                       tn__place *out) {
+    gap_search search = {.heap = heap, .request = request, .is_plentiful = 1};
+    uintptr_t end = past->address + request->bytes;
+    gap within = {.begin = past->address, .end = end};
+    if (!past->region || past->address % request->alignment) return 0;
+    within.first = tn__open_piece_at(past->region, past->address);
+    if (!within.first || !is_open_until(within.first, end)) return 0;
+    try_window(&search, &within, past->address);
+    if (!search.is_found || search.best.cost > search.best.missing_pages) return 0;
+    *out = search.best;
+    if (out->missing_pages == 0) out->first = tn__run_first(out->first);
+    return 1;
+}
+
+/* The first of so many pages beside each other where nothing is mapped; page_count if there are
+ * none. */
+static size_t find_unmapped_pages(const tn__region *region, size_t count, size_t alignment) {
+    size_t beside = 0;
+    for (size_t page = 0; page < region->page_count; page++) {
+        beside = region->views[page].frame ? 0 : beside + 1;
+        if (beside >= count && tn__page_address(region, page + 1 - count) % alignment == 0) {
+            return page + 1 - count;
+        }
+    }
+    return region->page_count;
+}
+
+int tn__heap_find_unmapped(tn__heap *heap, const tn__request *request, tn__place *out) {
+    for (tn__region *region = heap->regions; region; region = region->next) {
+        size_t count;
+        size_t first;
+        if (region->zone != &heap->zones[request->zone] || !region->views) continue;
+        count = (request->bytes + region->page_bytes - 1) / region->page_bytes;
+        first = find_unmapped_pages(region, count, request->alignment);
+        if (first == region->page_count) continue;
+        *out = (tn__place){.region = region,
+                           .first = tn__page_void_piece(region, first),
+                           .address = tn__page_address(region, first),
+                           .missing_pages = count};
+        return 1;
+    }
+    return 0;
 }
 
 int tn__heap_find_gap(tn__heap *heap, const tn__request *request, int is_plentiful,

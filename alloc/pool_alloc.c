@@ -47,21 +47,61 @@ static tn__cache_lane *find_lane(tn_pool *pool, const tn__request *request) {
     return cache ? *tn__cache_lane_slot(cache, request->stream->handle) : NULL;
 }
 
-/* What threads keep for themselves comes before anything is asked of the driver. */
-static tn_status find_room(tn_pool *pool, tn__request *request, tn__place *out) {
+/* Small blocks have none: which of them the threads keep for themselves differs each time. */
+static int has_history(const tn_pool *pool, const tn__request *request) {
+    return pool->backing->repeat && !pool->graph && request->zone < TN__ZONE_SMALL;
+}
+
+/* The place that the request had when the job was here last. The threads' caches are emptied where
+ * they were then, so that the same requests come here. */
+static tn_status find_past_room(tn_pool *pool, const tn__request *request, int *is_drained,
+                                tn__place *out, int *is_found) {
+    const tn__past *past = NULL;
+    *is_found = 0;
+    if (has_history(pool, request)) {
+        past = tn__history_expect(&pool->heap.history, tn__heap_history_key(request));
+    }
+    if (!past) return TN_OK;
+    if (past->is_drained) {
+        (void)tn__caches_drain(pool);
+        *is_drained = 1;
+    }
+    return pool->backing->repeat(pool, request, past, out, is_found);
+}
+
+/* What threads keep for themselves comes before anything is asked of the driver. But not for a
+ * small block while the job repeats itself: large ones would miss what the threads had then. */
+static int is_worth_a_drain(tn_pool *pool, const tn__request *request) {
+    tn__place place;
+    if (request->zone == TN__ZONE_SMALL && tn__history_is_trusted(&pool->heap.history)) return 0;
+    return !tn__heap_find_run(&pool->heap, request, &place);
+}
+
+static tn_status find_room(tn_pool *pool, tn__request *request, int *is_drained, tn__place *out) {
+    int is_found;
     if (pool->graph) return tn__graph_find_room(pool, request, out);
-    if (!tn__heap_find_run(&pool->heap, request, out)) (void)tn__caches_drain(pool);
+    TN_TRY(find_past_room(pool, request, is_drained, out, &is_found));
+    if (is_found) return TN_OK;
+    if (!*is_drained && is_worth_a_drain(pool, request)) {
+        (void)tn__caches_drain(pool);
+        *is_drained = 1;
+    }
     return tn__pool_find_room(pool, request, out);
 }
 
 /* Meanwhile the mutex may have been let go, and the lane with its stream have ended. */
 static tn_status allocate(tn_pool *pool, tn__request *request, tn__piece **out) {
     tn__place place;
+    int is_drained = 0;
     TN_TRY(prepare_lane(pool, request));
     TN_TRY(tn__heap_reserve(&pool->heap, 2));
-    TN_TRY(find_room(pool, request, &place));
+    TN_TRY(find_room(pool, request, &is_drained, &place));
     request->lane = find_lane(pool, request);
-    return take_place(pool, request, &place, out);
+    TN_TRY(take_place(pool, request, &place, out));
+    if (has_history(pool, request)) {
+        tn__heap_note_place(&pool->heap, tn__heap_history_key(request), *out, is_drained);
+    }
+    return TN_OK;
 }
 
 /* ---- tn_alloc -------------------------------------------------------------------------------- */

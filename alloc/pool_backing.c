@@ -69,6 +69,7 @@ static const tn__backing vmm_row = {
     .maps_handles = 1,
     .check_config = check_vmm,
     .open = open_vmm,
+    .repeat = tn__pages_repeat,
     .recall = tn__pages_recall,
     .grow = tn__pages_grow,
     .release = tn__pages_release,

@@ -1,6 +1,6 @@
 /* What a pool's memory comes from: one row of functions for each tn_pool_backing.
  *
- *   VMM      pool_pages.c, pool_idle.c   physical pages, mapped where a block wants them
+ *   VMM      pool_grow.c, pool_idle.c    physical pages, mapped where a block wants them
  *   PLAIN    pool_segments.c             segments of the driver's plain memory call
  *   ASYNC    pool_async.c                a memory pool of the driver's own
  *   CALLER   pool_caller.c               segments of the caller's functions
@@ -51,6 +51,11 @@ typedef struct tn__backing {
 
     /* Sets page_bytes and what else the backing keeps in the pool. */
     tn_status (*open)(struct tn_pool *pool, const tn_pool_config *config);
+
+    /* The place that such a request had when the job was here last (heap_history.h), if that can be
+     * had without a driver call and without a wait. NULL: nothing is placed by history. */
+    tn_status (*repeat)(struct tn_pool *pool, const tn__request *request, const tn__past *past,
+                        tn__place *out, int *is_found);
 
     /* A place for a request that no run has room for, without a driver call: one that was built for
      * that size before and whose memory is idle elsewhere. NULL: there are none. */
@@ -104,10 +109,12 @@ const tn__backing *tn__backing_find(tn_pool_backing kind, const tn_device_info *
  * is PLAIN from now on. 1 if that was so. */
 int tn__backing_fall_back(struct tn_pool *pool);
 
-/* ---- VMM: pool_pages.c, pool_idle.c ---------------------------------------------------------- */
+/* ---- VMM: pool_grow.c, pool_idle.c ----------------------------------------------------------- */
 
 tn_status tn__pages_grow(struct tn_pool *pool, const tn__request *request, tn__effort effort,
                          tn__place *out);
+tn_status tn__pages_repeat(struct tn_pool *pool, const tn__request *request, const tn__past *past,
+                           tn__place *out, int *is_found);
 tn_status tn__pages_recall(struct tn_pool *pool, const tn__request *request, tn__place *out,
                            int *is_found);
 tn_status tn__pages_release(struct tn_pool *pool, tn__release *release);

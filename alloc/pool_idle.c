@@ -75,6 +75,7 @@ static void gather_idle(tn_pool *pool, gathering *gather) {
     for (int zone = 0; zone < TN__ZONE_COUNT; zone++) {
         tn__tree_node *root = pool->heap.zones[zone].runs;
         tn__tree_node *node = tn__tree_at_least(root, pool->page_bytes, 0);
+        if (&pool->heap.zones[zone] == gather->filter->spared) continue;
         for (; node; node = tn__tree_next(root, node)) {
             tn__piece *piece = tn__piece_of(node);
             for (; tn__piece_is(piece, TN__PIECE_FREE); piece = piece->next)

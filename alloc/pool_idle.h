@@ -3,6 +3,7 @@
  *   pool_idle.c    idle pages found, cut out, given back
  *   pool_frames.c  frames made and released, views unmapped
  *   pool_pages.c   idle pages moved to where they are wanted
+ *   pool_grow.c    where that is
  */
 #ifndef TENURE_POOL_IDLE_H
 #define TENURE_POOL_IDLE_H
@@ -23,6 +24,7 @@ typedef struct tn__idle_filter {
     int only_complete;            /* only what no stream may still use */
     const tn__region *excluded;   /* not these pages of this region */
     tn__page_span window;
+    const tn__zone *spared; /* nothing of this zone */
 } tn__idle_filter;
 
 /* What passes the filter, longest idle first; *out is to be freed. */
@@ -31,6 +33,11 @@ tn_status tn__idle_list(tn_pool *pool, const tn__idle_filter *filter, tn__idle_p
 
 /* Cuts the idle pages out, so that one FREE piece is exactly the span. */
 tn_status tn__idle_isolate(tn__heap *heap, tn__region *region, tn__page_span span, tn__piece **out);
+
+/* ---- pool_pages.c ---------------------------------------------------------------------------- */
+
+/* Fills the missing pages of a place in a gap; the place is in a run then. */
+tn_status tn__gap_fill(tn_pool *pool, const tn__request *request, tn__place *place);
 
 /* ---- pool_frames.c --------------------------------------------------------------------------- */
 

@@ -24,6 +24,13 @@ else()
 endif()
 tenure_set_test_properties(simulation/short)
 
+# Programs at random do not repeat themselves: in this build they are placed by history all the same.
+tenure_add_simulation(pool_simulation_history alloc/heap_history.c)
+target_compile_definitions(pool_simulation_history PRIVATE TENURE_HISTORY_EAGER)
+add_test(NAME simulation/history
+  COMMAND pool_simulation_history --operations 60000 --steps 8000)
+tenure_set_test_properties(simulation/history)
+
 # A fault of alloc/canary.h: its number, and the source that it is planted in.
 function(tenure_add_canary number source)
   set(target pool_simulation_canary_${number})
