@@ -23,7 +23,7 @@
  * run in its zone's index of runs, and every VOID in that of voids. A page is idle if it lies in a
  * run as a whole: then its bit in region->idle is set, and at the first of neighbouring idle pages
  * region->runs_at has their run. At each page region->begins has the first piece that begins there.
- * The memory of a piece stays a piece's until the heap is cleared: a late look at a tag finds a tag.
+ * The memory of a piece stays that until the heap is cleared: a late look at a tag finds a tag.
  *
  * A region may also be one block's own (DEDICATED zone: one page with a handle of its own, which is
  * never searched for other blocks and never moved), or a guest's: one GUEST piece of memory that

@@ -12,10 +12,10 @@
 #define RUN_LOST       32
 #define NOWHERE        UINT64_MAX
 
-/* RUN: requests in a row that were as expected, for which the history is trusted; one that was not
- * counts for RUN_LOST of them. OTHERS_MAX: requests in a row that
- * were not, for which nearby is enough. CONTEXTS: their lengths, longest first. One build of the
- * simulation is eager, so that its random programs are placed by their history (cmake/). */
+/* RUN: requests that are as expected, until the history is trusted; one that is not takes RUN_LOST
+ * off. OTHERS_MAX: requests in a row that are not, for which nearby is enough. CONTEXTS: their
+ * lengths, longest first. One build of the simulation is eager, so that its random programs are
+ * placed by their history (cmake/simulation.cmake). */
 #ifdef TENURE_HISTORY_EAGER
 #define RUN        1
 #define OTHERS_MAX 1
@@ -78,14 +78,6 @@ static void remember_contexts(tn__history *history, uint64_t position) {
     }
 }
 
-/* Where the context that the key completes ended last. */
-static uint64_t find_context(const tn__history *history, int order, uint64_t key) {
-    uint64_t hash = next_hash(history, order, history->count, key);
-    uint32_t last = *last_slot(history, order, hash);
-    uint64_t position = history->count - (uint32_t)((uint32_t)history->count - last);
-    return is_noted(history, position, key) ? position : NOWHERE;
-}
-
 /* How many of the newest requests, up to a few, are as those before the position. */
 static int agreement(const tn__history *history, uint64_t position) {
     int agreed = 0;
@@ -95,6 +87,18 @@ static int agreement(const tn__history *history, uint64_t position) {
         agreed++;
     }
     return agreed;
+}
+
+/* Where the context that the key completes ended last. Others may have the same hash: the end of it
+ * is looked at. */
+static uint64_t find_context(const tn__history *history, int order, uint64_t key) {
+    uint64_t hash = next_hash(history, order, history->count, key);
+    uint32_t last = *last_slot(history, order, hash);
+    uint64_t position = history->count - (uint32_t)((uint32_t)history->count - last);
+    int least =
+        (int)order_length[order] - 1 < AGREED_MAX ? (int)order_length[order] - 1 : AGREED_MAX;
+    if (!is_noted(history, position, key)) return NOWHERE;
+    return agreement(history, position) >= least ? position : NOWHERE;
 }
 
 /* Where the last few requests came in this order, near the position that is followed: some may have

@@ -13,9 +13,9 @@
  * in this order; and after some that it did not help, or while nothing is trusted, anywhere: where
  * the last 256 came in this order, or the last 8.
  *
- * What it says counts only when it is trusted: when a thousand requests, with few others between, were
- * as they had been. Each that is not takes some of the trust away. While a job is new, and has not repeated
- * itself for so long, nothing is placed by its history.
+ * What it says counts only when it is trusted: when a thousand requests, with few others between,
+ * were as they had been. Each that is not takes some of the trust away. While a job is new, and has
+ * not repeated itself for so long, nothing is placed by its history.
  *
  * It is a hint in each case: what lies at the place now is looked at. The memory is bounded: the
  * last TN__HISTORY_MAX placements; and if there is no host memory for so many, fewer.

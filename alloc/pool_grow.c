@@ -84,7 +84,7 @@ static const tn__zone *spared_zone(const tn_pool *pool, const tn__request *reque
                                                                : NULL;
 }
 
-/* A place where nothing is mapped yet instead; if there are no addresses for one, it is as it was. */
+/* A place where nothing is mapped yet instead; if there are no addresses for one, the same. */
 static void find_unmapped(tn_pool *pool, const tn__request *request, tn__place *place,
                           tn__region **added) {
     if (tn__heap_find_unmapped(&pool->heap, request, place)) return;

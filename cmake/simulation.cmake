@@ -24,7 +24,7 @@ else()
 endif()
 tenure_set_test_properties(simulation/short)
 
-# Programs at random do not repeat themselves: in this build they are placed by history all the same.
+# Random programs do not repeat themselves: in this build they are placed by history all the same.
 tenure_add_simulation(pool_simulation_history alloc/heap_history.c)
 target_compile_definitions(pool_simulation_history PRIVATE TENURE_HISTORY_EAGER)
 add_test(NAME simulation/history

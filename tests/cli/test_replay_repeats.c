@@ -2,6 +2,7 @@
  * call. The first finds memory; some find better places and keep what is mapped; from then on the
  * job is placed as it was, and there is no driver call any more. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
