@@ -45,6 +45,7 @@ enum {
     TN__CU_MEM_ACCESS_NONE = 0,
     TN__CU_MEM_ACCESS_READ_WRITE = 3,
     TN__CU_MEM_GRANULARITY_MINIMUM = 0,
+    TN__CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
     TN__CU_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
     TN__CU_MEMPOOL_RELEASE_THRESHOLD = 4,
     TN__CU_MEMPOOL_RESERVED_NOW = 5,
@@ -89,6 +90,24 @@ typedef struct tn__cu_pool_properties {
     unsigned short usage;
     unsigned char reserved[54];
 } tn__cu_pool_properties;
+
+typedef struct tn__cu_launch_attribute {
+    int id;
+    char padding[4];
+    union {
+        int is_early;
+        char bytes[64];
+    } value;
+} tn__cu_launch_attribute;
+
+typedef struct tn__cu_launch_config {
+    unsigned grid[3];
+    unsigned block[3];
+    unsigned shared_bytes;
+    void *stream;
+    tn__cu_launch_attribute *attributes;
+    unsigned attribute_count;
+} tn__cu_launch_config;
 
 /* The calls: X(need, field, "versioned name", (parameters)). NEED is one of REQUIRED; VMM (virtual
  * memory management, all or none); OPTIONAL. */
@@ -182,7 +201,9 @@ typedef struct tn__cu_pool_properties {
     X(OPTIONAL, launch, "cuLaunchKernel",                                                          \
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, \
-       void **extra))
+       void **extra))                                                                              \
+    X(OPTIONAL, launch_config, "cuLaunchKernelEx",                                                 \
+      (const tn__cu_launch_config *config, void *function, void **parameters, void **extra))
 
 #define TN__CU_AS_MEMBER(need, field, name, parameters) tn__cu_result(*field) parameters;
 typedef struct tn__cu_calls {

@@ -33,6 +33,8 @@ typedef struct tn__launch {
     unsigned block[3];
     unsigned shared_bytes;
     void **parameters; /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
+    int starts_early;  /* the kernel waits itself for the one ahead of it on the stream, and may be
+                        * put on the device before that has ended, where the driver can */
 } tn__launch;
 
 typedef enum tn__memory_place {

@@ -316,15 +316,33 @@ tn_status tn__cuda_module_function(tn__driver_device *device, void *module, cons
     return TN_OK;
 }
 
+/* A programmatic dependent launch: see tn__launch. */
+static int launch_early(const tn__driver_device *device, tn__function function,
+                        const tn__launch *launch, tn_stream stream) {
+    const unsigned *grid = launch->grid, *block = launch->block;
+    tn__cu_launch_attribute early = {.id = TN__CU_LAUNCH_PROGRAMMATIC_SERIALIZATION,
+                                     .value.is_early = 1};
+    tn__cu_launch_config config = {.grid = {grid[0], grid[1], grid[2]},
+                                   .block = {block[0], block[1], block[2]},
+                                   .shared_bytes = launch->shared_bytes,
+                                   .stream = stream,
+                                   .attributes = &early,
+                                   .attribute_count = 1};
+    return device->cu->launch_config(&config, function, launch->parameters, NULL);
+}
+
 tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
                           const tn__launch *launch, tn_stream stream) {
     tn__cuda_call call;
     const unsigned *grid = launch->grid, *block = launch->block;
+    const int is_early = launch->starts_early && device->cu->launch_config != NULL;
     TN_TRY(require_real(device, "launch"));
     TN__CUDA_NEED(device, launch, "cuLaunchKernel");
     TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
-    int code = device->cu->launch(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                                  launch->shared_bytes, stream, launch->parameters, NULL);
+    int code = is_early ? launch_early(device, function, launch, stream)
+                        : device->cu->launch(function, grid[0], grid[1], grid[2], block[0],
+                                             block[1], block[2], launch->shared_bytes, stream,
+                                             launch->parameters, NULL);
     return tn__cuda_end(
         &call, code, "cuLaunchKernel(grid %ux%ux%u, block %ux%ux%u, %u bytes shared, stream %p)",
         grid[0], grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes, stream);

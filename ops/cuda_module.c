@@ -162,9 +162,13 @@ tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t block
                        (long long)blocks, INT32_MAX);
     }
     void *parameters[1] = {argument};
+    /* Compiled for Hopper it waits for the kernel ahead; from PTX it does not (cuda_cast.cu). */
+    int waits = kernel == TN__KERNEL_TRANSPOSE && context->info.compute_major == 9 &&
+                context->info.compute_minor == 0;
     tn__launch launch = {.grid = {(unsigned)blocks, 1, 1},
                          .block = {threads, 1, 1},
                          .shared_bytes = 0,
-                         .parameters = parameters};
+                         .parameters = parameters,
+                         .starts_early = waits};
     return context->driver->launch(context->state, context->kernels[kernel], &launch, stream);
 }

@@ -77,7 +77,7 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     const tn_plane_layout *from = &work->from.layout;
     tn__cuda_context *context;
     tn__cuda_transpose_arguments argument = {
-        .from = plane_of(&work->from, 8),
+        .from = plane_of(&work->from, 16),
         .to = plane_of(&work->to, 16),
         .rows = from->rows,
         .cols = from->cols,

@@ -85,10 +85,9 @@ static void put_host_work(soak *shared, host_work work, tn_stream stream) {
 static void launch(soak *shared, tn__function function, void **parameters, size_t words,
                    tn_stream stream) {
     size_t grid = (words + BLOCK_THREADS - 1) / BLOCK_THREADS;
-    tn__launch shape = {{(unsigned)(grid > GRID_MAX ? GRID_MAX : grid), 1, 1},
-                        {BLOCK_THREADS, 1, 1},
-                        0,
-                        parameters};
+    tn__launch shape = {.grid = {(unsigned)(grid > GRID_MAX ? GRID_MAX : grid), 1, 1},
+                        .block = {BLOCK_THREADS, 1, 1},
+                        .parameters = parameters};
     SOAK_TRY(driver_of(shared)->launch(tn__device_state(shared->device), function, &shape, stream));
 }
 

@@ -218,7 +218,7 @@ static void host_tasks_run_and_streams_have_ids_of_their_own(void **state) {
 static void what_the_simulated_device_can_not_do_is_named(void **state) {
     (void)state;
     void *out = NULL;
-    tn__launch launch = {{1, 1, 1}, {1, 1, 1}, 0, NULL};
+    tn__launch launch = {{1, 1, 1}, {1, 1, 1}, 0, NULL, 0};
     tn__driver_device *device = open_device(0, NULL);
     EXPECT_STATUS(cuda->module_load(device, "image", &out), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("module_load");

@@ -52,6 +52,17 @@ SAME(TN__CU_MEMORY_TYPE_HOST, CU_MEMORYTYPE_HOST);
 SAME(TN__CU_MEMORY_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE);
 SAME(TN__CU_MEM_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 
+SAME(TN__CU_LAUNCH_PROGRAMMATIC_SERIALIZATION,
+     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+
+SAME_SIZE(tn__cu_launch_attribute, CUlaunchAttribute);
+SAME_PLACE(tn__cu_launch_attribute, id, CUlaunchAttribute, id);
+SAME_PLACE(tn__cu_launch_attribute, value, CUlaunchAttribute, value);
+SAME_SIZE(tn__cu_launch_config, CUlaunchConfig);
+SAME_PLACE(tn__cu_launch_config, shared_bytes, CUlaunchConfig, sharedMemBytes);
+SAME_PLACE(tn__cu_launch_config, stream, CUlaunchConfig, hStream);
+SAME_PLACE(tn__cu_launch_config, attributes, CUlaunchConfig, attrs);
+SAME_PLACE(tn__cu_launch_config, attribute_count, CUlaunchConfig, numAttrs);
 SAME_SIZE(tn__cu_result, CUresult);
 SAME_SIZE(tn__cu_device, CUdevice);
 SAME_SIZE(tn__cu_address, CUdeviceptr);
@@ -172,6 +183,7 @@ TAKES(cuModuleLoadData(ANY, ANY));
 TAKES(cuModuleUnload(ANY));
 TAKES(cuModuleGetFunction(ANY, ANY, (const char *)0));
 TAKES(cuLaunchKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0, (void **)0));
+TAKES(cuLaunchKernelEx(ANY, ANY, (void **)0, (void **)0));
 
 /* cuda.h maps each plain name to its versioned one: the table must name the same. Of capture info
  * the second version is the one that every driver since CUDA 11.3 has, whatever cuda.h maps to. */
