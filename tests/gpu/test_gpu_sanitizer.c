@@ -47,7 +47,7 @@ static const char kernel_ptx[] = ".version 7.0\n"
 
 static void launch_fill(gpu_side *side, tn__function kernel, void *address, uint64_t count) {
     void *parameters[2] = {&address, &count};
-    const tn__launch launch = {{1, 1, 1}, {1, 1, 1}, 0, parameters};
+    const tn__launch launch = {.grid = {1, 1, 1}, .block = {1, 1, 1}, .parameters = parameters};
     EXPECT_OK(tn__device_driver(side->device)
                   ->launch(tn__device_state(side->device), kernel, &launch, side->stream));
 }

@@ -57,7 +57,7 @@ static void make_weight(frozen_stack *s, int layer) {
     s->weights[layer] = args.dst;
 }
 
-/* ---- passes ----------------------------------------------------------------------------------- */
+/* ---- passes --------------------------------------------------------------------------------*/
 
 static int is_trainable(const frozen_stack *s, int layer) {
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
@@ -142,7 +142,7 @@ static void run_step(frozen_stack *s, int step, frozen_result *out) {
     out->total_after_step[step] = test_ledger(s->ops->scope).total_bytes;
 }
 
-/* ---- the run ---------------------------------------------------------------------------------- */
+/* ---- the run ------------------------------------------------------------------------------ */
 
 void frozen_run(test_ops *ops, const frozen_config *config, frozen_result *out) {
     frozen_stack s = {.ops = ops, .config = config};
@@ -173,7 +173,7 @@ void frozen_result_free(frozen_result *result) {
     result->gradients = NULL;
 }
 
-/* ---- expectations ------------------------------------------------------------------------------ */
+/* ---- expectations ------------------------------------------------------------------------- */
 
 void frozen_expect(const frozen_config *config, const frozen_result *result,
                    const frozen_bytes *bytes) {
