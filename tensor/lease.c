@@ -91,6 +91,7 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
     unsigned lock = object->scope->books->lock;
     tn_status status = begin(object, plane, access, stream, &begun);
     if (begun) {
+        begun->caller = __builtin_return_address(0);
         tn__plane_view_fill(begun->tensor, plane, view);
         if (begun->through) tn__view_cut(begun->through, view);
         *lease = begun->handle;

@@ -34,11 +34,27 @@ static void raise_peaks(tn__scope_object *scope) {
     }
 }
 
+/* A scope without a phase of its own is in that of the nearest one above: so all that are passed on
+ * the way up to one that has a phase are in it. */
+static void raise_phase_peaks(tn__scope_object *scope) {
+    tn__scope_object *waiting = scope;
+    for (tn__scope_object *at = scope; at; at = at->parent) {
+        if (at->phase == TN_PHASE_NONE && at->parent) continue;
+        for (; waiting != at->parent; waiting = waiting->parent) {
+            size_t total = total_bytes(&waiting->sums);
+            size_t *peak = &waiting->peak_phase_bytes[at->phase];
+            if (total > *peak) *peak = total;
+        }
+    }
+}
+
 static void add_sums(tn__sums *to, const tn__sums *sums) {
     for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
         to->data_bytes[plane] += sums->data_bytes[plane];
         to->scale_bytes[plane] += sums->scale_bytes[plane];
     }
+    for (int format = 0; format < TN_FORMAT_COUNT; format++)
+        to->format_bytes[format] += sums->format_bytes[format];
     to->foreign_bytes += sums->foreign_bytes;
     to->tensors += sums->tensors;
     to->planes += sums->planes;
@@ -51,6 +67,8 @@ static void subtract_sums(tn__sums *from, const tn__sums *sums) {
         from->data_bytes[plane] -= sums->data_bytes[plane];
         from->scale_bytes[plane] -= sums->scale_bytes[plane];
     }
+    for (int format = 0; format < TN_FORMAT_COUNT; format++)
+        from->format_bytes[format] -= sums->format_bytes[format];
     from->foreign_bytes -= sums->foreign_bytes;
     from->tensors -= sums->tensors;
     from->planes -= sums->planes;
@@ -58,10 +76,11 @@ static void subtract_sums(tn__sums *from, const tn__sums *sums) {
 }
 
 static void add_up(tn__scope_object *scope, const tn__sums *sums) {
-    for (; scope; scope = scope->parent) {
-        add_sums(&scope->sums, sums);
-        raise_peaks(scope);
+    for (tn__scope_object *at = scope; at; at = at->parent) {
+        add_sums(&at->sums, sums);
+        raise_peaks(at);
     }
+    raise_phase_peaks(scope);
 }
 
 static void subtract_up(tn__scope_object *scope, const tn__sums *sums) {
@@ -69,8 +88,10 @@ static void subtract_up(tn__scope_object *scope, const tn__sums *sums) {
         subtract_sums(&scope->sums, sums);
 }
 
-static tn__sums sums_of_plane(tn_plane plane, const size_t bytes[TN__PART_COUNT]) {
+static tn__sums sums_of_plane(tn_format format, tn_plane plane,
+                              const size_t bytes[TN__PART_COUNT]) {
     tn__sums sums = {0};
+    sums.format_bytes[format] = bytes[TN__PART_DATA] + bytes[TN__PART_SCALE];
     sums.data_bytes[plane] = bytes[TN__PART_DATA];
     sums.scale_bytes[plane] = bytes[TN__PART_SCALE];
     sums.planes = bytes[TN__PART_DATA] + bytes[TN__PART_SCALE] > 0;
@@ -82,7 +103,7 @@ static tn__sums sums_of_tensor(const tn__tensor_object *tensor) {
     for (int plane = 0; plane < TN_PLANE_COUNT; plane++) {
         size_t bytes[TN__PART_COUNT];
         tn__plane_owned_bytes(&tensor->planes[plane], bytes);
-        tn__sums of_plane = sums_of_plane((tn_plane)plane, bytes);
+        tn__sums of_plane = sums_of_plane(tensor->format, (tn_plane)plane, bytes);
         add_sums(&sums, &of_plane);
         sums.foreign_bytes += tn__plane_foreign_bytes(&tensor->planes[plane]);
         const tn__lease_object *lease = tensor->planes[plane].first_lease;
@@ -94,13 +115,21 @@ static tn__sums sums_of_tensor(const tn__tensor_object *tensor) {
 
 /* ---- changes ------------------------------------------------------------------------------- */
 
-void tn__ledger_change_plane(tn__scope_object *scope, tn_plane plane,
+void tn__ledger_change_plane(const tn__tensor_object *tensor, tn_plane plane,
                              const size_t before[TN__PART_COUNT],
                              const size_t after[TN__PART_COUNT]) {
-    tn__sums old = sums_of_plane(plane, before);
-    tn__sums new = sums_of_plane(plane, after);
-    subtract_up(scope, &old);
-    add_up(scope, &new);
+    tn__sums old = sums_of_plane(tensor->format, plane, before);
+    tn__sums new = sums_of_plane(tensor->format, plane, after);
+    subtract_up(tensor->scope, &old);
+    add_up(tensor->scope, &new);
+}
+
+void tn__ledger_note_phase(tn__scope_object *scope) {
+    for (tn__scope_object *at = scope; at; at = tn__scope_next(at, scope)) {
+        size_t *peak = &at->peak_phase_bytes[tn__scope_phase(at)];
+        size_t total = total_bytes(&at->sums);
+        if (total > *peak) *peak = total;
+    }
 }
 
 void tn__ledger_change_foreign(tn__scope_object *scope, size_t before, size_t after) {
@@ -153,6 +182,8 @@ tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out) {
     ledger.planes = object->sums.planes;
     ledger.leases = object->sums.leases;
     ledger.foreign_bytes = object->sums.foreign_bytes;
+    memcpy(ledger.format_bytes, object->sums.format_bytes, sizeof ledger.format_bytes);
+    memcpy(ledger.peak_phase_bytes, object->peak_phase_bytes, sizeof ledger.peak_phase_bytes);
     tn__scope_unlock(object);
     *out = ledger;
     return TN_OK;
@@ -163,7 +194,9 @@ tn_status tn_scope_ledger_reset_peaks(tn_scope scope) {
     TN_TRY(tn__scope_acquire(scope, &object));
     object->peak_total_bytes = 0;
     memset(object->peak_plane_bytes, 0, sizeof object->peak_plane_bytes);
+    memset(object->peak_phase_bytes, 0, sizeof object->peak_phase_bytes);
     raise_peaks(object);
+    object->peak_phase_bytes[tn__scope_phase(object)] = total_bytes(&object->sums);
     tn__scope_unlock(object);
     return TN_OK;
 }
@@ -222,6 +255,7 @@ tn_status tn_scope_visit(tn_scope scope, tn_ledger_visitor visitor, void *argume
 static int sums_are_equal(const tn__sums *a, const tn__sums *b) {
     return !memcmp(a->data_bytes, b->data_bytes, sizeof a->data_bytes) &&
            !memcmp(a->scale_bytes, b->scale_bytes, sizeof a->scale_bytes) &&
+           !memcmp(a->format_bytes, b->format_bytes, sizeof a->format_bytes) &&
            a->foreign_bytes == b->foreign_bytes && a->tensors == b->tensors &&
            a->planes == b->planes && a->leases == b->leases;
 }

@@ -7,8 +7,8 @@
 
 #include "tensor_state.h"
 
-/* A plane of a tensor in `scope` had `before` bytes and has `after` now. */
-void tn__ledger_change_plane(tn__scope_object *scope, tn_plane plane,
+/* A plane of the tensor had `before` bytes and has `after` now. */
+void tn__ledger_change_plane(const tn__tensor_object *tensor, tn_plane plane,
                              const size_t before[TN__PART_COUNT],
                              const size_t after[TN__PART_COUNT]);
 
@@ -17,6 +17,9 @@ void tn__ledger_change_foreign(tn__scope_object *scope, size_t before, size_t af
 
 void tn__ledger_count_tensor(tn__scope_object *scope, int change);
 void tn__ledger_count_lease(tn__scope_object *scope, int change);
+
+/* The phase of the scope has changed: what it and those below it hold is a peak of the new one. */
+void tn__ledger_note_phase(tn__scope_object *scope);
 
 /* All that belongs to the tensor goes from its scope's sums to another's. */
 void tn__ledger_move(const tn__tensor_object *tensor, tn__scope_object *to);

@@ -5,6 +5,7 @@
  */
 #include "books.h"
 #include "format_table.h"
+#include "ledger.h"
 #include "plane_memory.h"
 #include "plane_policy.h"
 #include "plane_transition.h"
@@ -70,7 +71,10 @@ tn_status tn_scope_phase_set(tn_scope scope, tn_phase phase, tn_stream stream) {
     if (is_in_backward(object->phase) && !is_in_backward(phase)) {
         status = end_backward(object, stream);
     }
-    if (status == TN_OK) object->phase = phase;
+    if (status == TN_OK) {
+        object->phase = phase;
+        tn__ledger_note_phase(object);
+    }
     tn__scope_unlock(object);
     return status;
 }

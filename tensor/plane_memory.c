@@ -46,7 +46,7 @@ static void book(const tn__tensor_object *tensor, tn_plane plane,
                  const size_t before[TN__PART_COUNT]) {
     size_t after[TN__PART_COUNT];
     tn__plane_owned_bytes(&tensor->planes[plane], after);
-    tn__ledger_change_plane(tensor->scope, plane, before, after);
+    tn__ledger_change_plane(tensor, plane, before, after);
 }
 
 tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
@@ -149,9 +149,9 @@ void tn__plane_memory_move(tn__tensor_object *from, tn_plane plane, tn__tensor_o
     size_t bytes[TN__PART_COUNT];
     size_t foreign_bytes = tn__plane_foreign_bytes(source);
     tn__plane_owned_bytes(source, bytes);
-    tn__ledger_change_plane(from->scope, plane, bytes, none);
+    tn__ledger_change_plane(from, plane, bytes, none);
     tn__ledger_change_foreign(from->scope, foreign_bytes, 0);
     tn__plane_order_swap(&from->planes[plane], &to->planes[plane]);
-    tn__ledger_change_plane(to->scope, plane, none, bytes);
+    tn__ledger_change_plane(to, plane, none, bytes);
     tn__ledger_change_foreign(to->scope, 0, foreign_bytes);
 }

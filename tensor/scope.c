@@ -100,6 +100,7 @@ static tn_status make_scope(tn__books *books, tn__scope_object *parent,
     scope->books = books;
     scope->parent = parent;
     scope->kind = config->kind;
+    tn__site_copy(config->site, scope->site);
     status = tn__name_copy(config->name, kind_name(config->kind), &scope->name);
     if (status == TN_OK) {
         status = tn__handle_create(TN__HANDLE_SCOPE, scope, books->lock, &scope->handle.value);

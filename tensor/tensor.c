@@ -94,6 +94,7 @@ static tn_status new_tensor(const tn_tensor_config *config, tn__tensor_object **
     tensor->policy = config->policy;
     tensor->is_frozen = config->frozen != 0;
     tensor->is_regatherable = config->regatherable != 0;
+    tn__site_copy(config->site, tensor->site);
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn__plane_order_init(&tensor->planes[i]);
         if (!tn__format_has_plane(tensor->format, (tn_plane)i)) continue;

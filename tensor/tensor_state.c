@@ -6,6 +6,7 @@
 #include "ledger.h"
 #include "tensor_view.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- names --------------------------------------------------------------------------------- */
@@ -17,7 +18,7 @@ const char *tn__access_name(tn_access access) {
 
 const char *tn__plane_state_name(tn_plane_state state) {
     static const char *const names[] = {"ABSENT", "ALLOCATED", "VALID", "STALE"};
-    return names[state];
+    return (size_t)state < sizeof names / sizeof *names ? names[state] : "unknown state";
 }
 
 tn_status tn__name_copy(const char *text, const char *otherwise, char **out) {
@@ -47,6 +48,7 @@ tn_tensor_info tn__tensor_info_of(const tn__tensor_object *tensor) {
     info.pool = tensor->scope->books->pool;
     info.name = tensor->name;
     if (tensor->view) info.base = tensor->view->base->handle;
+    info.site = tensor->site;
     return info;
 }
 
@@ -61,7 +63,16 @@ tn_tensor_config tn__tensor_config_of(const tn__tensor_object *tensor) {
     config.frozen = tensor->is_frozen;
     config.name = tensor->name;
     config.regatherable = tensor->is_regatherable;
+    config.site = tensor->site;
     return config;
+}
+
+void tn__site_copy(const char *site, char out[TN__SITE_BYTES]) {
+    const char *slash = site ? strrchr(site, '/') : NULL;
+    const char *from = slash ? slash + 1 : site ? site : "";
+    size_t bytes = strlen(from);
+    if (bytes >= TN__SITE_BYTES) from += bytes - (TN__SITE_BYTES - 1);
+    snprintf(out, TN__SITE_BYTES, "%s", from);
 }
 
 /* ---- leases -------------------------------------------------------------------------------- */

@@ -28,7 +28,13 @@ typedef struct tn__scratch_buffer tn__scratch_buffer; /* the same */
 typedef struct tn__foreign tn__foreign;               /* see adopt.h */
 typedef struct tn__view tn__view;                     /* see tensor_view.h */
 
-enum { TN__NAME_BYTES_MAX = 255, TN__READS_KEPT = 8, TN__RECENT_STREAMS = 16, TN__MARKS_KEPT = 4 };
+enum {
+    TN__NAME_BYTES_MAX = 255,
+    TN__READS_KEPT = 8,
+    TN__RECENT_STREAMS = 16,
+    TN__MARKS_KEPT = 4,
+    TN__SITE_BYTES = 64
+};
 
 /* ---- books: all scopes of a pool ------------------------------------------------------------ */
 
@@ -60,6 +66,7 @@ typedef struct tn__sums {
     uint64_t planes; /* that hold bytes */
     uint64_t leases;
     size_t foreign_bytes; /* of planes whose memory was adopted: in none of the above */
+    size_t format_bytes[TN_FORMAT_COUNT];
 } tn__sums;
 
 struct tn__scope_object {
@@ -77,6 +84,8 @@ struct tn__scope_object {
     tn__sums sums;          /* with all scopes below */
     size_t peak_total_bytes;
     size_t peak_plane_bytes[TN_PLANE_COUNT];
+    size_t peak_phase_bytes[TN_PHASE_COUNT];
+    char site[TN__SITE_BYTES];
 };
 
 /* ---- planes --------------------------------------------------------------------------------- */
@@ -149,6 +158,7 @@ struct tn__tensor_object {
     uint64_t contents;   /* which write they are of: tensors with equal numbers are equal */
     int is_of_library;   /* the program can not use it, only see it */
     char *name;
+    char site[TN__SITE_BYTES];
     tn__plane_object planes[TN_PLANE_COUNT];
     tn__view *view;                /* what makes it a view: its planes stay ABSENT; else NULL */
     tn__tensor_object *first_view; /* of it */
@@ -166,6 +176,7 @@ struct tn__lease_object {
     tn_access access;
     tn_stream stream;
     uint64_t stream_id;
+    const void *caller;          /* of tn_lease_begin */
     int is_derivation;           /* the library's own, to derive a plane: stales no other */
     int is_export;               /* held for another library, until it calls a deleter */
     int is_untouched;            /* nothing was done under it: abandoning leaves no trace */
@@ -236,6 +247,9 @@ static inline void tn__scope_unlock(const tn__scope_object *scope) {
 static inline void tn__tensor_unlock(const tn__tensor_object *tensor) {
     tn__scope_unlock(tensor->scope);
 }
+
+/* A site without its folders, cut at the front if it is long; "" for NULL. */
+void tn__site_copy(const char *site, char out[TN__SITE_BYTES]);
 
 /* A copied name of at most TN__NAME_BYTES_MAX bytes; `otherwise` if text is NULL or "". */
 tn_status tn__name_copy(const char *text, const char *otherwise, char **out);

@@ -7,6 +7,7 @@
 #ifndef TENURE_LIFETIME_H
 #define TENURE_LIFETIME_H
 
+#include "tenure_pool.h"
 #include "tenure_tensor.h"
 
 #ifdef __cplusplus
@@ -123,17 +124,6 @@ TN_API TN_MUST_USE tn_status tn_scope_policy_set(tn_scope scope, tn_plane_policy
  * TENURE_PLANE_POLICY says, then TENURE_RELEASE_FROZEN_COLUMNWISE (frozen 2D weights:
  * UNTIL_LAST_USE), else KEEP. Any thread. */
 TN_API TN_MUST_USE tn_status tn_policy_default_set(tn_plane_policy policy);
-
-/* What a scope is at. A step of training goes FORWARD, BACKWARD, UPDATE; where a unit computes
- * its activations again in backward, BACKWARD, RECOMPUTE, BACKWARD. */
-typedef enum tn_phase {
-    TN_PHASE_NONE = 0,
-    TN_PHASE_FORWARD,
-    TN_PHASE_BACKWARD,
-    TN_PHASE_RECOMPUTE, /* a part of backward */
-    TN_PHASE_UPDATE,
-    TN_PHASE_COUNT
-} tn_phase;
 
 TN_API const char *tn_phase_name(tn_phase phase);
 
@@ -332,6 +322,65 @@ TN_API TN_MUST_USE tn_status tn_dlpack_import_versioned(tn_scope scope,
                                                         tn_stream stream, tn_tensor *out);
 
 /* ---- reports, differences, expectations ---------------------------------------------------- */
+
+/* The scope and all below it as a tree: of each tensor format, shape, policy and where it was made;
+ * of each plane that has memory its state and bytes; and who holds it: access, stream and the call
+ * of each open lease. JSON is described in docs/formats.md. Returns the bytes that the whole needs
+ * without the closing 0, as tn_pool_report does; 0 for a scope that is not alive or an unknown
+ * format. */
+TN_API size_t tn_scope_report(tn_scope scope, tn_report_format format, char *text,
+                              size_t text_bytes);
+
+/* What lies between two readings of ledgers, of one scope or of two; negative: there is less. */
+typedef struct tn_ledger_change {
+    size_t size;
+    int64_t total_bytes;
+    int64_t data_bytes[TN_PLANE_COUNT];
+    int64_t scale_bytes[TN_PLANE_COUNT];
+    int64_t format_bytes[TN_FORMAT_COUNT];
+    int64_t foreign_bytes;
+    int64_t tensors;
+    int64_t planes;
+    int64_t leases;
+} tn_ledger_change;
+#define TN_LEDGER_CHANGE_INIT                                                                      \
+    { sizeof(tn_ledger_change), 0, {0}, {0}, {0}, 0, 0, 0, 0 }
+
+TN_API TN_MUST_USE tn_status tn_ledger_diff(const tn_ledger *before, const tn_ledger *after,
+                                            tn_ledger_change *out);
+
+/* It in a line, what has not changed left out: "+4096 bytes (ROW +4000 data, +96 scales), +1 plane",
+ * or "no change". Returns and cuts as tn_scope_report does. */
+TN_API size_t tn_ledger_change_text(const tn_ledger_change *change, char *text, size_t text_bytes);
+
+/* Expectations, for the tests of those who use this library. One that holds does nothing; one that
+ * does not gives the handler a text: file and line, what was expected and found, and the report of
+ * the scope. Each is 1 if it holds, 0 if the handler has returned. */
+#define TN_EXPECT_LIVE_BYTES(scope, bytes) tn_expect_live_bytes((scope), (bytes), TN_SITE)
+#define TN_EXPECT_PLANE_BYTES(scope, plane, bytes)                                                 \
+    tn_expect_plane_bytes((scope), (plane), (bytes), TN_SITE)
+#define TN_EXPECT_PLANE_STATE(tensor, plane, state)                                                \
+    tn_expect_plane_state((tensor), (plane), (state), TN_SITE)
+#define TN_EXPECT_NO_LEASES(scope)         tn_expect_no_leases((scope), TN_SITE)
+#define TN_EXPECT_NO_GROWTH(scope, before) tn_expect_growth((scope), (before), 0, TN_SITE)
+#define TN_EXPECT_GROWTH(scope, before, growth)                                                    \
+    tn_expect_growth((scope), (before), (growth), TN_SITE)
+
+/* What they are made of. Growth is of total bytes, against an earlier tn_scope_ledger of it; if it
+ * is 0, no tensor or lease more or less is there either. */
+TN_API int tn_expect_live_bytes(tn_scope scope, size_t bytes, const char *site);
+TN_API int tn_expect_plane_bytes(tn_scope scope, tn_plane plane, size_t bytes, const char *site);
+TN_API int tn_expect_plane_state(tn_tensor tensor, tn_plane plane, tn_plane_state state,
+                                 const char *site);
+TN_API int tn_expect_no_leases(tn_scope scope, const char *site);
+TN_API int tn_expect_growth(tn_scope scope, const tn_ledger *before, int64_t growth,
+                            const char *site);
+
+/* Called for each expectation that does not hold, by the thread that has it and with no lock held.
+ * It may return, abort, longjmp or throw; the text is valid until then. NULL: print to stderr and
+ * abort, as it is from the start. Set it before threads expect something. */
+typedef void (*tn_expect_handler)(void *context, const char *text);
+TN_API void tn_expect_handler_set(tn_expect_handler handler, void *context);
 
 #ifdef __cplusplus
 }

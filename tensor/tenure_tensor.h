@@ -125,15 +125,21 @@ typedef enum tn_scope_kind {
     TN_SCOPE_SAVED /* saved for backward */
 } tn_scope_kind;
 
+/* "file:line" of where it is written: of the _CONFIG_INIT that it is a part of. */
+#define TN_SITE               __FILE__ ":" TN_SITE_TEXT(__LINE__)
+#define TN_SITE_TEXT(line)    TN_SITE_LITERAL(line)
+#define TN_SITE_LITERAL(line) #line
+
 typedef struct tn_scope_config {
     size_t size;
     tn_pool *pool;   /* of a root scope; NULL in a child: its parent's */
     tn_scope parent; /* {0}: a root scope */
     tn_scope_kind kind;
     const char *name; /* copied */
+    const char *site; /* where it is made, for reports: "file:line"; the end of it is copied */
 } tn_scope_config;
 #define TN_SCOPE_CONFIG_INIT                                                                       \
-    { sizeof(tn_scope_config), NULL, {0}, TN_SCOPE_PROCESS, NULL }
+    { sizeof(tn_scope_config), NULL, {0}, TN_SCOPE_PROCESS, NULL, TN_SITE }
 
 TN_API TN_MUST_USE tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out);
 
@@ -157,11 +163,12 @@ typedef struct tn_tensor_config {
     int frozen;       /* 1: no gradient of it is wanted */
     const char *name; /* copied */
     int regatherable; /* 1: its contents can be had again: the last copy may be dropped */
+    const char *site; /* where it is made, as that of a scope */
 } tn_tensor_config;
 #define TN_TENSOR_CONFIG_INIT                                                                      \
     {                                                                                              \
         sizeof(tn_tensor_config), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, TN_SCALE_POW2,                 \
-            TN_POLICY_DEFAULT, 0, NULL, 0                                                          \
+            TN_POLICY_DEFAULT, 0, NULL, 0, TN_SITE                                                 \
     }
 
 /* A tensor with no planes. TN_INVALID_ARGUMENT names what does not fit (FP8 format with a
@@ -186,15 +193,14 @@ typedef struct tn_tensor_info {
     int frozen;
     tn_scope scope;
     tn_pool *pool;
-    const char *name; /* as long as the tensor lives */
+    const char *name; /* as long as the tensor lives; likewise the site ("" if there is none) */
     tn_tensor base;   /* of a view; {0}: it is none */
+    const char *site;
 } tn_tensor_info;
 #define TN_TENSOR_INFO_INIT                                                                        \
     {                                                                                              \
         sizeof(tn_tensor_info), TN_FORMAT_PLAIN, TN_FP32, 0, {0}, 0, 0, TN_SCALE_POW2,             \
-            TN_POLICY_DEFAULT, 0, {0}, NULL, NULL, {                                               \
-            0                                                                                      \
-        }                                                                                          \
+            TN_POLICY_DEFAULT, 0, {0}, NULL, NULL, {0}, NULL                                       \
     }
 
 TN_API TN_MUST_USE tn_status tn_tensor_info_get(tn_tensor tensor, tn_tensor_info *out);
@@ -316,6 +322,17 @@ TN_API TN_MUST_USE tn_status tn_plane_read(tn_tensor tensor, tn_plane plane, voi
 
 /* ---- the ledger --------------------------------------------------------------------------- */
 
+/* What a scope is at. A step of training goes FORWARD, BACKWARD, UPDATE; where a unit computes
+ * its activations again in backward, BACKWARD, RECOMPUTE, BACKWARD. */
+typedef enum tn_phase {
+    TN_PHASE_NONE = 0,
+    TN_PHASE_FORWARD,
+    TN_PHASE_BACKWARD,
+    TN_PHASE_RECOMPUTE, /* a part of backward */
+    TN_PHASE_UPDATE,
+    TN_PHASE_COUNT
+} tn_phase;
+
 typedef struct tn_ledger {
     size_t size;
     size_t total_bytes;
@@ -327,9 +344,13 @@ typedef struct tn_ledger {
     uint64_t planes;      /* with memory */
     uint64_t leases;      /* open now */
     size_t foreign_bytes; /* adopted memory (tenure_lifetime.h): in none of the bytes above */
+    size_t format_bytes[TN_FORMAT_COUNT];
+    size_t peak_phase_bytes[TN_PHASE_COUNT]; /* the most in total while the scope was in each */
 } tn_ledger;
 #define TN_LEDGER_INIT                                                                             \
-    { sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0, 0 }
+    {                                                                                              \
+        sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0, 0, {0}, { 0 }                             \
+    }
 
 /* What the scope and all below it own now, and the peaks since it was made or last reset. */
 TN_API TN_MUST_USE tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out);
