@@ -349,7 +349,7 @@ typedef struct tn_ledger_change {
 TN_API TN_MUST_USE tn_status tn_ledger_diff(const tn_ledger *before, const tn_ledger *after,
                                             tn_ledger_change *out);
 
-/* It in a line, what has not changed left out: "+4096 bytes (ROW +4000 data, +96 scales), +1 plane",
+/* It in a line, without what has not changed: "+4096 bytes (ROW +4000 data, +96 scales), +1 plane",
  * or "no change". Returns and cuts as tn_scope_report does. */
 TN_API size_t tn_ledger_change_text(const tn_ledger_change *change, char *text, size_t text_bytes);
 
