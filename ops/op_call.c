@@ -90,16 +90,34 @@ tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tens
     return TN_OK;
 }
 
+static void note_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane) {
+    TN_CHECK(call->derived_count < TN__OP_DERIVED_MAX);
+    call->derived[call->derived_count++] = (tn__op_derived){tensor, plane};
+}
+
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view) {
     tn_plane_state before = TN_PLANE_VALID;
     TN_TRY(tn_plane_state_get(tensor, plane, &before));
     TN_TRY(tn__op_lease(call, tensor, plane, TN_READ, view));
-    if (before == TN_PLANE_ABSENT) {
-        call->derived = tensor;
-        call->derived_plane = plane;
-    }
+    if (before == TN_PLANE_ABSENT) note_derived(call, tensor, plane);
     return TN_OK;
+}
+
+tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side) {
+    tn_plane_state before = TN_PLANE_VALID;
+    tn__saved_error error;
+    TN_TRY(tn_plane_state_get(tensor, plane, &before));
+    if (before == TN_PLANE_VALID) return TN_OK;
+    TN_TRY(tn_stream_wait(call->device, side, call->stream));
+    tn__error_save(&error);
+    tn_status status = tn_plane_require(tensor, plane, side);
+    if (status == TN_OUT_OF_DEVICE_MEMORY || status == TN_IN_USE) {
+        tn__error_restore(&error);
+        return TN_OK;
+    }
+    if (status == TN_OK && before == TN_PLANE_ABSENT) note_derived(call, tensor, plane);
+    return status;
 }
 
 tn_status tn__op_end_lease(tn__op_call *call, int index) {
@@ -185,9 +203,11 @@ static void undo(tn__op_call *call) {
         if (lease.value != 0 && tn_lease_abandon(lease) == TN_OK) call->leases[i].lease.value = 0;
     }
     (void)destroy_scratch(call);
-    if (tn__is_no_tensor(call->derived)) return;
-    if (tn_plane_drop(call->derived, call->derived_plane, call->stream) != TN_OK) return;
-    call->derived.value = 0;
+    while (call->derived_count > 0) {
+        const tn__op_derived *last = &call->derived[call->derived_count - 1];
+        if (tn_plane_drop(last->tensor, last->plane, call->stream) != TN_OK) return;
+        call->derived_count--;
+    }
 }
 
 tn_status tn__op_finish(tn__op_call *call, tn_status status) {

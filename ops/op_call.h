@@ -19,7 +19,13 @@
 
 #include "op_kernels.h"
 
-enum { TN__OP_LEASES_MAX = 12, TN__OP_SCRATCH_MAX = 4 };
+enum { TN__OP_LEASES_MAX = 12, TN__OP_SCRATCH_MAX = 4, TN__OP_DERIVED_MAX = 2 };
+
+/* A plane that the call had derived: dropped again if the call fails. */
+typedef struct tn__op_derived {
+    tn_tensor tensor;
+    tn_plane plane;
+} tn__op_derived;
 
 typedef struct tn__op_lease_slot {
     tn_lease lease;  /* {0}: ended */
@@ -36,8 +42,8 @@ typedef struct tn__op_call {
     int lease_count;
     tn_tensor scratch[TN__OP_SCRATCH_MAX];
     int scratch_count;
-    tn_tensor derived; /* whose plane this call had derived: dropped again if it fails */
-    tn_plane derived_plane;
+    tn__op_derived derived[TN__OP_DERIVED_MAX];
+    int derived_count;
 } tn__op_call;
 
 tn__op_call tn__op_begin(const char *name, tn_stream stream);
@@ -89,6 +95,12 @@ tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tens
 /* READ of a plane that is derived if it is not valid, and dropped again if the call fails. */
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view);
+
+/* Has a plane derived on `side` for a later call, beside what this call puts on its own stream from
+ * now on and after what is there; dropped again if the call fails. A plane that is valid is left
+ * alone. That there is no memory for it now, or no free buffer of its scratch slot, is success: the
+ * later call derives it then. */
+tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side);
 
 /* Ends one lease before the rest: `index` was call->lease_count when it was begun. */
 tn_status tn__op_end_lease(tn__op_call *call, int index);

@@ -154,7 +154,7 @@ tn_status tn_linear_forward(const tn_linear_forward_args *args, tn_stream stream
 /* ---- backward -------------------------------------------------------------------------------- */
 
 typedef struct backward_tensors {
-    tn_tensor_info dy, weight, saved_x, dx, dw;
+    tn_tensor_info dy, weight, next_weight, saved_x, dx, dw;
     layer_planes planes;
     int wants_dx, wants_dw;
 } backward_tensors;
@@ -183,6 +183,10 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     TN_TRY(tn__op_require_shape(call, "dy", &t->dy, t->dy.rows, t->weight.rows,
                                 "its columns are weight's rows"));
     TN_TRY(planes_of(call, &t->weight, &t->planes));
+    if (!tn__is_no_tensor(args->next_weight)) {
+        TN_TRY(tn__op_tensor(call, "next_weight", args->next_weight, &t->next_weight));
+        TN_TRY(tn__op_require_format(call, "next_weight", &t->next_weight, TN_FORMAT_FP8_BLOCK_2D));
+    }
     if (t->wants_dx) {
         TN_TRY(tn__op_tensor(call, "dx", args->dx, &t->dx));
         TN_TRY(tn__op_require_float(call, "dx", &t->dx));
@@ -203,7 +207,9 @@ static tn_status quantize_dy(tn__op_call *call, const tn_linear_backward_args *a
     return tn__op_quantize(call, plan);
 }
 
-/* dx = dy w. The weight's COL plane is under lease only from here to the end of here. */
+/* dx = dy w. The weight's COL plane is under lease only from here to the end of here. The next
+ * weight's is derived while the product runs, which leaves the memory idle; only after this one's
+ * lease, which waits for all that is on the stream that derived it. */
 static tn_status dgrad(tn__op_call *call, const tn_linear_backward_args *args,
                        const backward_tensors *t, const tn__quantize_plan *dy) {
     tn__gemm_work work = {.contracted = t->dy.cols};
@@ -214,6 +220,9 @@ static tn_status dgrad(tn__op_call *call, const tn_linear_backward_args *args,
     work.b = tn__gemm_operand(t->weight.format, &weight);
     TN_TRY(tn__gemm_scratch(call, args->scope, &t->dx, &work));
     TN_TRY(tn__op_lease_matrix(call, args->dx, &t->dx, TN_WRITE, &work.d));
+    if (!tn__is_no_tensor(args->next_weight)) {
+        TN_TRY(tn__op_derive_ahead(call, args->next_weight, t->planes.dgrad.b, args->side));
+    }
     TN_TRY(tn__gemm_launch(call, &work));
     return tn__op_end_lease(call, weight_lease);
 }

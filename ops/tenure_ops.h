@@ -208,7 +208,13 @@ TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *arg
 /* dx = dy w (skipped if dx is {0}) and dw = dy^T x (skipped if dw is {0}; needs saved_x). dgrad
  * reads w's COL plane, deriving it if it is absent, and calls tn_plane_release on it directly
  * after, also on a layer that computes no dgrad. dy is quantized once for both. saved_x is not
- * freed: it ends with its scope. */
+ * freed: it ends with its scope.
+ *
+ * next_weight (an FP8_BLOCK_2D weight, of any size) has its COL plane derived on `side` while dgrad
+ * runs, if it is not valid: what the next call reads is there when it comes, for one plane more
+ * alive at a time. Where its policy is SCRATCH the slot needs two buffers. If there is no memory or
+ * no free buffer for it, nothing is derived ahead, and that is no failure; nor is anything without
+ * dgrad. In a capture the next call must come in the same one, or `side` is not joined again. */
 typedef struct tn_linear_backward_args {
     size_t size;
     tn_tensor dy;
@@ -218,11 +224,11 @@ typedef struct tn_linear_backward_args {
     tn_tensor dw;
     int accumulate_dw;
     tn_scope scope;
+    tn_tensor next_weight; /* whose backward comes next; {0}: not told */
+    tn_stream side;        /* of next_weight's derivation; another one than `stream` */
 } tn_linear_backward_args;
 #define TN_LINEAR_BACKWARD_ARGS_INIT                                                               \
-    {                                                                                              \
-        sizeof(tn_linear_backward_args), {0}, {0}, {0}, {0}, {0}, 0, { 0 }                         \
-    }
+    { sizeof(tn_linear_backward_args), {0}, {0}, {0}, {0}, {0}, 0, {0}, {0}, NULL }
 TN_API TN_MUST_USE tn_status tn_linear_backward(const tn_linear_backward_args *args,
                                                 tn_stream stream);
 

@@ -122,8 +122,9 @@ static tn_status make_all(demo_model *model, tn_plane_policy policy) {
 }
 
 tn_status demo_model_create(demo_model *model, tn_device *device, tn_pool *pool, tn_stream stream,
-                            const demo_shape *shape, tn_plane_policy policy) {
-    *model = (demo_model){.shape = *shape, .device = device, .pool = pool, .stream = stream};
+                            tn_stream side, const demo_shape *shape, tn_plane_policy policy) {
+    *model = (demo_model){
+        .shape = *shape, .device = device, .pool = pool, .stream = stream, .side = side};
     model->weights = calloc((size_t)shape->layers, sizeof *model->weights);
     model->adapters = calloc((size_t)shape->layers + 1, sizeof *model->adapters);
     tn_status status = TN_OUT_OF_HOST_MEMORY;

@@ -41,6 +41,7 @@ typedef struct demo_model {
     tn_device *device;
     tn_pool *pool;
     tn_stream stream;
+    tn_stream side; /* where the next layer's columnwise plane is derived */
     tn_scope root;
     tn_scope frozen;  /* FP8 weights of the stack */
     tn_scope edges;   /* embedding table and head */
@@ -55,7 +56,7 @@ typedef struct demo_model {
 /* Builds the model with weights from a fixed seed; `policy` is that of the frozen weights, and
  * with KEEP their columnwise planes are made at once. On failure nothing is left. */
 TN_MUST_USE tn_status demo_model_create(demo_model *model, tn_device *device, tn_pool *pool,
-                                        tn_stream stream, const demo_shape *shape,
+                                        tn_stream stream, tn_stream side, const demo_shape *shape,
                                         tn_plane_policy policy);
 
 /* Frees everything; after a failure anywhere too. */

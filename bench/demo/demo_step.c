@@ -145,6 +145,8 @@ static tn_status layer_backward(demo_step *step, int layer) {
     args.weight = step->model->weights[layer];
     args.dx = dx;
     args.scope = step->scratch;
+    if (layer > 0) args.next_weight = step->model->weights[layer - 1];
+    args.side = step->model->side;
     DEMO_TRY(tn_linear_backward(&args, step->model->stream));
     DEMO_TRY(add(step, dy, dx, 1.0f));
     DEMO_TRY(adapter_backward(step, layer + 1, dy, dx));

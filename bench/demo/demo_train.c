@@ -11,7 +11,7 @@ typedef struct training {
     const demo_train_config *config;
     demo_model model;
     tn_pool *pool;
-    tn_stream stream;
+    tn_stream stream, side;
     unsigned char *tokens; /* [tokens + 1]: a window of the text, read round */
     double *step_us;
 } training;
@@ -148,8 +148,8 @@ static tn_status allocate(training *run, demo_train_result *out) {
 static tn_status build_and_train(training *run, tn_device *device, const char *label,
                                  demo_train_result *out) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
-    DEMO_TRY(demo_model_create(&run->model, device, run->pool, run->stream, &run->config->shape,
-                               run->config->policy));
+    DEMO_TRY(demo_model_create(&run->model, device, run->pool, run->stream, run->side,
+                               &run->config->shape, run->config->policy));
     tn_status status = allocate(run, out);
     if (status == TN_OK) status = train_steps(run, label, out);
     tn_status synchronized = tn_stream_synchronize(device, run->stream);
@@ -158,6 +158,11 @@ static tn_status build_and_train(training *run, tn_device *device, const char *l
     if (status == TN_OK) status = tn_pool_stats_get(run->pool, &stats);
     out->live_after_destroy_bytes = stats.live_bytes;
     return status;
+}
+
+static void end_stream(tn_device *device, tn_stream stream, tn_status *status) {
+    tn_status ended = tn_stream_destroy(device, stream);
+    if (*status == TN_OK) *status = ended;
 }
 
 tn_status demo_train(tn_device *device, const demo_train_config *config, const char *label,
@@ -169,9 +174,12 @@ tn_status demo_train(tn_device *device, const demo_train_config *config, const c
     DEMO_TRY(tn_pool_create(device, &pool_config, &run.pool));
     tn_status status = tn_stream_create(device, &run.stream);
     if (status == TN_OK) {
-        status = build_and_train(&run, device, label, out);
-        tn_status ended = tn_stream_destroy(device, run.stream);
-        if (status == TN_OK) status = ended;
+        status = tn_stream_create(device, &run.side);
+        if (status == TN_OK) {
+            status = build_and_train(&run, device, label, out);
+            end_stream(device, run.side, &status);
+        }
+        end_stream(device, run.stream, &status);
     }
     tn_status destroyed = tn_pool_destroy(run.pool);
     if (status == TN_OK) status = destroyed;

@@ -37,7 +37,7 @@ assert report["all_hold"] and all(report["claims"].values())
 assert kept["columnwise_bytes_after_backward"] == 3 * one
 assert released["columnwise_bytes_after_backward"] == 0
 assert kept["resident_bytes"] - released["resident_bytes"] == 3 * one
-assert kept["peak_bytes"] - released["peak_bytes"] == 2 * one
+assert kept["peak_bytes"] - released["peak_bytes"] == one  # two are alive in a dgrad
 assert kept["loss"] == released["loss"] and kept["loss"][2] < kept["loss"][0]
 assert report["replay"]["peak_live_bytes"] == 4096 + 8388608
 assert sum(o["resident_bytes"] for o in kept["owners"]) == kept["resident_bytes"]

@@ -11,7 +11,8 @@
 
 enum { LAYERS = 5, STEPS = 3, TOKENS = 70, WIDTH = 200 };
 
-static const tn_plane_policy policies[] = {TN_POLICY_KEEP, TN_POLICY_UNTIL_LAST_USE};
+static const tn_plane_policy policies[] = {TN_POLICY_KEEP, TN_POLICY_UNTIL_LAST_USE,
+                                           TN_POLICY_SCRATCH};
 enum { POLICIES = sizeof policies / sizeof *policies };
 
 static test_ops open_ops(int is_sim) {
@@ -32,9 +33,11 @@ static frozen_config config_of(tn_plane_policy policy) {
         .layers = LAYERS, .steps = STEPS, .tokens = TOKENS, .width = WIDTH, .policy = policy};
 }
 
-/* `expected` in planes, one for each policy; all policies give the same gradients. */
+/* `expected` in planes, one for each policy, and in buffers of the slot that is made at first need;
+ * all policies give the same gradients. */
 typedef struct planes {
-    size_t at_first, kept, peak;
+    size_t at_first, kept, peak, buffers;
+    int buffers_from; /* the step that makes the slot */
 } planes;
 
 static void run_policies(const frozen_config *base, const planes expected[POLICIES]) {
@@ -45,8 +48,9 @@ static void run_policies(const frozen_config *base, const planes expected[POLICI
             test_ops ops = open_ops(is_sim);
             frozen_config config = *base;
             config.policy = policies[p];
-            frozen_bytes bytes = {expected[p].at_first * plane, expected[p].kept * plane,
-                                  expected[p].peak * plane, 0};
+            frozen_bytes bytes = {
+                expected[p].at_first * plane, expected[p].kept * plane, expected[p].peak * plane,
+                expected[p].buffers * frozen_buffer_bytes(base->width), expected[p].buffers_from};
             frozen_run(&ops, &config, &results[p]);
             frozen_expect(&config, &results[p], &bytes);
             if (p > 0) frozen_expect_same_gradients(&config, &results[0], &results[p]);
@@ -60,7 +64,8 @@ static void run_policies(const frozen_config *base, const planes expected[POLICI
 static void a_plane_lives_as_its_policy_says(void **state) {
     frozen_config config = config_of(TN_POLICY_KEEP);
     (void)state;
-    run_policies(&config, (const planes[]){{0, LAYERS, LAYERS}, {0, 0, 1}});
+    run_policies(&config,
+                 (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 1, 0, 0}, {0, 0, 0, 1, 0}});
 }
 
 /* The first backward lets go of what the weights were created with, one layer after another. */
@@ -68,16 +73,19 @@ static void weights_created_with_both_planes_get_the_same_saving(void **state) {
     frozen_config config = config_of(TN_POLICY_KEEP);
     (void)state;
     config.has_both_planes = 1;
-    run_policies(&config, (const planes[]){{LAYERS, LAYERS, LAYERS}, {LAYERS, 0, LAYERS}});
+    run_policies(&config, (const planes[]){{LAYERS, LAYERS, LAYERS, 0, 0},
+                                           {LAYERS, 0, LAYERS, 0, 0},
+                                           {LAYERS, 0, LAYERS, 1, 1}});
 }
 
 static void layers_below_the_first_gradient_make_no_columnwise_plane(void **state) {
     frozen_config config = config_of(TN_POLICY_KEEP);
     (void)state;
     config.first_with_dgrad = 2;
-    run_policies(&config, (const planes[]){{0, LAYERS - 2, LAYERS - 2}, {0, 0, 1}});
+    run_policies(&config, (const planes[]){
+                              {0, LAYERS - 2, LAYERS - 2, 0, 0}, {0, 0, 1, 0, 0}, {0, 0, 0, 1, 0}});
     config.first_with_dgrad = LAYERS;
-    run_policies(&config, (const planes[]){{0, 0, 0}, {0, 0, 0}});
+    run_policies(&config, (const planes[]){{0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}, {0, 0, 0, 0, 0}});
 }
 
 /* ROW is read by the forward that is computed again, then COL is derived: no plane more. */
@@ -85,7 +93,22 @@ static void recomputation_changes_nothing(void **state) {
     frozen_config config = config_of(TN_POLICY_KEEP);
     (void)state;
     config.recomputes = 1;
-    run_policies(&config, (const planes[]){{0, LAYERS, LAYERS}, {0, 0, 1}});
+    run_policies(&config,
+                 (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 1, 0, 0}, {0, 0, 0, 1, 0}});
+}
+
+/* Each dgrad has the next layer's plane derived meanwhile: one more is alive, or one more buffer;
+ * a slot of one buffer has no room for it, and each is derived when it is read. */
+static void deriving_ahead_takes_one_plane_more(void **state) {
+    frozen_config config = config_of(TN_POLICY_KEEP);
+    (void)state;
+    config.derives_ahead = 1;
+    config.scratch_buffers = 2;
+    run_policies(&config,
+                 (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 2, 0, 0}, {0, 0, 0, 2, 0}});
+    config.scratch_buffers = 1;
+    run_policies(&config,
+                 (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 2, 0, 0}, {0, 0, 0, 1, 0}});
 }
 
 /* Trainable in the first step: its planes stay. From the second on they go. */
@@ -147,7 +170,7 @@ static void the_environment_releases_them_by_either_name(void **state) {
         tn__options_reload();
         test_ops ops = open_ops(is_sim);
         frozen_run(&ops, &config, &result);
-        frozen_bytes bytes = {0, is_on ? 0 : LAYERS * plane, (is_on ? 1 : LAYERS) * plane, 0};
+        frozen_bytes bytes = {0, is_on ? 0 : LAYERS * plane, (is_on ? 1 : LAYERS) * plane, 0, 0};
         frozen_expect(&config, &result, &bytes);
         frozen_result_free(&result);
         close_ops(&ops, is_sim);
@@ -162,6 +185,7 @@ int main(void) {
         cmocka_unit_test(weights_created_with_both_planes_get_the_same_saving),
         cmocka_unit_test(layers_below_the_first_gradient_make_no_columnwise_plane),
         cmocka_unit_test(recomputation_changes_nothing),
+        cmocka_unit_test(deriving_ahead_takes_one_plane_more),
         cmocka_unit_test(weights_that_become_frozen_later_get_the_saving_from_then_on),
         cmocka_unit_test(what_a_release_saves_is_exact),
         cmocka_unit_test(the_environment_releases_them_by_either_name),

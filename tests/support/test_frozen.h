@@ -18,6 +18,8 @@ typedef struct frozen_config {
     int first_with_dgrad; /* layers below compute no gradient of their input */
     int recomputes;       /* backward runs a layer's forward again before it */
     int frozen_from;      /* the step from which the weights are frozen; 0: always */
+    int derives_ahead;    /* each backward has the next weight's plane derived on another stream */
+    int scratch_buffers;  /* of the weights' scope; 0: no slot of its own */
 } frozen_config;
 
 /* Bytes of the weights' columnwise planes, and of everything. */
@@ -35,6 +37,9 @@ typedef struct frozen_result {
 /* Elements and scales of one plane of a weight: ROW and COL take the same. */
 size_t frozen_plane_bytes(int64_t width);
 
+/* What a buffer of a scratch slot takes: its data to a multiple of 256, and scales. */
+size_t frozen_buffer_bytes(int64_t width);
+
 /* Runs the stack in scopes of its own below ops->scope, gone afterwards. Fails the test if a call
  * fails or the ledger is not the pool's after any pass. */
 void frozen_run(test_ops *ops, const frozen_config *config, frozen_result *out);
@@ -44,6 +49,7 @@ void frozen_result_free(frozen_result *result);
  * peak; and what else stays beside the ROW planes. */
 typedef struct frozen_bytes {
     size_t at_first, kept, peak, scratch;
+    int scratch_from; /* the step that makes the slot */
 } frozen_bytes;
 
 void frozen_expect(const frozen_config *config, const frozen_result *result,
