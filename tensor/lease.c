@@ -7,6 +7,7 @@
 #include "format_table.h"
 #include "lease.h"
 #include "plane_transition.h"
+#include "scope_closing.h"
 #include "tenure_lifetime.h"
 #include "tensor_internal.h"
 #include "tensor_view.h"
@@ -115,20 +116,20 @@ tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
 tn_status tn_lease_end(tn_lease lease) {
     tn__lease_object *object;
     TN_TRY(tn__lease_acquire(lease, &object));
-    unsigned lock = object->tensor->scope->books->lock;
+    const tn__tensor_object *tensor = object->tensor;
     tn_status status = tn__transition_end(object);
     if (status == TN_OK) delete_lease(object);
-    tn__unlock(lock);
+    tn__closing_unlock(tensor);
     return status;
 }
 
 tn_status tn_lease_abandon(tn_lease lease) {
     tn__lease_object *object;
     TN_TRY(tn__lease_acquire(lease, &object));
-    unsigned lock = object->tensor->scope->books->lock;
+    const tn__tensor_object *tensor = object->tensor;
     tn__transition_abandon(object);
     delete_lease(object);
-    tn__unlock(lock);
+    tn__closing_unlock(tensor);
     return TN_OK;
 }
 
@@ -149,19 +150,19 @@ void tn__lease_mark_export(tn_lease lease) {
 
 void tn__lease_undo(tn_lease lease) {
     tn__lease_object *object = acquire_own(lease);
-    unsigned lock = object->tensor->scope->books->lock;
+    const tn__tensor_object *tensor = object->tensor;
     object->is_untouched = 1;
     tn__transition_abandon(object);
     delete_lease(object);
-    tn__unlock(lock);
+    tn__closing_unlock(tensor);
 }
 
 void tn__lease_end_surely(tn_lease lease) {
     tn__lease_object *object = acquire_own(lease);
-    unsigned lock = object->tensor->scope->books->lock;
+    const tn__tensor_object *tensor = object->tensor;
     tn__transition_end_surely(object);
     delete_lease(object);
-    tn__unlock(lock);
+    tn__closing_unlock(tensor);
 }
 
 /* ---- copies of whole planes ---------------------------------------------------------------- */

@@ -115,15 +115,21 @@ static tn__plane_use free_use(const tn__plane_object *plane, const tn__plane_use
     return (tn__plane_use){plane->last_stream, plane->last_stream_id, 1};
 }
 
+static tn_status announce_plane(tn__plane_object *plane, const tn__plane_use *on) {
+    tn__plane_use use = free_use(plane, on);
+    TN_TRY(tn__plane_memory_announce(plane, use.stream, use.stream_id));
+    if (!plane->replaced) return TN_OK;
+    return tn__plane_memory_announce(plane->replaced, use.stream, use.stream_id);
+}
+
 tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn__plane_object *plane = &tensor->planes[i];
-        tn__plane_use use = free_use(plane, on);
-        TN_TRY(tn__plane_memory_announce(plane, use.stream, use.stream_id));
-        if (!plane->replaced) continue;
-        TN_TRY(tn__plane_memory_announce(plane->replaced, use.stream, use.stream_id));
-    }
+    for (int i = 0; i < TN_PLANE_COUNT; i++)
+        TN_TRY(announce_plane(&tensor->planes[i], on));
     return TN_OK;
+}
+
+tn_status tn__transition_announce_plane(tn__tensor_object *tensor, tn_plane plane) {
+    return announce_plane(&tensor->planes[plane], NULL);
 }
 
 /* A second try tells what is wrong with a block that was left. */
@@ -134,16 +140,25 @@ static tn_status empty_memory(tn__tensor_object *tensor, tn_plane plane, tn__pla
     return free_announced(tensor, plane, at, stream);
 }
 
-tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn__plane_object *plane = &tensor->planes[i];
-        tn_stream stream = free_use(plane, on).stream;
-        TN_TRY(empty_memory(tensor, (tn_plane)i, plane, stream));
-        if (!plane->replaced) continue;
-        TN_TRY(empty_memory(tensor, (tn_plane)i, plane->replaced, stream));
-        end_replaced(plane);
-    }
+static tn_status empty_plane(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on) {
+    tn__plane_object *object = &tensor->planes[plane];
+    tn_stream stream = free_use(object, on).stream;
+    TN_TRY(empty_memory(tensor, plane, object, stream));
+    if (!object->replaced) return TN_OK;
+    TN_TRY(empty_memory(tensor, plane, object->replaced, stream));
+    end_replaced(object);
     return TN_OK;
+}
+
+tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++)
+        TN_TRY(empty_plane(tensor, (tn_plane)i, on));
+    return TN_OK;
+}
+
+tn_status tn__transition_end_plane(tn__tensor_object *tensor, tn_plane plane) {
+    TN_TRY(announce_plane(&tensor->planes[plane], NULL));
+    return empty_plane(tensor, plane, NULL);
 }
 
 static tn_status settle_plane(tn__tensor_object *tensor, tn_plane plane) {

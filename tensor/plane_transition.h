@@ -67,6 +67,11 @@ tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plan
 tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *on);
 
+/* One plane that nobody leases to ABSENT in the order of its last use, whatever is lost with it;
+ * announced first, as above. */
+tn_status tn__transition_announce_plane(tn__tensor_object *tensor, tn_plane plane);
+tn_status tn__transition_end_plane(tn__tensor_object *tensor, tn_plane plane);
+
 /* Frees what earlier transitions could not: after it no plane has remains. */
 tn_status tn__transition_settle(tn__tensor_object *tensor);
 

@@ -11,6 +11,7 @@
 #include "ledger.h"
 #include "plane_order.h"
 #include "plane_transition.h"
+#include "scope_closing.h"
 #include "scratch_slot.h"
 #include "tensor_internal.h"
 #include "tensor_view.h"
@@ -62,7 +63,7 @@ void tn__scope_delete_tensor(tn__tensor_object *tensor) {
     if (tensor->view) tn__view_unlink(tensor);
     tn__ledger_count_tensor(tensor->scope, -1);
     tn__scope_unlink_tensor(tensor);
-    tn__handle_destroy(tensor->handle.value);
+    if (tensor->handle.value) tn__handle_destroy(tensor->handle.value);
     tn__host_free(tensor->name);
     tn__host_free(tensor);
 }
@@ -124,6 +125,7 @@ tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out) {
     TN_REQUIRE(kind_name(config->kind), "tn_scope_create: unknown kind %d", (int)config->kind);
     TN_TRY(open_place(config, &books, &parent));
     TN_CHECK(books != NULL);
+    tn__closing_retry(books);
     tn_status status = make_scope(books, parent, config, out);
     tn__unlock(books->lock);
     if (status != TN_OK) tn__books_collect(); /* that were made for this scope */
@@ -148,8 +150,7 @@ static int is_below(const tn__scope_object *scope, const tn__scope_object *root)
     return scope == root;
 }
 
-/* A view elsewhere of what is in the scope or below. */
-static const tn__tensor_object *outer_view_of(tn__scope_object *root) {
+const tn__tensor_object *tn__scope_outer_view(tn__scope_object *root) {
     for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
         for (tn__tensor_object *tensor = scope->first_tensor; tensor; tensor = tensor->next) {
             for (tn__tensor_object *view = tensor->first_view; view; view = view->view->next) {
@@ -162,7 +163,7 @@ static const tn__tensor_object *outer_view_of(tn__scope_object *root) {
 
 static tn_status check_close(tn__scope_object *root) {
     const tn__lease_object *lease = first_lease_in(root);
-    const tn__tensor_object *view = outer_view_of(root);
+    const tn__tensor_object *view = tn__scope_outer_view(root);
     if (lease) return tn__fail_in_use(lease, "closing its scope");
     return view ? tn__fail_viewed(view, "closing its scope") : TN_OK;
 }
@@ -189,12 +190,14 @@ static void delete_views(tn__scope_object *root) {
     }
 }
 
-static void delete_scope(tn__scope_object *scope) {
-    while (scope->first_tensor)
-        tn__scope_delete_tensor(scope->first_tensor);
+void tn__scope_delete_empty(tn__scope_object *scope) {
+    TN_CHECK(!scope->first_child && !scope->first_tensor);
     tn__scratch_delete(scope);
     unlink_scope(scope);
-    tn__handle_destroy(scope->handle.value);
+    if (scope->is_closing)
+        scope->books->closing_scopes--;
+    else
+        tn__handle_destroy(scope->handle.value);
     tn__host_free(scope->name);
     tn__host_free(scope);
 }
@@ -207,7 +210,9 @@ static void delete_scopes(tn__scope_object *root) {
         while (scope->first_child)
             scope = scope->first_child;
         int is_root = scope == root;
-        delete_scope(scope);
+        while (scope->first_tensor)
+            tn__scope_delete_tensor(scope->first_tensor);
+        tn__scope_delete_empty(scope);
         if (is_root) return;
     }
 }
@@ -221,7 +226,11 @@ tn_status tn_scope_close(tn_scope scope) {
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_announce_empty);
     if (status == TN_OK) tn__scratch_vacate(object);
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_empty);
-    if (status == TN_OK) delete_scopes(object);
+    if (status == TN_OK) {
+        tn__books *books = object->books;
+        delete_scopes(object);
+        tn__closing_retry(books);
+    }
     tn__unlock(lock);
     if (status == TN_OK) tn__books_collect();
     return status;

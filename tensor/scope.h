@@ -28,6 +28,12 @@ tn_status tn__tensor_config_check(const tn_tensor_config *config);
 /* M and K of its shape. */
 tn_status tn__tensor_flatten(const tn_tensor_config *config, int64_t *rows, int64_t *cols);
 
+/* A view elsewhere of what is in the scope or below; NULL if there is none. */
+const tn__tensor_object *tn__scope_outer_view(tn__scope_object *root);
+
+/* Ends a scope that has neither tensors nor scopes below it. */
+void tn__scope_delete_empty(tn__scope_object *scope);
+
 /* Ends a tensor that has neither planes, leases nor views: its handle, its place and its memory. */
 void tn__scope_delete_tensor(tn__tensor_object *tensor);
 

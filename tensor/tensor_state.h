@@ -52,6 +52,7 @@ struct tn__books {
     tn__scope_object *first_root;
     uint64_t tensors_made; /* numbers tensors in the order of creation */
     uint64_t writes_made;
+    size_t closing_scopes;
     tn__recent_id recent_ids[TN__RECENT_STREAMS];
     tn__lease_object *spare_leases; /* linked by next: of leases that have ended */
     tn__books *next;
@@ -73,6 +74,7 @@ struct tn__scope_object {
     tn_scope handle;
     tn__books *books;
     tn__scope_object *parent; /* NULL: a root */
+    int is_closing;           /* and all below it: see scope_closing.c */
     tn__scope_object *first_child;
     tn__scope_object *previous, *next; /* siblings, or the books' roots */
     tn__tensor_object *first_tensor;

@@ -113,6 +113,15 @@ TN_API TN_MUST_USE tn_status tn_tensor_view_rows(tn_tensor base, int64_t first_r
 TN_API TN_MUST_USE tn_status tn_tensor_view_shape(tn_tensor base, int rank, const int64_t *shape,
                                                   tn_scope scope, tn_tensor *out);
 
+/* Closes a scope in which planes may still be leased, which tn_scope_close refuses. The handles of
+ * the scope, of those below and of all tensors in them end with the call (TN_STALE_HANDLE), so that
+ * nothing can be made, moved there or leased any more. What nobody leases is freed at once, each
+ * other plane when its last lease ends, in the order of its last use; tensors and scopes go when
+ * they have nothing left. Any thread may end those leases. The ledgers of scopes above count all
+ * that is still there, and these scopes can not be closed before it is gone. TN_IN_USE if a tensor
+ * elsewhere is a view of one in it, or while another thread derives a plane there. {0}: a no-op. */
+TN_API tn_status tn_scope_close_deferred(tn_scope scope);
+
 /* ---- policies and phases ------------------------------------------------------------------- */
 
 /* For tensors in the scope and below that have no policy of their own, nor a nearer scope that has
