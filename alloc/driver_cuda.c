@@ -72,7 +72,7 @@ tn_status tn__cuda_begin(tn__driver_device *device, tn_driver_call kind, tn__cud
 tn_status tn__cuda_end(const tn__cuda_call *call, int code, const char *format, ...) {
     tn__driver_device *device = call->device;
     if (call->is_memory) {
-        tn__count_memory_ns(&device->counts, memory_clock_ns(device) - call->start_ns);
+        tn__count_memory_ns(&device->counts, call->kind, memory_clock_ns(device) - call->start_ns);
     }
     if (call->is_relaxed) (void)exchange_capture_mode(device, call->mode_before);
     if (call->is_pushed) {
@@ -229,7 +229,6 @@ static double cuda_now_us(tn__driver_device *device) {
 
 static tn_status cuda_stats(tn__driver_device *device, tn_driver_stats *out) {
     tn__call_counts_read(&device->counts, out);
-    out->time_us = (double)atomic_load(&device->counts.memory_ns) / 1000.0;
     return TN_OK;
 }
 

@@ -98,7 +98,7 @@ static tn_status host_mem_alloc(tn__driver_device *device, size_t bytes, void **
     TN_REQUIRE(bytes > 0, "mem_alloc of 0 bytes");
     uint64_t start = tn__clock_ns();
     tn_status status = tn__host_memory_take(&device->memory, bytes, out);
-    tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
+    tn__count_memory_ns(&device->counts, TN_CALL_MEM_ALLOC, tn__clock_ns() - start);
     return status;
 }
 
@@ -106,7 +106,7 @@ static tn_status host_mem_free(tn__driver_device *device, void *address) {
     TN_TRY(begin_call(device, TN_CALL_MEM_FREE));
     uint64_t start = tn__clock_ns();
     tn_status status = tn__host_memory_give(&device->memory, address);
-    tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
+    tn__count_memory_ns(&device->counts, TN_CALL_MEM_FREE, tn__clock_ns() - start);
     return status;
 }
 
@@ -115,7 +115,7 @@ static tn_status host_host_alloc(tn__driver_device *device, size_t bytes, void *
     TN_REQUIRE(bytes > 0, "host_alloc of 0 bytes");
     uint64_t start = tn__clock_ns();
     tn_status status = tn__host_memory_take(&device->pinned, bytes, out);
-    tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
+    tn__count_memory_ns(&device->counts, TN_CALL_MEM_ALLOC, tn__clock_ns() - start);
     return status;
 }
 
@@ -123,7 +123,7 @@ static tn_status host_host_free(tn__driver_device *device, void *address) {
     TN_TRY(begin_call(device, TN_CALL_MEM_FREE));
     uint64_t start = tn__clock_ns();
     tn_status status = tn__host_memory_give(&device->pinned, address);
-    tn__count_memory_ns(&device->counts, tn__clock_ns() - start);
+    tn__count_memory_ns(&device->counts, TN_CALL_MEM_FREE, tn__clock_ns() - start);
     return status;
 }
 
@@ -385,7 +385,6 @@ static double host_now_us(tn__driver_device *device) {
 
 static tn_status host_stats(tn__driver_device *device, tn_driver_stats *out) {
     tn__call_counts_read(&device->counts, out);
-    out->time_us = (double)atomic_load(&device->counts.memory_ns) / 1000.0;
     return TN_OK;
 }
 

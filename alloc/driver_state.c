@@ -72,8 +72,14 @@ tn_status tn__driver_refuse_fork(const char *call) {
 }
 
 void tn__call_counts_read(const tn__call_counts *counts, tn_driver_stats *out) {
-    for (int i = 0; i < TN_CALL_COUNT; i++)
+    uint64_t sum_ns = 0;
+    for (int i = 0; i < TN_CALL_COUNT; i++) {
+        uint64_t ns = atomic_load_explicit(&counts->memory_ns[i], memory_order_relaxed);
         out->calls[i] = atomic_load_explicit(&counts->calls[i], memory_order_relaxed);
+        out->call_time_us[i] = (double)ns / 1000.0;
+        sum_ns += ns;
+    }
+    out->time_us = (double)sum_ns / 1000.0;
 }
 
 uint64_t tn__clock_ns(void) {

@@ -8,18 +8,19 @@
 
 typedef struct tn__call_counts {
     _Atomic uint64_t calls[TN_CALL_COUNT];
-    _Atomic uint64_t memory_ns; /* in the memory calls, where the wall clock measures them */
+    _Atomic uint64_t memory_ns[TN_CALL_COUNT]; /* in the memory calls */
 } tn__call_counts;
 
 static inline void tn__count_call(tn__call_counts *counts, tn_driver_call call) {
     atomic_fetch_add_explicit(&counts->calls[call], 1, memory_order_relaxed);
 }
 
-static inline void tn__count_memory_ns(tn__call_counts *counts, uint64_t nanoseconds) {
-    atomic_fetch_add_explicit(&counts->memory_ns, nanoseconds, memory_order_relaxed);
+/* By the clock that the driver goes by. */
+static inline void tn__count_memory_ns(tn__call_counts *counts, tn_driver_call call,
+                                       uint64_t nanoseconds) {
+    atomic_fetch_add_explicit(&counts->memory_ns[call], nanoseconds, memory_order_relaxed);
 }
 
-/* Fills *out but for time_us, which each driver measures its own way. */
 void tn__call_counts_read(const tn__call_counts *counts, tn_driver_stats *out);
 
 /* The wall clock since some start. */

@@ -38,6 +38,11 @@ static const char help_text[] =
     "  --json                   print JSON\n"
     "  -h, --help               print this\n"
     "\n"
+    "Driver time is that of the memory calls. In the JSON, driver_time_first_us is what making "
+    "and\n"
+    "mapping the handles of the peak once takes, which every job pays; driver_time_after_first_us\n"
+    "is the rest.\n"
+    "\n"
     "Exit status: 0; 1 if an allocation failed, memory leaked or a race was found, or the device\n"
     "failed; 2 if the trace or an option is wrong.\n";
 

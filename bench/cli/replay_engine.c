@@ -35,6 +35,7 @@ typedef struct replay {
     tn_device_info info;
     tn_pool *pool;
     tn_driver_stats calls_before;
+    tn_driver_stats calls_at_open;
     uint64_t races_before;
     size_t physical_before;
     uint64_t play_ns;
@@ -157,6 +158,7 @@ static replay_status open_pool(replay *self) {
     }
     if (tn_device_driver_stats(self->device, &self->calls_before) != TN_OK)
         return fail_call(self, "tn_device_driver_stats");
+    self->calls_at_open = self->calls_before;
     tn_status status = tn_pool_create(self->device, &config, &self->pool);
     if (status == TN_INVALID_ARGUMENT) return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());
     if (status != TN_OK) return fail_call(self, "tn_pool_create");
@@ -322,6 +324,31 @@ static replay_status take_driver_figures(replay *self, replay_pass *pass) {
     return REPLAY_DONE;
 }
 
+static uint64_t calls_made(const replay *self, tn_driver_call call) {
+    return self->calls_before.calls[call] - self->calls_at_open.calls[call];
+}
+
+/* The part of a call's time that `count` of `all` took. */
+static double part_of_time(const replay *self, tn_driver_call call, uint64_t count, uint64_t all) {
+    double time_us = self->calls_before.call_time_us[call] - self->calls_at_open.call_time_us[call];
+    return count < all ? time_us * (double)count / (double)all : time_us;
+}
+
+/* Access is given to several mappings at once: its time is theirs in equal parts. */
+static void take_first_time(replay *self) {
+    replay_result *result = self->result;
+    uint64_t handles = result->peak_reserved_bytes / result->page_bytes;
+    uint64_t maps = calls_made(self, TN_CALL_MEM_MAP);
+    uint64_t takes = calls_made(self, TN_CALL_MEM_ALLOC);
+    uint64_t segments = takes - calls_made(self, TN_CALL_MEM_FREE);
+    result->driver_time_first_us =
+        part_of_time(self, TN_CALL_MEM_CREATE, handles, calls_made(self, TN_CALL_MEM_CREATE)) +
+        part_of_time(self, TN_CALL_MEM_MAP, handles, maps) +
+        part_of_time(self, TN_CALL_MEM_SET_ACCESS, handles, maps) +
+        part_of_time(self, TN_CALL_MEM_ALLOC, segments, takes);
+    result->driver_time_after_first_us = result->driver_time_us - result->driver_time_first_us;
+}
+
 static replay_status take_figures(replay *self) {
     replay_result *result = self->result;
     tn_pool_stats stats = TN_POOL_STATS_INIT;
@@ -332,6 +359,7 @@ static replay_status take_figures(replay *self) {
                               ? (double)stats.peak_live_bytes / (double)stats.peak_reserved_bytes
                               : 1.0;
     if (result->events) result->host_ns_per_event = (double)self->play_ns / (double)result->events;
+    take_first_time(self);
     return REPLAY_DONE;
 }
 
@@ -431,6 +459,7 @@ replay_status replay_run(const replay_options *options, replay_result *result) {
     self->result = result;
     self->info = (tn_device_info)TN_DEVICE_INFO_INIT;
     self->calls_before = (tn_driver_stats)TN_DRIVER_STATS_INIT;
+    self->calls_at_open = self->calls_before;
     replay_status status = open_all(self);
     if (status == REPLAY_DONE) status = play_all(self);
     if (status == REPLAY_DONE) status = take_figures(self);

@@ -60,6 +60,12 @@ typedef struct replay_result {
     double utilization;    /* peak live / peak reserved; 1 if nothing was reserved */
     uint64_t driver_calls; /* from making the pool to the last event; no kernels or copies */
     double driver_time_us; /* in the memory calls of those; of the virtual clock if simulated */
+
+    /* Of that: what it takes to make and map the handles of peak_reserved_bytes once each, at the
+     * mean price; of backings without handles, to take the segments that there are at the end.
+     * Every job pays it; the rest is what the policy costs. */
+    double driver_time_first_us;
+    double driver_time_after_first_us;
     double host_ns_per_event;
     uint64_t oom_count;          /* allocations that failed; their frees were skipped */
     uint64_t alive_at_end_bytes; /* that the trace itself never freed */

@@ -27,6 +27,8 @@ cJSON *replay_result_to_json(const replay_result *result) {
                    {"utilization", result->utilization},
                    {"driver_calls", (double)result->driver_calls},
                    {"driver_time_us", result->driver_time_us},
+                   {"driver_time_first_us", result->driver_time_first_us},
+                   {"driver_time_after_first_us", result->driver_time_after_first_us},
                    {"host_ns_per_event", result->host_ns_per_event},
                    {"oom_count", (double)result->oom_count},
                    {"leaked_bytes", (double)result->leaked_bytes},
@@ -73,6 +75,9 @@ static void add_count(text_table *table, const char *label, uint64_t count) {
 static void add_times(text_table *table, const replay_result *result) {
     text_table_cell(table, "driver time");
     text_table_cell(table, "%.3f ms", result->driver_time_us / 1000.0);
+    text_table_cell(table, "%s", "");
+    text_table_cell(table, "after the first creation");
+    text_table_cell(table, "%.3f ms", result->driver_time_after_first_us / 1000.0);
     text_table_cell(table, "%s", "");
     text_table_cell(table, "host time per event");
     text_table_cell(table, "%.0f ns", result->host_ns_per_event);

@@ -5,8 +5,7 @@ usage: measure.py TENURE POLICY SIZES TRACE... > rows.csv     SIZES: such as 2Mi
 
 Each row: policy, trace, handle size, events, peak live bytes, peak reserved bytes, utilization,
 driver calls, driver time in all and after the first creation, allocations that failed on a device
-of peak live / 0.99 bytes (2 MiB rounded up), races. The first creation is the cost of making and
-mapping the handles of the peak once, by the costs that the simulated device charges.
+of peak live / 0.99 bytes (2 MiB rounded up), races.
 """
 import csv
 import json
@@ -15,7 +14,6 @@ import os
 import subprocess
 import sys
 
-CREATION_US = ((2 << 20, 13.3 + 1.1 + 28.0), (32 << 20, 14.9 + 1.3 + 61.0))
 COLUMNS = ("policy", "trace", "page_bytes", "events", "peak_live_bytes", "peak_reserved_bytes",
            "utilization", "driver_calls", "driver_time_us", "driver_time_after_first_us",
            "tight_oom_count", "races")
@@ -30,19 +28,12 @@ def replay(tenure, trace, page, memory=None):
     return json.loads(done.stdout)
 
 
-def creation_us(page_bytes):
-    (small, cheap), (large, dear) = CREATION_US
-    slope = math.log(dear / cheap) / math.log(large / small)
-    return cheap * (page_bytes / small) ** slope
-
-
 def measure(tenure, policy, page, trace):
     wide = replay(tenure, trace, page)
     unit = 2 << 20
     tight = replay(tenure, trace, page, math.ceil(wide["peak_live_bytes"] / 0.99 / unit) * unit)
-    first = wide["peak_reserved_bytes"] / wide["page_bytes"] * creation_us(wide["page_bytes"])
     row = dict(wide, policy=policy, trace=os.path.basename(trace).split(".")[0],
-               driver_time_after_first_us=round(wide["driver_time_us"] - first),
+               driver_time_after_first_us=round(wide["driver_time_after_first_us"]),
                tight_oom_count=tight["oom_count"])
     return {name: row[name] for name in COLUMNS}
 
