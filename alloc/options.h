@@ -34,7 +34,9 @@
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
       "drop the columnwise plane of frozen 2D weights after dgrad")                                \
     X(POLICY, plane_policy, "TENURE_PLANE_POLICY", NULL, "default",                                \
-      "how long derived planes live where no tensor or scope says")
+      "how long derived planes live where no tensor or scope says")                                \
+    X(LIMIT, plane_budget_bytes, "TENURE_PLANE_BUDGET", NULL, "none",                              \
+      "derived planes that a root scope keeps under the policy budget")
 
 typedef enum tn__driver_choice {
     TN__DRIVER_CHOICE_AUTO,
@@ -59,7 +61,8 @@ typedef struct tn__options {
     size_t events;
     int nvtx;
     int release_frozen_columnwise;
-    int plane_policy; /* place in tn__policy_choices: the tensor layer's tn_plane_policy */
+    int plane_policy;          /* place in tn__policy_choices: the tensor layer's tn_plane_policy */
+    size_t plane_budget_bytes; /* 0: none is kept */
 } tn__options;
 
 /* What TENURE_PLANE_POLICY takes, ending with NULL. */

@@ -14,6 +14,7 @@
 
 #include "format_table.h"
 #include "options.h"
+#include "plane_budget.h"
 
 #include <stdatomic.h>
 
@@ -85,13 +86,19 @@ int tn__plane_is_spare(const tn__tensor_object *tensor, tn_plane plane) {
     return object->is_derived || (plane == TN_PLANE_COL && !tensor->planes[source].is_derived);
 }
 
-int tn__policy_drops_at_release(const tn__tensor_object *tensor, tn_plane plane) {
-    if (!tn__plane_can_return(tensor, plane)) return 0;
-    switch (tn__tensor_policy(tensor)) {
-    case TN_POLICY_UNTIL_LAST_USE: return tensor->is_frozen;
-    case TN_POLICY_SCRATCH: return tn__plane_is_spare(tensor, plane);
-    default: return 0;
-    }
+tn_status tn__policy_release(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on,
+                             int *drops) {
+    tn_plane_policy policy = tn__tensor_policy(tensor);
+    int can_return = tn__plane_can_return(tensor, plane);
+    int keeps = 0;
+    *drops = 0;
+    if (policy != TN_POLICY_BUDGET) tn__budget_forget(&tensor->planes[plane]);
+    if (policy == TN_POLICY_UNTIL_LAST_USE) *drops = can_return && tensor->is_frozen;
+    if (policy != TN_POLICY_SCRATCH && policy != TN_POLICY_BUDGET) return TN_OK;
+    if (!can_return || !tn__plane_is_spare(tensor, plane)) return TN_OK;
+    if (policy == TN_POLICY_BUDGET) TN_TRY(tn__budget_release(tensor, plane, on, &keeps));
+    *drops = !keeps;
+    return TN_OK;
 }
 
 int tn__policy_drops_stale(const tn__tensor_object *tensor, tn_plane plane) {

@@ -16,8 +16,10 @@ int tn__plane_can_return(const tn__tensor_object *tensor, tn_plane plane);
  * was derived from it; where both were written it is COL. It may be leased. */
 int tn__plane_is_spare(const tn__tensor_object *tensor, tn_plane plane);
 
-/* Whether tn_plane_release drops the plane. */
-int tn__policy_drops_at_release(const tn__tensor_object *tensor, tn_plane plane);
+/* Whether tn_plane_release, in the order of `on`, drops the plane. Under BUDGET others may be
+ * dropped for it: see tn__budget_release. */
+tn_status tn__policy_release(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on,
+                             int *drops);
 
 /* Whether the end of a write frees this plane, which the write has made stale. */
 int tn__policy_drops_stale(const tn__tensor_object *tensor, tn_plane plane);

@@ -12,6 +12,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "plane_budget.h"
 #include "plane_memory.h"
 #include "plane_order.h"
 #include "plane_policy.h"
@@ -30,6 +31,7 @@ static tn_device *device_of(const tn__tensor_object *tensor) {
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void set_absent(tn__plane_object *plane) {
+    tn__budget_forget(plane);
     plane->state = TN_PLANE_ABSENT;
     plane->is_derived = 0;
     plane->has_write = plane->has_skips = 0;
@@ -428,6 +430,7 @@ tn_status tn__transition_end(tn__lease_object *lease) {
     if (is_write) {
         plane->state = TN_PLANE_VALID;
         plane->is_derived = lease->is_derivation;
+        if (plane->kept_by) tn__budget_forget(plane);
     }
     unlink_lease(lease);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
@@ -625,6 +628,7 @@ void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tenso
     TN_CHECK(!source->first_lease && !source->replaced);
     TN_CHECK(to->planes[plane].state == TN_PLANE_ABSENT);
     TN_CHECK(!tn__plane_has_remains(&to->planes[plane]));
+    tn__budget_forget(source);
     tn__plane_memory_move(from, plane, to);
     set_absent(source);
     TN_ASSERT(tn__tensor_is_valid(from));
@@ -655,7 +659,10 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id) {
-    if (!tn__policy_drops_at_release(tensor, plane)) return TN_OK;
+    tn__plane_use on = {stream, stream_id, 1};
+    int drops = 0;
+    TN_TRY(tn__policy_release(tensor, plane, &on, &drops));
+    if (!drops) return TN_OK;
     TN_TRY(free_plane(tensor, plane, stream, stream_id));
     TN_ASSERT(tn__tensor_is_valid(tensor));
     return TN_OK;

@@ -5,6 +5,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "plane_budget.h"
 #include "plane_policy.h"
 #include "plane_transition.h"
 #include "scope.h"
@@ -197,6 +198,7 @@ tn_status tn__tensor_acquire_for(tn_tensor tensor, tn_scope to, tn__tensor_objec
 tn_status tn__scope_move_tensor(tn__tensor_object *tensor, tn__scope_object *scope) {
     if (scope == tensor->scope) return TN_OK;
     TN_TRY(tn__scratch_leave_for(tensor, scope));
+    tn__budget_forget_all(tensor);
     tn__ledger_move(tensor, scope);
     tn__scope_unlink_tensor(tensor);
     tn__scope_link_tensor(scope, tensor);

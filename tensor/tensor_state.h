@@ -70,6 +70,13 @@ typedef struct tn__sums {
     size_t format_bytes[TN_FORMAT_COUNT];
 } tn__sums;
 
+/* Of derived planes that stay when they are released; see plane_budget.h. */
+typedef struct tn__plane_budget {
+    int is_set; /* 0: the limit of a root is TENURE_PLANE_BUDGET, other scopes have none */
+    size_t limit_bytes;
+    size_t kept_bytes;
+} tn__plane_budget;
+
 struct tn__scope_object {
     tn_scope handle;
     tn__books *books;
@@ -84,6 +91,7 @@ struct tn__scope_object {
     tn__scratch_slot *slot; /* NULL: none */
     tn_phase phase;         /* as set; tn__scope_phase says what it comes to */
     tn__sums sums;          /* with all scopes below */
+    tn__plane_budget budget;
     size_t peak_total_bytes;
     size_t peak_plane_bytes[TN_PLANE_COUNT];
     size_t peak_phase_bytes[TN_PHASE_COUNT];
@@ -122,6 +130,9 @@ struct tn__plane_object {
     tn__scratch_buffer *buffer; /* that it is in: kind SLOT; else NULL */
     void *blocks[TN__PART_COUNT];
     size_t bytes[TN__PART_COUNT];
+    tn__plane_budget *kept_by;         /* that it is counted in; NULL: none */
+    size_t kept_bytes;                 /* counted there */
+    int is_chosen;                     /* to go, while a budget makes room */
     tn__foreign *foreign;              /* whose the blocks are; NULL unless FOREIGN */
     uint64_t home_stream_id;           /* of the stream that the blocks were allocated on */
     const _Atomic uint64_t *use_stamp; /* of the pool; tn__plane_order_set_home */
@@ -153,7 +164,8 @@ struct tn__tensor_object {
     int64_t shape[TN_RANK_MAX];
     int64_t rows, cols;
     tn_scale_mode scale_mode;
-    tn_plane_policy policy; /* as set; tn__tensor_policy says what it means */
+    tn_plane_policy policy;         /* as set; tn__tensor_policy says what it means */
+    unsigned wants[TN_PLANE_COUNT]; /* see plane_budget.c */
     int is_frozen;
     int is_regatherable; /* its contents can be had again: there is no last copy of them */
     int is_saved;        /* made by tn_tensor_save, and not restored */

@@ -226,6 +226,31 @@ TN_API TN_MUST_USE tn_status tn_scope_scratch_reserve(tn_scope scope, tn_stream 
  * while a plane in it is leased. Success if the scope has no slot. */
 TN_API tn_status tn_scope_scratch_release(tn_scope scope, tn_stream stream);
 
+/* ---- byte budgets --------------------------------------------------------------------------- */
+
+/* Planes under TN_POLICY_BUDGET stay when they are released as long as the budget of their scope
+ * has room: that of the nearest scope that has one, else of the root scope TENURE_PLANE_BUDGET
+ * (none: nothing is kept). When it is full, the planes stay that cost most to derive again for
+ * their bytes (a launch and the bytes moved) times how often they were released; a plane
+ * displaces another only if it is clearly worth more, so that a cycle of equal layers keeps the
+ * same ones. A tensor that moves to another scope takes its plane along, out of the budget until
+ * it is released again.
+ *
+ * TN_IN_USE if fewer bytes than are kept can not be had because of a lease; then nothing
+ * changes. What is kept above `bytes` is dropped, least worth first, each in the order of its
+ * last use. */
+TN_API TN_MUST_USE tn_status tn_scope_budget_set(tn_scope scope, size_t bytes);
+
+typedef struct tn_plane_budget {
+    size_t size;
+    size_t limit_bytes; /* of the budget that tensors in the scope come under */
+    size_t kept_bytes;  /* of planes that it keeps: never more than limit_bytes */
+} tn_plane_budget;
+#define TN_PLANE_BUDGET_INIT                                                                       \
+    { sizeof(tn_plane_budget), 0, 0 }
+
+TN_API TN_MUST_USE tn_status tn_scope_budget_get(tn_scope scope, tn_plane_budget *out);
+
 /* ---- saved sets and recomputation ---------------------------------------------------------- */
 
 /* ---- offloading to host memory ------------------------------------------------------------- */

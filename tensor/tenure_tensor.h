@@ -104,6 +104,7 @@ typedef enum tn_plane_policy {
     TN_POLICY_UNTIL_LAST_USE,     /* frozen 2D tensors only: until tn_plane_release */
     TN_POLICY_UNTIL_BACKWARD_END, /* until tn_scope_phase_set leaves TN_PHASE_BACKWARD */
     TN_POLICY_SCRATCH,            /* in a slot of the scope, until released or displaced */
+    TN_POLICY_BUDGET,             /* until released, but for those that the scope's budget keeps */
     TN_POLICY_COUNT
 } tn_plane_policy;
 
@@ -258,8 +259,8 @@ TN_API TN_MUST_USE tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_
 /* The consumer is done with the plane for now: drops it, in the order of `stream`, if the
  * tensor's policy says so and it can be derived again (the other plane is valid in memory of its
  * own, this one is not leased); success without effect otherwise. UNTIL_LAST_USE asks for a
- * frozen 2D tensor; SCRATCH does not, and drops the derived plane only. KEEP and
- * UNTIL_BACKWARD_END never drop here. */
+ * frozen 2D tensor; SCRATCH and BUDGET do not, and drop the derived plane only, BUDGET perhaps
+ * that of another tensor instead. KEEP and UNTIL_BACKWARD_END never drop here. */
 TN_API TN_MUST_USE tn_status tn_plane_release(tn_tensor tensor, tn_plane plane, tn_stream stream);
 
 /* How a plane is derived: set once for a format by the library that can (libtenure-ops does so
