@@ -154,6 +154,7 @@ static tn_status open_device(tn__driver_device *device, const tn_device_config *
 }
 
 static void close_device(tn__driver_device *device) {
+    if (device->context) (void)tn__cuda_end_unwanted_mempool(device);
     if (device->context) (void)device->cu->context_release(device->device);
     tn__cuda_library_close(device->library);
     tn__host_free(device);

@@ -40,6 +40,7 @@ struct tn__driver_device {
     void *context;          /* the primary one, retained */
     tn__cu_device device;
     int has_vmm;
+    _Atomic(void *) unwanted_mempool; /* could not be set up, nor destroyed so far; NULL: none */
 };
 
 /* Loads and initializes the library at the path, or takes one more reference to it. TN_UNSUPPORTED
@@ -92,6 +93,9 @@ tn_status tn__cuda_memory_place(tn__driver_device *device, const void *address,
 tn_status tn__cuda_mempool_create(tn__driver_device *device, size_t maximum_bytes,
                                   tn__mempool *out);
 tn_status tn__cuda_mempool_destroy(tn__driver_device *device, tn__mempool pool);
+
+/* Once more for one that mempool_create could not get rid of. A code of the driver. */
+int tn__cuda_end_unwanted_mempool(tn__driver_device *device);
 tn_status tn__cuda_mempool_alloc(tn__driver_device *device, tn__mempool pool, size_t bytes,
                                  tn_stream stream, void **out);
 tn_status tn__cuda_mempool_free(tn__driver_device *device, void *address, tn_stream stream);

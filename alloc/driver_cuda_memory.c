@@ -102,6 +102,20 @@ static int keep_memory(const tn__driver_device *device, void *pool) {
     return device->cu->mempool_set(pool, TN__CU_MEMPOOL_RELEASE_THRESHOLD, &threshold);
 }
 
+/* Before another one is made: so there is no more than one, unless threads fail at once. */
+static int drop_mempool(tn__driver_device *device, void *pool) {
+    void *none = NULL;
+    int code = device->cu->mempool_destroy(pool);
+    if (code != TN__CU_SUCCESS)
+        (void)atomic_compare_exchange_strong(&device->unwanted_mempool, &none, pool);
+    return code;
+}
+
+int tn__cuda_end_unwanted_mempool(tn__driver_device *device) {
+    void *pool = atomic_exchange(&device->unwanted_mempool, NULL);
+    return pool ? drop_mempool(device, pool) : TN__CU_SUCCESS;
+}
+
 tn_status tn__cuda_mempool_create(tn__driver_device *device, size_t maximum_bytes,
                                   tn__mempool *out) {
     const char *name = "cuMemPoolCreate()";
@@ -113,11 +127,12 @@ tn_status tn__cuda_mempool_create(tn__driver_device *device, size_t maximum_byte
     tn__cu_pool_properties properties = {.type = TN__CU_MEM_ALLOCATION_TYPE_PINNED,
                                          .location = location_of(device),
                                          .maximum_bytes = maximum_bytes};
-    int code = device->cu->mempool_create(&pool, &properties);
+    int code = tn__cuda_end_unwanted_mempool(device);
+    if (code == TN__CU_SUCCESS) code = device->cu->mempool_create(&pool, &properties);
     if (code == TN__CU_SUCCESS) {
         name = "cuMemPoolSetAttribute(release threshold)";
         code = keep_memory(device, pool);
-        if (code != TN__CU_SUCCESS) (void)device->cu->mempool_destroy(pool);
+        if (code != TN__CU_SUCCESS) (void)drop_mempool(device, pool);
     }
     TN_TRY(tn__cuda_end(&call, code, "%s", name));
     *out = pool;

@@ -283,73 +283,95 @@ static void alignment_is_given_and_costs_no_granule(void **state) {
 
 /* ---- failures -------------------------------------------------------------------------------- */
 
-typedef struct scenario_result {
-    int failed; /* calls that did not give TN_OK */
-} scenario_result;
-
-static void note(scenario_result *result, tn_status status) {
-    if (status != TN_OK) result->failed++;
+static void end_faults(void) {
+    assert_int_equal(test_sim_get()->fault(NULL, 0, 0, 0), 0);
+    tn__host_alloc_fault(0, 0);
 }
 
-/* Each call may fail; what had been given out before is given back in any case. */
-static void run_scenario(fixture *f, scenario_result *result) {
+static int has_failed(int *failures, tn_status status) {
+    *failures += status != TN_OK;
+    return status != TN_OK;
+}
+
+/* A call that failed has changed nothing: once the faults are over, it succeeds. */
+static void free_in_the_end(tn_pool *pool, void *block, tn_stream stream, int *failures) {
+    if (has_failed(failures, tn_free(block, stream))) {
+        EXPECT_OK(tn_pool_check(pool));
+        end_faults();
+        EXPECT_OK(tn_free(block, stream));
+    }
+    EXPECT_OK(tn_pool_check(pool));
+}
+
+static void destroy_in_the_end(tn_pool *pool, int *failures) {
+    if (!has_failed(failures, tn_pool_destroy(pool))) return;
+    EXPECT_OK(tn_pool_check(pool));
+    end_faults();
+    EXPECT_OK(tn_pool_destroy(pool));
+}
+
+/* Each call may fail; what had been given out before is given back in any case. The count of calls
+ * that failed. */
+static int run_scenario(fixture *f) {
     static const size_t sizes[] = {700, 3 * MIB, 40 * MIB, 20 * MIB};
     void *blocks[4] = {NULL, NULL, NULL, NULL};
+    int failures = 0;
     tn_pool *pool = NULL;
-    note(result, create_pool(f, 256 * MIB, &pool));
-    if (!pool) return;
+    if (has_failed(&failures, create_pool(f, 256 * MIB, &pool))) return failures;
     for (int i = 0; i < 4; i++) {
-        note(result, tn_alloc(pool, sizes[i], i % 2 ? f->a : f->b, NULL, &blocks[i]));
-        if (blocks[i]) note(result, tn_record_use(blocks[i], i % 2 ? f->b : f->a));
+        tn_stream own = i % 2 ? f->a : f->b, other = i % 2 ? f->b : f->a;
+        (void)has_failed(&failures, tn_alloc(pool, sizes[i], own, NULL, &blocks[i]));
+        if (blocks[i]) (void)has_failed(&failures, tn_record_use(blocks[i], other));
         EXPECT_OK(tn_pool_check(pool));
-        if (i == 1) {
-            tn_status status = tn_free(blocks[1], f->a);
-            note(result, status);
-            if (status == TN_OK) blocks[1] = NULL;
-            EXPECT_OK(tn_pool_check(pool));
-        }
-    }
-    for (int i = 3; i >= 0; i--) {
-        while (blocks[i] && tn_free(blocks[i], f->b) != TN_OK)
-            if (++result->failed > 100) fail_msg("%s", tn_error_last());
+        if (i != 1) continue;
+        if (!has_failed(&failures, tn_free(blocks[1], f->a))) blocks[1] = NULL;
         EXPECT_OK(tn_pool_check(pool));
     }
-    note(result, tn_pool_trim(pool, 16 * MIB, NULL));
+    for (int i = 3; i >= 0; i--)
+        free_in_the_end(pool, blocks[i], f->b, &failures);
+    (void)has_failed(&failures, tn_pool_trim(pool, 16 * MIB, NULL));
     EXPECT_OK(tn_pool_check(pool));
-    while (tn_pool_destroy(pool) != TN_OK) {
-        if (++result->failed > 100) fail_msg("%s", tn_error_last());
-        EXPECT_OK(tn_pool_check(pool));
-    }
+    destroy_in_the_end(pool, &failures);
+    return failures;
 }
 
-static void every_driver_call_may_fail_once(void **state) {
-    const backing_row *row = *state;
-    const test_sim *sim = test_sim_get();
-    long nth = 1;
+static void fail_each_driver_call(const backing_row *row, int and_after) {
+    int failures = 1;
     if (row->is_host_driver) return;
-    for (;; nth++) {
+    for (long nth = 1; failures > 0 || nth <= 400; nth++) {
         fixture f = open_with(row, 0, 0);
-        scenario_result result = {0};
-        assert_int_equal(sim->fault(NULL, nth, 0, nth % 2 ? 2 : 999), 0);
-        run_scenario(&f, &result);
-        assert_int_equal(sim->fault(NULL, 0, 0, 0), 0);
+        assert_int_equal(test_sim_get()->fault(NULL, nth, and_after, nth % 2 ? 2 : 999), 0);
+        failures = run_scenario(&f);
+        end_faults();
         close_all(&f);
-        if (result.failed == 0 && nth > 400) break;
         assert_true(nth < 2000);
     }
 }
 
-static void every_host_allocation_may_fail_once(void **state) {
-    const backing_row *row = *state;
+static void fail_each_host_allocation(const backing_row *row, int and_after) {
+    int failures = 1;
     for (long nth = 1; nth <= 120; nth++) {
         fixture f = open_with(row, 0, 0);
-        scenario_result result = {0};
-        tn__host_alloc_fault(nth, 0);
-        run_scenario(&f, &result);
-        tn__host_alloc_fault(0, 0);
+        tn__host_alloc_fault(nth, and_after);
+        failures = run_scenario(&f);
+        end_faults();
         close_all(&f);
-        if (nth == 120) assert_int_equal(result.failed, 0);
     }
+    assert_int_equal(failures, 0);
+}
+
+static void every_driver_call_may_fail_once(void **state) { fail_each_driver_call(*state, 0); }
+
+static void every_driver_call_may_fail_from_then_on(void **state) {
+    fail_each_driver_call(*state, 1);
+}
+
+static void every_host_allocation_may_fail_once(void **state) {
+    fail_each_host_allocation(*state, 0);
+}
+
+static void every_host_allocation_may_fail_from_then_on(void **state) {
+    fail_each_host_allocation(*state, 1);
 }
 
 /* ---- the list -------------------------------------------------------------------------------- */
@@ -364,7 +386,9 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(a_pool_with_live_blocks_is_not_destroyed),
     cmocka_unit_test(alignment_is_given_and_costs_no_granule),
     cmocka_unit_test(every_driver_call_may_fail_once),
+    cmocka_unit_test(every_driver_call_may_fail_from_then_on),
     cmocka_unit_test(every_host_allocation_may_fail_once),
+    cmocka_unit_test(every_host_allocation_may_fail_from_then_on),
 };
 enum { TEST_COUNT = sizeof tests / sizeof *tests };
 
