@@ -40,6 +40,7 @@ enum {
 #define WORLD_COUNTS(X)                                                                            \
     X(steps)                                                                                       \
     X(allocs)                                                                                      \
+    X(host_allocs)                                                                                 \
     X(frees)                                                                                       \
     X(cross_stream_frees)                                                                          \
     X(uses)                                                                                        \
@@ -90,6 +91,7 @@ typedef struct world_pool {
     tn_pool *pool; /* NULL: the slot is empty */
     int device;
     tn_pool_backing backing;
+    int is_host_memory; /* none of the device's: its kernels' touches are not watched */
     size_t limit_bytes; /* 0: none */
     size_t live_bytes;  /* what the oracle says the statistics must be */
     uint64_t live_blocks;

@@ -83,7 +83,7 @@ static void walk_pool(world *w, int slot, device_sum *sums) {
     tn_pool_stats stats;
     world_check_pool(w, slot, &stats);
     world_expect_ok(w, tn_pool_check(pool->pool), "tn_pool_check");
-    sum->reserved += stats.reserved_bytes;
+    if (!pool->is_host_memory) sum->reserved += stats.reserved_bytes;
     if (pool->backing == TN_BACKING_ASYNC && w->has_lost_count) sum->is_unsure = 1;
 }
 

@@ -50,6 +50,7 @@ static void add_block(world *w, int slot, void *address, size_t bytes, int strea
     pool->live_blocks++;
     pool->allocs++;
     w->counts->allocs++;
+    w->counts->host_allocs += (uint64_t)pool->is_host_memory;
 }
 
 tn_status world_alloc(world *w, int slot, size_t bytes, size_t alignment, int stream) {
@@ -125,7 +126,8 @@ void world_use(world *w, size_t index, int stream, int is_write, double duration
     world_wait(w, stream, oracle_touch(block, stream, is_write));
     world_expect_ok(w,
                     tn__device_driver(device)->ghost_launch(tn__device_state(device),
-                                                            is_write ? "write" : "read", &range, 1,
+                                                            is_write ? "write" : "read", &range,
+                                                            !w->pools[block->pool].is_host_memory,
                                                             duration_us, w->streams[stream].handle),
                     "a kernel is launched");
     w->counts->uses++;

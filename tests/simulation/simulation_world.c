@@ -175,9 +175,9 @@ void world_open_pool(world *w, world_random *random, int slot) {
     static const size_t limits[] = {0, 0, 0, 101 * MIB, 301 * MIB, 64 * MIB};
     static const size_t pages[] = {0, 0, 0, 4 * MIB, 8 * MIB};
     static const size_t ranges[] = {0, 0, 64 * MIB, 256 * MIB};
-    static const tn_pool_backing backings[] = {TN_BACKING_VMM,   TN_BACKING_VMM,   TN_BACKING_VMM,
-                                               TN_BACKING_VMM,   TN_BACKING_PLAIN, TN_BACKING_PLAIN,
-                                               TN_BACKING_ASYNC, TN_BACKING_CALLER};
+    static const tn_pool_backing backings[] = {
+        TN_BACKING_VMM,   TN_BACKING_VMM,   TN_BACKING_VMM,    TN_BACKING_VMM,  TN_BACKING_PLAIN,
+        TN_BACKING_PLAIN, TN_BACKING_ASYNC, TN_BACKING_CALLER, TN_BACKING_HOST, TN_BACKING_PINNED};
     static const char *const names[WORLD_POOLS] = {"north", "east", "south", "west"};
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     world_pool *pool = &w->pools[slot];
@@ -190,6 +190,7 @@ void world_open_pool(world *w, world_random *random, int slot) {
     config.address_bytes = choose(random, ranges, sizeof ranges / sizeof *ranges);
     if (world_one_in(random, 4)) config.soft_limit_bytes = 40 * MIB;
     pool->backing = config.backing;
+    pool->is_host_memory = config.backing == TN_BACKING_HOST || config.backing == TN_BACKING_PINNED;
     pool->limit_bytes = config.limit_bytes;
     world_expect_ok(w, tn_pool_create(w->devices[pool->device], &config, &pool->pool),
                     "a pool is made");
