@@ -64,7 +64,7 @@ for part in $parts; do
         for tool in memcheck racecheck; do
             for name in small_ops frozen_stack; do
                 record "${tool}_$name.txt" compute-sanitizer --tool $tool --error-exitcode 9 \
-                    "$build/tests/gpu_test_$name"
+                    "$build/tests/gpu_test_$name" --small
             done
         done
         ;;

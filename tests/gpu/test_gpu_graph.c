@@ -1,9 +1,8 @@
 /* Graph pools under real captures: graphs are launched 100 times while other pools churn, and what
  * they compute is compared byte by byte; captures that fork, share a pool, and fail.
  */
-#include "gpu_support.h"
+#include "gpu_graphs_support.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,78 +14,24 @@
 static gpu_side gpu;
 static tn_stream other;
 
-/* ---- the driver's calls on captures -------------------------------------------------------- */
+/* ---- captures ------------------------------------------------------------------------------ */
 
-static struct {
-    int (*begin)(void *stream, int mode);
-    int (*end)(void *stream, void **graph);
-    int (*query)(void *stream);
-    int (*instantiate)(void **exec, void *graph, unsigned long long flags);
-    int (*launch)(void *exec, void *stream);
-    int (*exec_destroy)(void *exec);
-    int (*graph_destroy)(void *graph);
-} cu;
+typedef gpu_graph captured;
+static const gpu_graph_calls *cu;
 
-static void find(void *library, void *to, const char *name) {
-    void *address = dlsym(library, name);
-    if (!address) fail_msg("libcuda lacks %s", name);
-    *(void **)to = address;
-}
+static void begin(tn_pool *pool) { gpu_graph_begin(&gpu, pool); }
 
-static void load_calls(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (!library) fail_msg("%s", dlerror());
-    find(library, &cu.begin, "cuStreamBeginCapture_v2");
-    find(library, &cu.end, "cuStreamEndCapture");
-    find(library, &cu.query, "cuStreamQuery");
-    find(library, &cu.instantiate, "cuGraphInstantiateWithFlags");
-    find(library, &cu.launch, "cuGraphLaunch");
-    find(library, &cu.exec_destroy, "cuGraphExecDestroy");
-    find(library, &cu.graph_destroy, "cuGraphDestroy");
-}
+static captured end(tn_pool *pool) { return gpu_graph_end(&gpu, pool); }
 
-static int is_capturing; /* a test that fails leaves it to end_what_is_left */
-
-typedef struct captured {
-    void *graph;
-    void *exec;
-    tn_graph_memory memory;
-} captured;
-
-static void begin(tn_pool *pool) {
-    EXPECT_OK(tn__device_driver(gpu.device)->make_current(tn__device_state(gpu.device)));
-    assert_int_equal(cu.begin(gpu.stream, 0), 0);
-    is_capturing = 1;
-    EXPECT_OK(tn_graph_capture_begin(pool, gpu.stream));
-}
-
-static captured end(tn_pool *pool) {
-    captured graph = {0};
-    EXPECT_OK(tn_graph_capture_end(pool, &graph.memory));
-    is_capturing = 0;
-    assert_int_equal(cu.end(gpu.stream, &graph.graph), 0);
-    assert_int_equal(cu.instantiate(&graph.exec, graph.graph, 0), 0);
-    return graph;
-}
-
-/* So that one failure is not the next test's, too. */
 static int end_what_is_left(void **state) {
-    void *graph = NULL;
     (void)state;
-    if (is_capturing) (void)cu.end(gpu.stream, &graph);
-    is_capturing = 0;
+    gpu_graph_end_what_is_left(&gpu);
     return 0;
 }
 
-static void launch(const captured *graph) {
-    assert_int_equal(cu.launch(graph->exec, gpu.stream), 0);
-}
+static void launch(const captured *graph) { gpu_graph_launch(&gpu, graph); }
 
-static void drop(tn_pool *pool, const captured *graph) {
-    assert_int_equal(cu.exec_destroy(graph->exec), 0);
-    assert_int_equal(cu.graph_destroy(graph->graph), 0);
-    EXPECT_OK(tn_graph_memory_release(pool, graph->memory, gpu.stream));
-}
+static void drop(tn_pool *pool, const captured *graph) { gpu_graph_drop(&gpu, pool, graph); }
 
 /* ---- blocks -------------------------------------------------------------------------------- */
 
@@ -268,12 +213,11 @@ static void a_spoiled_capture_is_noticed_and_leaves_nothing(void **state) {
     begin(pool);
     void *first = take(pool, 8 * MIB, gpu.stream);
     fill(first, 1, 8 * MIB, gpu.stream);
-    assert_int_equal(cu.query(gpu.stream), capture_unsupported);
+    assert_int_equal(cu->query(gpu.stream), capture_unsupported);
     EXPECT_STATUS(tn_alloc(pool, MIB, gpu.stream, NULL, &none), TN_INVALID_STATE);
     EXPECT_STATUS(tn_graph_capture_end(pool, &memory), TN_INVALID_STATE);
     EXPECT_OK(tn_graph_capture_abort(pool));
-    is_capturing = 0;
-    assert_int_equal(cu.end(gpu.stream, &none), capture_invalidated);
+    assert_int_equal(cu->end(gpu.stream, &none), capture_invalidated);
     begin(pool);
     void *again = take(pool, 8 * MIB, gpu.stream);
     assert_ptr_equal(again, first);
@@ -354,7 +298,7 @@ int main(void) {
     };
     int failures;
     gpu_open(&gpu);
-    load_calls();
+    cu = gpu_graph_load();
     EXPECT_OK(tn_stream_create(gpu.device, &other));
     failures = cmocka_run_group_tests_name("gpu/gpu_graph", tests, NULL, NULL);
     if (failures == 0) {
