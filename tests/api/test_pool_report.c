@@ -30,18 +30,9 @@ static int close_fixture(void **state) {
     return 0;
 }
 
-static void *take_for(fixture *f, size_t bytes, const char *owner, const char *site) {
-    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
-    void *block = NULL;
-    options.owner = owner;
-    options.site = site;
-    EXPECT_OK(tn_alloc(f->pool, bytes, NULL, &options, &block));
-    return block;
-}
-
 static void a_report_is_measured_and_cut_as_snprintf_does(void **state) {
     fixture *f = *state;
-    void *block = take_for(f, 5 * MIB_BYTES, "weights", "model.c:7");
+    void *block = test_take_for(f->pool, 5 * MIB_BYTES, "weights", "model.c:7");
     for (int format = TN_REPORT_TEXT; format <= TN_REPORT_JSON; format++) {
         size_t needed = tn_pool_report(f->pool, (tn_report_format)format, NULL, 0);
         char *whole = malloc(needed + 1);
@@ -79,7 +70,8 @@ static void expect_line(const char *report, const char *name, uint64_t value) {
 
 static void every_statistic_has_a_line(void **state) {
     fixture *f = *state;
-    void *blocks[2] = {take_for(f, 3 * MIB_BYTES + 1, "a", NULL), take_for(f, 77, NULL, NULL)};
+    void *blocks[2] = {test_take_for(f->pool, 3 * MIB_BYTES + 1, "a", NULL),
+                       test_take_for(f->pool, 77, NULL, NULL)};
     tn_pool_stats stats = test_pool_stats(f->pool);
     char text[16384];
     assert_true(tn_pool_report(f->pool, TN_REPORT_TEXT, text, sizeof text) < sizeof text);
@@ -106,9 +98,10 @@ static void a_shortage_stays_in_the_report(void **state) {
 
 static void a_leak_is_told_by_owner_and_site_largest_first(void **state) {
     fixture *f = *state;
-    void *blocks[4] = {
-        take_for(f, 100, "small", "s.c:1"), take_for(f, 3 * MIB_BYTES, "large", NULL),
-        take_for(f, 2 * MIB_BYTES, "small", "s.c:2"), take_for(f, 200, "small", "s.c:1")};
+    void *blocks[4] = {test_take_for(f->pool, 100, "small", "s.c:1"),
+                       test_take_for(f->pool, 3 * MIB_BYTES, "large", NULL),
+                       test_take_for(f->pool, 2 * MIB_BYTES, "small", "s.c:2"),
+                       test_take_for(f->pool, 200, "small", "s.c:1")};
     EXPECT_STATUS(tn_pool_destroy(f->pool), TN_LEAK);
     EXPECT_ERROR_HAS("pool reported still has 4 live blocks of 5243180 bytes: "
                      "large: 3145728 bytes in 1 block (oldest 2 operations ago), "
@@ -132,7 +125,7 @@ static void a_leak_of_many_owners_says_how_many_more(void **state) {
     size_t named_bytes = 0;
     for (int i = 0; i < MANY; i++) {
         snprintf(owners[i], sizeof owners[i], "owner-with-a-rather-long-name-%d", i);
-        blocks[i] = take_for(f, (size_t)(1000 + i), owners[i], NULL);
+        blocks[i] = test_take_for(f->pool, (size_t)(1000 + i), owners[i], NULL);
         bytes += (size_t)(1000 + i);
     }
     EXPECT_STATUS(tn_pool_destroy(f->pool), TN_LEAK);

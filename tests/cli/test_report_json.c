@@ -32,15 +32,6 @@ static int close_fixture(void **state) {
     return 0;
 }
 
-static void *take_for(fixture *f, size_t bytes, const char *owner, const char *site) {
-    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
-    void *block = NULL;
-    options.owner = owner;
-    options.site = site;
-    EXPECT_OK(tn_alloc(f->pool, bytes, NULL, &options, &block));
-    return block;
-}
-
 static cJSON *report_of(tn_pool *pool) {
     size_t needed = tn_pool_report(pool, TN_REPORT_JSON, NULL, 0);
     char *text = malloc(needed + 1);
@@ -118,7 +109,7 @@ static void the_report_equals_the_statistics(void **state) {
     tn_pool_stats stats;
     cJSON *report;
     for (size_t i = 0; i < 24; i++)
-        blocks[i] = take_for(f, (i + 1) * 300007, i % 2 ? "odd" : "even", "here.c:1");
+        blocks[i] = test_take_for(f->pool, (i + 1) * 300007, i % 2 ? "odd" : "even", "here.c:1");
     for (size_t i = 0; i < 24; i += 3)
         test_give(f->pool, blocks[i], NULL);
     stats = test_pool_stats(f->pool);
@@ -155,7 +146,7 @@ static void any_name_is_valid_json(void **state) {
     void *blocks[NAMES];
     cJSON *report;
     for (int i = 0; i < NAMES; i++)
-        blocks[i] = take_for(f, (size_t)(NAMES - i) * 4096, names[i].owner, NULL);
+        blocks[i] = test_take_for(f->pool, (size_t)(NAMES - i) * 4096, names[i].owner, NULL);
     report = report_of(f->pool);
     assert_int_equal(cJSON_GetArraySize(member(report, "owners")), NAMES);
     for (int i = 0; i < NAMES; i++) {
@@ -181,7 +172,7 @@ static void owners_add_up_to_the_live_bytes(void **state) {
     cJSON *report;
     for (int i = 0; i < MANY; i++) {
         snprintf(sites[i], sizeof sites[i], "x.c:%d", i);
-        blocks[i] = take_for(f, (size_t)(1 + i * 7919 % 5000), "x", sites[i]);
+        blocks[i] = test_take_for(f->pool, (size_t)(1 + i * 7919 % 5000), "x", sites[i]);
     }
     report = report_of(f->pool);
     cJSON_ArrayForEach(item, member(report, "owners")) {
@@ -200,7 +191,7 @@ static void owners_add_up_to_the_live_bytes(void **state) {
 
 static void a_shortage_is_told_as_it_stood_then(void **state) {
     fixture *f = *state;
-    void *block = take_for(f, 200 * MIB_BYTES, "most", NULL);
+    void *block = test_take_for(f->pool, 200 * MIB_BYTES, "most", NULL);
     tn_pool_stats then;
     void *none = NULL;
     cJSON *report;

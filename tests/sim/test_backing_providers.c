@@ -5,37 +5,10 @@
 #include "driver.h"
 #include "driver_host_memory.h"
 #include "host_alloc.h"
+#include "pool_fixture.h"
 #include "test_graphs.h"
 
 #define MIB MIB_BYTES
-
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
-
-static fixture open_with(tn_pool_backing backing, size_t memory_bytes) {
-    fixture f;
-    f.device = test_open_sim(memory_bytes, 0);
-    f.pool = test_open_pool(f.device, backing, 0);
-    f.a = test_open_stream(f.device);
-    f.b = test_open_stream(f.device);
-    return f;
-}
-
-static void close_streams(fixture *f) {
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    test_close_sim(f->device);
-    assert_int_equal(tn__host_live_blocks(), 0);
-}
-
-static void close_all(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    close_streams(f);
-}
 
 static uint64_t count(const char *call) { return test_sim_get()->call_count(call); }
 
@@ -43,7 +16,7 @@ static uint64_t count(const char *call) { return test_sim_get()->call_count(call
 
 /* Blocks that a thread's cache does not keep go to the driver's pool, in stream order. */
 static void large_blocks_are_the_driver_pools_own(void **state) {
-    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_ASYNC, 0);
     tn_pool_stats stats;
     void *block = test_take(f.pool, 64 * MIB, f.a);
     (void)state;
@@ -60,12 +33,12 @@ static void large_blocks_are_the_driver_pools_own(void **state) {
     assert_int_equal(test_calls(f.device, TN_CALL_STREAM_WAIT), 0);
     assert_int_equal(test_calls(f.device, TN_CALL_EVENT_SYNCHRONIZE), 0);
     test_give(f.pool, block, f.a);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 /* A use on another stream is waited for on a stream of the pool's own, by no stream of the user. */
 static void a_use_elsewhere_holds_up_nobody(void **state) {
-    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_ASYNC, 0);
     void *block = test_take(f.pool, 32 * MIB, f.a), *other;
     (void)state;
     EXPECT_OK(tn_pool_events_begin(f.pool, 16, 0));
@@ -81,12 +54,12 @@ static void a_use_elsewhere_holds_up_nobody(void **state) {
     EXPECT_OK(tn_stream_synchronize(f.device, f.a)); /* not behind b, which does not move */
     test_give(f.pool, other, f.a);
     test_sim_stall(f.device, f.b, 0);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 /* Case 10, rmm#2510: synchronising after every step unmaps nothing. */
 static void synchronising_does_not_unmap(void **state) {
-    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_ASYNC, 0);
     tn_driver_stats first = TN_DRIVER_STATS_INIT, now = TN_DRIVER_STATS_INIT;
     (void)state;
     EXPECT_OK(tn_pool_events_begin(f.pool, 16, 0));
@@ -100,14 +73,14 @@ static void synchronising_does_not_unmap(void **state) {
     EXPECT_OK(tn_device_driver_stats(f.device, &now));
     /* 46 pairs at the warm price, and nothing else. */
     assert_int_equal((int)((now.time_us - first.time_us) * 1000 + 0.5), 46 * 1120);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 /* Case 9, rmm#1245: memory that the driver's pool has free in another shape is given back and asked
  * for anew once the host has seen the work end. A stream that never ends bounds the wait. */
 static void shortage_waits_for_freed_memory_within_a_bound(void **state) {
     tn_pool_config config = TN_POOL_CONFIG_INIT;
-    fixture f = {.device = test_open_sim(128 * MIB, 0)};
+    pool_fixture f = {.device = test_open_sim(128 * MIB, 0)};
     void *blocks[4], *large = NULL;
     (void)state;
     config.backing = TN_BACKING_ASYNC;
@@ -128,7 +101,7 @@ static void shortage_waits_for_freed_memory_within_a_bound(void **state) {
     large = test_take(f.pool, 128 * MIB, f.b);
     test_sim_write(f.device, f.b, large, 128 * MIB, 100);
     test_give(f.pool, large, f.b);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 static void a_driver_without_pools_says_so(void **state) {
@@ -328,7 +301,7 @@ static void a_block_carries_its_provider(void **state) {
 
 /* jemalloc cuts and joins what is pinned already: another shape pins nothing anew. */
 static void pinned_extents_serve_other_shapes(void **state) {
-    fixture f = open_with(TN_BACKING_PINNED, 0);
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_PINNED, 0);
     void *large = test_take(f.pool, 128 * MIB, f.a), *parts[2];
     size_t reserved = test_pool_stats(f.pool).reserved_bytes;
     (void)state;
@@ -346,7 +319,7 @@ static void pinned_extents_serve_other_shapes(void **state) {
     assert_int_equal(test_pool_stats(f.pool).pinned_bytes, reserved);
     for (int i = 0; i < 2; i++)
         test_give(f.pool, parts[i], f.b);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 /* Without jemalloc every segment is pinned by itself, with the same answers. */
@@ -366,7 +339,7 @@ static void memory_without_an_arena_gives_the_same_answers(void **state) {
 
 /* The driver would make it memory of the graph, which is there while a launch runs only. */
 static void the_drivers_pool_is_not_asked_in_a_capture(void **state) {
-    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_ASYNC, 0);
     void *block = NULL;
     test_graph graph;
     (void)state;
@@ -377,12 +350,12 @@ static void the_drivers_pool_is_not_asked_in_a_capture(void **state) {
     graph = test_capture_end(f.device, f.a);
     test_graph_destroy(f.device, &graph);
     test_give(f.pool, test_take(f.pool, 4 * MIB, f.a), f.a);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 /* What threads keep of the pool's streams must not outlive them. */
 static void a_pool_whose_end_failed_at_last_can_be_used(void **state) {
-    fixture f = open_with(TN_BACKING_ASYNC, 0);
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_ASYNC, 0);
     (void)state;
     test_give(f.pool, test_take(f.pool, 4096, f.a), f.a);
     test_give(f.pool, test_take(f.pool, 4096, f.b), f.b);
@@ -390,7 +363,7 @@ static void a_pool_whose_end_failed_at_last_can_be_used(void **state) {
     EXPECT_STATUS(tn_pool_destroy(f.pool), TN_DRIVER_ERROR);
     test_give(f.pool, test_take(f.pool, 4096, f.a), f.a);
     test_give(f.pool, test_take(f.pool, 4096, f.b), f.a);
-    close_all(&f);
+    pool_fixture_close(&f);
 }
 
 int main(void) {

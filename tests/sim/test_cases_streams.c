@@ -9,39 +9,18 @@
 
 #include "driver.h"
 #include "tenure_pool.h"
-#include "test_pools.h"
+#include "pool_fixture.h"
 
 #define MIB MIB_BYTES
-
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
-
-static void open_fixture(fixture *f, size_t memory, tn_pool_backing backing) {
-    f->device = test_open_sim(memory, 0);
-    f->pool = test_open_pool(f->device, backing, 0);
-    f->a = test_open_stream(f->device);
-    f->b = test_open_stream(f->device);
-}
-
-static uint64_t close_with_races(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    return test_close_sim_with_races(f->device);
-}
 
 /* ---- torchrec#4231: a copy on a side stream, the storage freed on the main one --------------- */
 
 /* The device has no room for a second block, so the freed one must serve. */
 static uint64_t copy_aside(tn_pool_backing backing, int is_recorded) {
-    fixture f;
+    pool_fixture f;
     void *x;
     void *y;
-    open_fixture(&f, 64 * MIB, backing);
+    f = pool_fixture_open(64 * MIB, backing, 0);
     x = test_take(f.pool, 64 * MIB, f.a);
     test_sim_write(f.device, f.a, x, 64 * MIB, 10);
     EXPECT_OK(tn_stream_wait(f.device, f.b, f.a));
@@ -52,7 +31,7 @@ static uint64_t copy_aside(tn_pool_backing backing, int is_recorded) {
     y = test_take(f.pool, 64 * MIB, f.a);
     test_sim_write(f.device, f.a, y, 64 * MIB, 10);
     test_give(f.pool, y, f.a);
-    return close_with_races(&f);
+    return pool_fixture_close_with_races(&f);
 }
 
 static void a_copy_aside_reads_what_was_there(void **state) {
@@ -74,7 +53,7 @@ static void wait_for_the_gate(void *argument) {
 static void a_copy_aside_brings_the_right_bytes(void **state) {
     static unsigned char copied[4 * MIB_BYTES];
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
-    fixture f;
+    pool_fixture f;
     void *x;
     void *y;
     (void)state;
@@ -110,7 +89,7 @@ static void a_copy_aside_brings_the_right_bytes(void **state) {
 /* ---- onnxruntime#32342: freed just after a read was queued, taken by another thread ---------- */
 
 typedef struct taker {
-    fixture *f;
+    pool_fixture *f;
     size_t bytes;
     void *block;
     tn_status status;
@@ -132,12 +111,12 @@ static void *take_elsewhere(void *argument) {
 
 /* The block was made and is freed without a stream; a stream of another library reads it. */
 static uint64_t free_without_a_stream(int is_recorded) {
-    fixture f;
+    pool_fixture f;
     taker t = {&f, 64 * MIB, NULL, TN_LEAK};
     pthread_t thread;
     tn_stream foreign;
     void *x;
-    open_fixture(&f, 64 * MIB, TN_BACKING_VMM);
+    f = pool_fixture_open(64 * MIB, TN_BACKING_VMM, 0);
     EXPECT_OK(tn__device_driver(f.device)->stream_create(tn__device_state(f.device), &foreign));
     x = test_take(f.pool, 64 * MIB, NULL);
     test_sim_read(f.device, foreign, x, 64 * MIB, 1e5);
@@ -148,7 +127,7 @@ static uint64_t free_without_a_stream(int is_recorded) {
     EXPECT_STATUS(t.status, TN_OK);
     EXPECT_OK(tn_device_synchronize(f.device));
     EXPECT_OK(tn__device_driver(f.device)->stream_destroy(tn__device_state(f.device), foreign));
-    return close_with_races(&f);
+    return pool_fixture_close_with_races(&f);
 }
 
 static void blocks_of_the_default_stream_are_fenced_before_reuse(void **state) {
@@ -163,7 +142,7 @@ enum { THREADS = 3, ROUNDS = 150 };
 
 typedef struct exchanger {
     pthread_t thread;
-    fixture *f;
+    pool_fixture *f;
     tn_stream stream;
     tn_status bad;
 } exchanger;
@@ -189,9 +168,9 @@ static void *exchange(void *argument) {
  * freed, again and again, and always behind that one's work. */
 static void a_block_is_not_to_be_had_before_its_use_is_known(void **state) {
     exchanger threads[THREADS] = {0};
-    fixture f;
+    pool_fixture f;
     (void)state;
-    open_fixture(&f, (THREADS - 1) * (4 * MIB), TN_BACKING_VMM);
+    f = pool_fixture_open((THREADS - 1) * (4 * MIB), TN_BACKING_VMM, 0);
     for (int i = 0; i < THREADS; i++) {
         threads[i].f = &f;
         threads[i].stream = test_open_stream(f.device);
@@ -205,7 +184,7 @@ static void a_block_is_not_to_be_had_before_its_use_is_known(void **state) {
     (void)test_pool_stats(f.pool);
     for (int i = 0; i < THREADS; i++)
         EXPECT_OK(tn_stream_destroy(f.device, threads[i].stream));
-    assert_int_equal(close_with_races(&f), 0);
+    assert_int_equal(pool_fixture_close_with_races(&f), 0);
 }
 
 /* ---- rmm#850: stealing from another stream makes the two run one after the other ------------- */
@@ -215,8 +194,8 @@ static double run_two_streams(int keep_streams_apart, tn_pool_stats *stats) {
     const test_sim *sim = test_sim_get();
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     double begin_us;
-    fixture f;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    pool_fixture f;
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     EXPECT_OK(tn_pool_destroy(f.pool));
     config.keep_streams_apart = keep_streams_apart;
     EXPECT_OK(tn_pool_create(f.device, &config, &f.pool));
@@ -232,7 +211,7 @@ static double run_two_streams(int keep_streams_apart, tn_pool_stats *stats) {
     *stats = test_pool_stats(f.pool);
     EXPECT_OK(tn_device_synchronize(f.device));
     begin_us = sim->now_us() - begin_us;
-    assert_int_equal(close_with_races(&f), 0);
+    assert_int_equal(pool_fixture_close_with_races(&f), 0);
     return begin_us;
 }
 
@@ -251,10 +230,10 @@ static void streams_that_are_kept_apart_run_side_by_side(void **state) {
 /* Apart as long as there is memory for it. */
 static void streams_that_are_kept_apart_share_when_memory_is_short(void **state) {
     tn_pool_config config = TN_POOL_CONFIG_INIT;
-    fixture f;
+    pool_fixture f;
     void *x;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     EXPECT_OK(tn_pool_destroy(f.pool));
     config.keep_streams_apart = 1;
     config.limit_bytes = 24 * MIB;
@@ -266,7 +245,7 @@ static void streams_that_are_kept_apart_share_when_memory_is_short(void **state)
     assert_int_equal(test_pool_stats(f.pool).stream_waits, 1);
     test_sim_write(f.device, f.b, x, 16 * MIB, 10);
     test_give(f.pool, x, f.b);
-    assert_int_equal(close_with_races(&f), 0);
+    assert_int_equal(pool_fixture_close_with_races(&f), 0);
 }
 
 /* ---- llama.cpp#22155: a cache that is flushed under kernels that are still queued ------------ */
@@ -274,12 +253,12 @@ static void streams_that_are_kept_apart_share_when_memory_is_short(void **state)
 static void nothing_goes_back_before_the_work_on_it_is_done(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         tn_pool *other;
         void *x;
         void *none = NULL;
         size_t released = 1;
-        open_fixture(&f, 64 * MIB, (tn_pool_backing)backing);
+        f = pool_fixture_open(64 * MIB, (tn_pool_backing)backing, 0);
         other = test_open_pool(f.device, (tn_pool_backing)backing, 0);
         x = test_take(f.pool, 64 * MIB, f.a);
         test_sim_stall(f.device, f.a, 1);
@@ -296,7 +275,7 @@ static void nothing_goes_back_before_the_work_on_it_is_done(void **state) {
         EXPECT_OK(tn_pool_trim(f.pool, 0, &released));
         assert_int_equal(released, 64 * MIB);
         EXPECT_OK(tn_pool_destroy(other));
-        assert_int_equal(close_with_races(&f), 0);
+        assert_int_equal(pool_fixture_close_with_races(&f), 0);
     }
 }
 
@@ -305,11 +284,11 @@ static void nothing_goes_back_before_the_work_on_it_is_done(void **state) {
 /* Both halves of the collective wait for each other; the second is not launched yet. Meanwhile the
  * pool allocates, frees, grows, moves pages, and gives others back: without a wait of the host. */
 static void no_call_waits_for_a_collective_that_is_half_launched(void **state) {
-    fixture f;
+    pool_fixture f;
     void *sent;
     void *x[4];
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     sent = test_take(f.pool, 16 * MIB, f.a);
     test_sim_stall(f.device, f.a, 1);
     test_sim_write(f.device, f.a, sent, 16 * MIB, 10);
@@ -327,18 +306,18 @@ static void no_call_waits_for_a_collective_that_is_half_launched(void **state) {
     assert_int_equal(test_sim_get()->call_count("cuCtxSynchronize"), 0);
     test_sim_stall(f.device, f.a, 0);
     test_give(f.pool, sent, f.a);
-    assert_int_equal(close_with_races(&f), 0);
+    assert_int_equal(pool_fixture_close_with_races(&f), 0);
 }
 
 /* Memory that only a call of the driver which waits could give back is gone without meanwhile. */
 static void what_would_wait_is_put_off_between_the_launches(void **state) {
-    fixture f;
+    pool_fixture f;
     tn_pool *other;
     void *sent;
     void *x = NULL;
     size_t released = 1;
     (void)state;
-    open_fixture(&f, 128 * MIB, TN_BACKING_PLAIN);
+    f = pool_fixture_open(128 * MIB, TN_BACKING_PLAIN, 0);
     other = test_open_pool(f.device, TN_BACKING_PLAIN, 0);
     sent = test_take(f.pool, 64 * MIB, f.a);
     test_give(f.pool, test_take(f.pool, 64 * MIB, f.b), f.b);
@@ -366,7 +345,7 @@ static void what_would_wait_is_put_off_between_the_launches(void **state) {
     EXPECT_OK(tn_pool_destroy(other));
     x = test_take(f.pool, 128 * MIB, f.a);
     test_give(f.pool, x, f.a);
-    assert_int_equal(close_with_races(&f), 0);
+    assert_int_equal(pool_fixture_close_with_races(&f), 0);
 }
 
 int main(void) {

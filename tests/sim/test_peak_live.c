@@ -3,33 +3,11 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include "test_pools.h"
+#include "pool_fixture.h"
 #include "thread_cache.h"
 
 enum { SMALL = 4096, OTHER = 1000, ROUNDS = 100, YIELDS = 200 };
 #define LIMIT (64 * MIB_BYTES)
-
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
-
-static fixture open_fixture(void) {
-    fixture f = {.device = test_open_sim(0, 0)};
-    f.pool = test_open_pool(f.device, TN_BACKING_VMM, LIMIT);
-    f.a = test_open_stream(f.device);
-    f.b = test_open_stream(f.device);
-    return f;
-}
-
-static void close_fixture(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    test_close_sim(f->device);
-}
 
 /* A thread with a call to make, and what came of it; it begins when it is told. */
 typedef struct caller {
@@ -61,7 +39,7 @@ static int is_live(tn_pool *pool, const void *address) {
 
 /* Its credit is gone, since another block is live: it has the block before it has the mutex. */
 static void a_block_is_live_while_its_call_waits(void **state) {
-    fixture f = open_fixture();
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_VMM, LIMIT);
     pthread_barrier_t begin;
     caller c = {.pool = f.pool, .stream = f.a, .bytes = SMALL, .begin = &begin};
     pthread_t thread;
@@ -87,11 +65,11 @@ static void a_block_is_live_while_its_call_waits(void **state) {
     test_give(f.pool, other, f.b);
     assert_int_equal(test_pool_stats(f.pool).peak_live_bytes, OTHER + SMALL);
     pthread_barrier_destroy(&begin);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* Both find their caches stopped and come to the mutex at the same time, in either order. */
-static void make_two_calls_at_once(fixture *f, caller *taker, caller *refused) {
+static void make_two_calls_at_once(pool_fixture *f, caller *taker, caller *refused) {
     pthread_barrier_t begin;
     pthread_t threads[2];
     pthread_barrier_init(&begin, NULL, 3);
@@ -112,7 +90,7 @@ static void make_two_calls_at_once(fixture *f, caller *taker, caller *refused) {
 }
 
 static void a_call_that_is_refused_leaves_no_mark(void **state) {
-    fixture f = open_fixture();
+    pool_fixture f = pool_fixture_open(0, TN_BACKING_VMM, LIMIT);
     (void)state;
     for (int round = 0; round < ROUNDS; round++) {
         caller taker, refused;
@@ -121,7 +99,7 @@ static void a_call_that_is_refused_leaves_no_mark(void **state) {
         assert_int_equal(refused.status, TN_OUT_OF_DEVICE_MEMORY);
         assert_int_equal(test_pool_stats(f.pool).peak_live_bytes, SMALL);
     }
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 int main(void) {

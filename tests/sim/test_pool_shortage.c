@@ -3,39 +3,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "test_pools.h"
+#include "pool_fixture.h"
 
 #define MIB MIB_BYTES
 #define GIB GIB_BYTES
-
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
-
-static void open_fixture(fixture *f, size_t memory, tn_pool_backing backing, size_t limit) {
-    f->device = test_open_sim(memory, 0);
-    f->pool = test_open_pool(f->device, backing, limit);
-    f->a = test_open_stream(f->device);
-    f->b = test_open_stream(f->device);
-}
-
-static void close_fixture(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    test_close_sim(f->device);
-}
 
 /* pytorch#189504: the device is full, the block is freed but another stream still uses it. */
 static void memory_that_is_pending_serves_the_first_request(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         void *x;
-        open_fixture(&f, 256 * MIB, (tn_pool_backing)backing, 0);
+        f = pool_fixture_open(256 * MIB, (tn_pool_backing)backing, 0);
         x = test_take(f.pool, 256 * MIB, f.a);
         EXPECT_OK(tn_record_use(x, f.b));
         test_sim_write(f.device, f.b, x, 256 * MIB, 1e5);
@@ -46,18 +25,18 @@ static void memory_that_is_pending_serves_the_first_request(void **state) {
         test_sim_write(f.device, f.a, x, 256 * MIB, 10);
         assert_int_equal(test_pool_stats(f.pool).out_of_memory, 0);
         test_give(f.pool, x, f.a);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 /* The same where the pending memory is in other pieces: pages move behind a wait on the device. */
 static void pending_pages_move_behind_a_wait(void **state) {
-    fixture f;
+    pool_fixture f;
     void *x[2];
     void *kept;
     void *y;
     (void)state;
-    open_fixture(&f, 130 * MIB, TN_BACKING_VMM, 0);
+    f = pool_fixture_open(130 * MIB, TN_BACKING_VMM, 0);
     x[0] = test_take(f.pool, 64 * MIB, f.a);
     kept = test_take(f.pool, 2 * MIB, f.a);
     x[1] = test_take(f.pool, 64 * MIB, f.a);
@@ -71,16 +50,16 @@ static void pending_pages_move_behind_a_wait(void **state) {
     test_sim_write(f.device, f.b, y, 128 * MIB, 10);
     test_give(f.pool, y, f.b);
     test_give(f.pool, kept, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* A segment can go back to the driver only when its last use has completed: the host waits. */
 static void segments_are_waited_for_and_given_back(void **state) {
-    fixture f;
+    pool_fixture f;
     void *x[2];
     void *y;
     (void)state;
-    open_fixture(&f, 128 * MIB, TN_BACKING_PLAIN, 0);
+    f = pool_fixture_open(128 * MIB, TN_BACKING_PLAIN, 0);
     for (int i = 0; i < 2; i++)
         x[i] = test_take(f.pool, 64 * MIB, f.a);
     for (int i = 0; i < 2; i++) {
@@ -92,15 +71,15 @@ static void segments_are_waited_for_and_given_back(void **state) {
     assert_true(test_calls(f.device, TN_CALL_EVENT_SYNCHRONIZE) > 0);
     assert_int_equal(test_pool_stats(f.pool).reserved_bytes, 100 * MIB);
     test_give(f.pool, y, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void only_as_many_segments_go_back_as_are_needed(void **state) {
-    fixture f;
+    pool_fixture f;
     void *x[4];
     void *y;
     (void)state;
-    open_fixture(&f, 256 * MIB, TN_BACKING_PLAIN, 0);
+    f = pool_fixture_open(256 * MIB, TN_BACKING_PLAIN, 0);
     for (int i = 0; i < 4; i++)
         x[i] = test_take(f.pool, 64 * MIB, f.a);
     for (int i = 0; i < 4; i++)
@@ -109,16 +88,16 @@ static void only_as_many_segments_go_back_as_are_needed(void **state) {
     assert_int_equal(test_calls(f.device, TN_CALL_MEM_FREE), 2);
     assert_int_equal(test_pool_stats(f.pool).cached_bytes, 128 * MIB);
     test_give(f.pool, y, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void another_pool_gives_its_idle_memory(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         tn_pool *other;
         void *x;
-        open_fixture(&f, 256 * MIB, (tn_pool_backing)backing, 0);
+        f = pool_fixture_open(256 * MIB, (tn_pool_backing)backing, 0);
         other = test_open_pool(f.device, (tn_pool_backing)backing, 0);
         test_give(other, test_take(other, 200 * MIB, f.a), f.a);
         x = test_take(f.pool, 150 * MIB, f.b);
@@ -126,7 +105,7 @@ static void another_pool_gives_its_idle_memory(void **state) {
                          backing == TN_BACKING_VMM ? 50 * MIB : 0);
         test_give(f.pool, x, f.b);
         EXPECT_OK(tn_pool_destroy(other));
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
@@ -134,11 +113,11 @@ static void another_pool_gives_its_idle_memory(void **state) {
 static void a_pool_at_its_limit_takes_nothing_from_others(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         tn_pool *other;
         void *x;
         void *y = NULL;
-        open_fixture(&f, 0, (tn_pool_backing)backing, 100 * MIB);
+        f = pool_fixture_open(0, (tn_pool_backing)backing, 100 * MIB);
         other = test_open_pool(f.device, (tn_pool_backing)backing, 0);
         test_give(other, test_take(other, 200 * MIB, f.a), f.a);
         x = test_take(f.pool, 100 * MIB, f.b);
@@ -146,17 +125,17 @@ static void a_pool_at_its_limit_takes_nothing_from_others(void **state) {
         assert_int_equal(test_pool_stats(other).reserved_bytes, 200 * MIB);
         test_give(f.pool, x, f.b);
         EXPECT_OK(tn_pool_destroy(other));
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 /* Work that never ends holds its memory; the request fails and says so, and nothing hangs. */
 static void work_that_does_not_end_is_reported(void **state) {
-    fixture f;
+    pool_fixture f;
     void *x;
     void *y = NULL;
     (void)state;
-    open_fixture(&f, 128 * MIB, TN_BACKING_PLAIN, 0);
+    f = pool_fixture_open(128 * MIB, TN_BACKING_PLAIN, 0);
     x = test_take(f.pool, 64 * MIB, f.a);
     test_sim_stall(f.device, f.b, 1);
     test_sim_write(f.device, f.b, x, 64 * MIB, 10);
@@ -169,10 +148,10 @@ static void work_that_does_not_end_is_reported(void **state) {
     test_sim_stall(f.device, f.b, 0);
     y = test_take(f.pool, 100 * MIB, f.a);
     test_give(f.pool, y, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
-static void expect_failure_without_trace(fixture *f, size_t bytes, const char *words) {
+static void expect_failure_without_trace(pool_fixture *f, size_t bytes, const char *words) {
     tn_pool_stats before = test_pool_stats(f->pool);
     tn_pool_stats after;
     void *block = &before;
@@ -187,10 +166,10 @@ static void expect_failure_without_trace(fixture *f, size_t bytes, const char *w
 
 static void a_failed_request_leaves_no_trace_and_a_true_report(void **state) {
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
-    fixture f;
+    pool_fixture f;
     void *blocks[3];
     (void)state;
-    open_fixture(&f, 256 * MIB, TN_BACKING_VMM, 0);
+    f = pool_fixture_open(256 * MIB, TN_BACKING_VMM, 0);
     options.owner = "weights";
     options.site = "net.c:12";
     EXPECT_OK(tn_alloc(f.pool, 100 * MIB, f.a, &options, &blocks[0]));
@@ -207,15 +186,15 @@ static void a_failed_request_leaves_no_trace_and_a_true_report(void **state) {
     blocks[1] = test_take(f.pool, 136 * MIB, f.a); /* exactly what is left can be had */
     for (int i = 0; i < 3; i++)
         test_give(f.pool, blocks[i], f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void the_limit_is_kept_and_named(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         void *block;
-        open_fixture(&f, 0, (tn_pool_backing)backing, 100 * MIB);
+        f = pool_fixture_open(0, (tn_pool_backing)backing, 100 * MIB);
         block = test_take(f.pool, 80 * MIB, f.a);
         expect_failure_without_trace(&f, 40 * MIB, "limit 104857600");
         expect_failure_without_trace(&f, 101 * MIB, "the request is larger than the pool's limit");
@@ -223,47 +202,47 @@ static void the_limit_is_kept_and_named(void **state) {
         test_give(f.pool, block, f.a);
         test_give(f.pool, test_take(f.pool, 100 * MIB, f.a), f.a);
         assert_int_equal(test_pool_stats(f.pool).peak_reserved_bytes, 100 * MIB);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 static void pages_that_do_not_fit_the_limit_are_named(void **state) {
-    fixture f;
+    pool_fixture f;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM, 3 * MIB);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 3 * MIB);
     expect_failure_without_trace(&f, 3 * MIB, "hint: what is free is less than the whole pages");
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void memory_that_others_hold_is_named(void **state) {
-    fixture f;
+    pool_fixture f;
     tn_pool *other;
     void *block;
     (void)state;
-    open_fixture(&f, 256 * MIB, TN_BACKING_VMM, 0);
+    f = pool_fixture_open(256 * MIB, TN_BACKING_VMM, 0);
     other = test_open_pool(f.device, TN_BACKING_VMM, 0);
     block = test_take(other, 200 * MIB, f.a);
     expect_failure_without_trace(&f, 100 * MIB,
                                  "hint: other pools or programs hold the rest of the device");
     test_give(other, block, f.a);
     EXPECT_OK(tn_pool_destroy(other));
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* A small request finds room among the large ones when nothing else is left. */
 static void the_last_hole_serves_whatever_fits(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         void *large;
         void *small;
-        open_fixture(&f, 64 * MIB, (tn_pool_backing)backing, 0);
+        f = pool_fixture_open(64 * MIB, (tn_pool_backing)backing, 0);
         large = test_take(f.pool, 63 * MIB, f.a);
         small = test_take(f.pool, 1000, f.a);
         assert_int_equal(test_pool_stats(f.pool).reserved_bytes, 64 * MIB);
         test_give(f.pool, small, f.a);
         test_give(f.pool, large, f.a);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 

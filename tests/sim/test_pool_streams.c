@@ -4,44 +4,23 @@
 
 #include "driver.h"
 #include "host_alloc.h"
-#include "test_pools.h"
+#include "pool_fixture.h"
 
 #define MIB        MIB_BYTES
 #define PER_THREAD ((tn_stream)2)
 
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-    tn_stream c;
-} fixture;
-
 static int open_fixture(void **state) {
-    static fixture f;
-    f.device = test_open_sim(0, 0);
-    f.pool = test_open_pool(f.device, TN_BACKING_VMM, 0);
-    f.a = test_open_stream(f.device);
-    f.b = test_open_stream(f.device);
+    static pool_fixture f;
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     f.c = test_open_stream(f.device);
     *state = &f;
     return 0;
 }
 
-static uint64_t close_with_races(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    EXPECT_OK(tn_stream_destroy(f->device, f->c));
-    return test_close_sim_with_races(f->device);
-}
-
-static void close_clean(fixture *f) { assert_int_equal(close_with_races(f), 0); }
-
-static uint64_t waits(fixture *f) { return test_pool_stats(f->pool).stream_waits; }
+static uint64_t waits(pool_fixture *f) { return test_pool_stats(f->pool).stream_waits; }
 
 static void the_same_stream_reuses_at_once(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *block = test_take(f->pool, 4 * MIB, f->a);
     test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
     test_give(f->pool, block, f->a);
@@ -49,11 +28,11 @@ static void the_same_stream_reuses_at_once(void **state) {
     test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
     assert_int_equal(test_calls(f->device, TN_CALL_STREAM_WAIT), 0);
     test_give(f->pool, block, f->a);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 static void another_stream_waits_exactly_once(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *block = test_take(f->pool, 4 * MIB, f->a);
     char *second = test_take(f->pool, 4 * MIB, f->a);
     test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
@@ -71,11 +50,11 @@ static void another_stream_waits_exactly_once(void **state) {
     test_sim_write(f->device, f->b, second, 4 * MIB, 10);
     test_give(f->pool, block, f->b);
     test_give(f->pool, second, f->b);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 static void a_stream_prefers_what_it_freed_itself(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *of_a = test_take(f->pool, 4 * MIB, f->a);
     char *between = test_take(f->pool, 4 * MIB, f->c);
     char *of_b = test_take(f->pool, 4 * MIB, f->b);
@@ -91,12 +70,12 @@ static void a_stream_prefers_what_it_freed_itself(void **state) {
     assert_ptr_equal(test_take(f->pool, 4 * MIB, f->b), of_b);
     assert_int_equal(waits(f), 0);
     test_give(f->pool, of_b, f->b);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* pytorch#188655: a block used on two other streams, freed, and taken again by its own. */
 static void every_recorded_use_is_waited_for(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *block = test_take(f->pool, 4 * MIB, f->a);
     test_sim_write(f->device, f->a, block, 4 * MIB, 10);
     EXPECT_OK(tn_stream_wait(f->device, f->b, f->a));
@@ -111,12 +90,12 @@ static void every_recorded_use_is_waited_for(void **state) {
     assert_int_equal(waits(f), 2);
     test_sim_write(f->device, f->a, block, 4 * MIB, 10);
     test_give(f->pool, block, f->a);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* The same without the call: the race is there, and it is seen. */
 static void a_use_that_was_not_recorded_is_a_race(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *block = test_take(f->pool, 4 * MIB, f->a);
     EXPECT_OK(tn_stream_wait(f->device, f->b, f->a));
     test_sim_write(f->device, f->b, block, 4 * MIB, 1000);
@@ -124,11 +103,11 @@ static void a_use_that_was_not_recorded_is_a_race(void **state) {
     assert_ptr_equal(test_take(f->pool, 4 * MIB, f->a), block);
     assert_int_equal(test_sim_get()->race_count(), 1);
     test_give(f->pool, block, f->a);
-    assert_true(close_with_races(f) >= 1);
+    assert_true(pool_fixture_close_with_races(f) >= 1);
 }
 
 static void a_block_freed_on_another_stream_waits_for_both(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *block = test_take(f->pool, 4 * MIB, f->a);
     test_sim_write(f->device, f->a, block, 4 * MIB, 1000);
     EXPECT_OK(tn_stream_wait(f->device, f->b, f->a));
@@ -137,13 +116,13 @@ static void a_block_freed_on_another_stream_waits_for_both(void **state) {
     assert_ptr_equal(test_take(f->pool, 4 * MIB, f->c), block);
     assert_int_equal(waits(f), 2);
     test_give(f->pool, block, f->c);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* An event that was recorded behind the block's last use is there: later work of that stream is
  * not waited for. */
 static void the_wait_is_for_the_blocks_own_uses_only(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *block = test_take(f->pool, 4 * MIB, f->a);
     char *between = test_take(f->pool, 2 * MIB, f->a);
     char *other = test_take(f->pool, 8 * MIB, f->a);
@@ -160,13 +139,13 @@ static void the_wait_is_for_the_blocks_own_uses_only(void **state) {
     test_give(f->pool, block, f->b);
     test_give(f->pool, between, f->a);
     test_give(f->pool, other, f->c);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* Memory moves in stream order: the pages of a block that a long kernel still writes serve the
  * same stream at another address, and no one waits on the host. */
 static void pages_move_while_their_last_use_still_runs(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char *first = test_take(f->pool, 32 * MIB, f->a);
     char *kept = test_take(f->pool, 2 * MIB, f->a);
     char *second = test_take(f->pool, 32 * MIB, f->a);
@@ -189,11 +168,11 @@ static void pages_move_while_their_last_use_still_runs(void **state) {
     test_give(f->pool, large, f->a);
     test_give(f->pool, kept, f->a);
     test_give(f->pool, last, f->a);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 static void a_stream_made_anew_is_another_stream(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_stream stream = test_open_stream(f->device);
     char *block = test_take(f->pool, 4 * MIB, stream);
     test_sim_write(f->device, stream, block, 4 * MIB, 1000);
@@ -205,11 +184,11 @@ static void a_stream_made_anew_is_another_stream(void **state) {
     test_sim_write(f->device, stream, block, 4 * MIB, 10);
     test_give(f->pool, block, stream);
     EXPECT_OK(tn_stream_destroy(f->device, stream));
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 static void many_streams_may_use_one_block(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_stream streams[40];
     char *block = test_take(f->pool, 4 * MIB, f->a);
     char *half;
@@ -231,22 +210,22 @@ static void many_streams_may_use_one_block(void **state) {
     for (int i = 0; i < 40; i++)
         EXPECT_OK(tn_stream_destroy(f->device, streams[i]));
     test_give(f->pool, block, f->b);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* Streams of another library: the pool does not hear of their end, and looks them up by id. */
-static tn_stream open_foreign(fixture *f) {
+static tn_stream open_foreign(pool_fixture *f) {
     tn_stream stream = NULL;
     EXPECT_OK(tn__device_driver(f->device)->stream_create(tn__device_state(f->device), &stream));
     return stream;
 }
 
-static void end_foreign(fixture *f, tn_stream stream) {
+static void end_foreign(pool_fixture *f, tn_stream stream) {
     EXPECT_OK(tn__device_driver(f->device)->stream_destroy(tn__device_state(f->device), stream));
 }
 
 static void a_foreign_stream_that_ended_is_waited_for_on_the_host(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_stream foreign = open_foreign(f);
     char *block = test_take(f->pool, 4 * MIB, foreign);
     char *again;
@@ -258,11 +237,11 @@ static void a_foreign_stream_that_ended_is_waited_for_on_the_host(void **state) 
     assert_int_equal(waits(f), 0);
     test_sim_write(f->device, f->a, again, 4 * MIB, 10);
     test_give(f->pool, again, f->a);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 static void foreign_streams_are_forgotten_when_there_are_many(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     long blocks_before = 0;
     for (int i = 0; i < 1000; i++) {
         tn_stream foreign = open_foreign(f);
@@ -273,13 +252,13 @@ static void foreign_streams_are_forgotten_when_there_are_many(void **state) {
         if (i == 200) blocks_before = tn__host_live_blocks();
     }
     assert_true(tn__host_live_blocks() <= blocks_before + 200);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* What another stream has waited for counts for the stream as it was, not for what it begins anew
  * after it was forgotten. */
 static void a_forgotten_stream_that_is_used_again_is_waited_for(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_stream foreign = open_foreign(f);
     tn_stream others[70];
     void *kept = test_take(f->pool, 4 * MIB, f->a); /* so that stream a is not forgotten */
@@ -307,18 +286,18 @@ static void a_forgotten_stream_that_is_used_again_is_waited_for(void **state) {
     for (int i = 0; i < 70; i++)
         end_foreign(f, others[i]);
     end_foreign(f, foreign);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 /* NVIDIA/cub#373: the per-thread default stream has the same handle in every thread. */
 typedef struct passed_on {
-    fixture *f;
+    pool_fixture *f;
     char *block;
 } passed_on;
 
 static void *use_in_thread(void *argument) {
     passed_on *passed = argument;
-    fixture *f = passed->f;
+    pool_fixture *f = passed->f;
     passed->block = test_take(f->pool, 4 * MIB, PER_THREAD);
     test_sim_write(f->device, PER_THREAD, passed->block, 4 * MIB, 1000);
     test_give(f->pool, passed->block, PER_THREAD);
@@ -327,7 +306,7 @@ static void *use_in_thread(void *argument) {
 
 static void default_streams_of_two_threads_are_two_streams(void **state) {
     passed_on passed = {*state, NULL};
-    fixture *f = *state;
+    pool_fixture *f = *state;
     pthread_t thread;
     char *block;
     assert_int_equal(pthread_create(&thread, NULL, use_in_thread, &passed), 0);
@@ -340,11 +319,11 @@ static void default_streams_of_two_threads_are_two_streams(void **state) {
     assert_ptr_equal(test_take(f->pool, 4 * MIB, PER_THREAD), block);
     assert_int_equal(waits(f), 1);
     test_give(f->pool, block, PER_THREAD);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 static void events_are_recorded_only_when_someone_waits(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     for (int i = 0; i < 50; i++) {
         char *block = test_take(f->pool, 4 * MIB, f->a);
         EXPECT_OK(tn_record_use(block, f->b));
@@ -355,7 +334,7 @@ static void events_are_recorded_only_when_someone_waits(void **state) {
         assert_int_equal(test_calls(f->device, TN_CALL_EVENT_RECORD), 2 * i);
     }
     assert_int_equal(waits(f), 2 * 49);
-    close_clean(f);
+    pool_fixture_close(f);
 }
 
 int main(void) {

@@ -1,27 +1,19 @@
 /* Waits that users put between streams (tn_stream_wait): what the pools learn from them, and what
  * they must not. Every test ends with a device that has seen no race. */
-#include "host_alloc.h"
+#include "pool_fixture.h"
 #include "test_graphs.h"
 
 #define MIB MIB_BYTES
 enum { ROUNDS = 50, BLOCK_BYTES = 4 << 20, DRIVER_FAULT = 999 };
 
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-    tn_stream c;
-} fixture;
-
 /* A pool learns of waits between streams that it knows. */
-static void introduce(const fixture *f, tn_stream stream) {
+static void introduce(const pool_fixture *f, tn_stream stream) {
     test_give(f->pool, test_take(f->pool, 512, stream), stream);
 }
 
-static fixture open_with(tn_pool_backing backing) {
+static pool_fixture open_with(tn_pool_backing backing) {
     const tnsim_config sim = {.size = sizeof sim, .device_count = 2};
-    fixture f = {.device = test_open_sim_as(&sim)};
+    pool_fixture f = {.device = test_open_sim_as(&sim)};
     f.pool = test_open_pool(f.device, backing, 0);
     f.a = test_open_stream(f.device);
     f.b = test_open_stream(f.device);
@@ -32,29 +24,20 @@ static fixture open_with(tn_pool_backing backing) {
     return f;
 }
 
-static void close_fixture(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    EXPECT_OK(tn_stream_destroy(f->device, f->c));
-    test_close_sim(f->device);
-    assert_int_equal(tn__host_live_blocks(), 0);
-}
-
-static void *take(const fixture *f, tn_stream stream) {
+static void *take(const pool_fixture *f, tn_stream stream) {
     void *block = NULL;
     EXPECT_OK(tn_alloc(f->pool, BLOCK_BYTES, stream, NULL, &block));
     return block;
 }
 
-static void write_block(const fixture *f, void *block, tn_stream stream) {
+static void write_block(const pool_fixture *f, void *block, tn_stream stream) {
     test_sim_write(f->device, stream, block, BLOCK_BYTES, 100);
 }
 
-static uint64_t pool_waits(const fixture *f) { return test_pool_stats(f->pool).stream_waits; }
+static uint64_t pool_waits(const pool_fixture *f) { return test_pool_stats(f->pool).stream_waits; }
 
 /* A block that `stream` has written and freed. */
-static void *leave_block(const fixture *f, tn_stream stream) {
+static void *leave_block(const pool_fixture *f, tn_stream stream) {
     void *block = take(f, stream);
     write_block(f, block, stream);
     EXPECT_OK(tn_free(block, stream));
@@ -62,7 +45,7 @@ static void *leave_block(const fixture *f, tn_stream stream) {
 }
 
 /* The same memory for another stream: the waits that the pool put there. */
-static uint64_t waits_to_take(const fixture *f, const void *left, tn_stream stream) {
+static uint64_t waits_to_take(const pool_fixture *f, const void *left, tn_stream stream) {
     uint64_t before = pool_waits(f);
     void *block = take(f, stream);
     assert_ptr_equal(block, left);
@@ -78,14 +61,14 @@ typedef struct counts {
     uint64_t waits;
 } counts;
 
-static counts counts_now(const fixture *f) {
+static counts counts_now(const pool_fixture *f) {
     return (counts){test_calls(f->device, TN_CALL_EVENT_RECORD),
                     test_calls(f->device, TN_CALL_STREAM_WAIT)};
 }
 
 /* Each stream's block is used and freed by the other one. Then, if told so, each waits for the
  * other: the blocks come back to their own streams. */
-static void exchange_blocks(const fixture *f, int is_waited_back) {
+static void exchange_blocks(const pool_fixture *f, int is_waited_back) {
     void *of_a = take(f, f->a), *of_b = take(f, f->b);
     write_block(f, of_a, f->a);
     write_block(f, of_b, f->b);
@@ -104,7 +87,7 @@ static void ping_pong_costs_the_users_waits_only(void **state) {
     static const tn_pool_backing backings[] = {TN_BACKING_VMM, TN_BACKING_PLAIN};
     (void)state;
     for (size_t i = 0; i < sizeof backings / sizeof *backings; i++) {
-        fixture f = open_with(backings[i]);
+        pool_fixture f = open_with(backings[i]);
         counts before, after;
         exchange_blocks(&f, 1);
         before = counts_now(&f);
@@ -116,12 +99,12 @@ static void ping_pong_costs_the_users_waits_only(void **state) {
         assert_int_equal(pool_waits(&f), 0);
         if (backings[i] == TN_BACKING_VMM) /* and it is the same memory all the time */
             assert_int_equal(test_pool_stats(f.pool).peak_reserved_bytes, 2 * BLOCK_BYTES);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 static void without_the_users_waits_the_pool_waits(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     counts before, after;
     (void)state;
     exchange_blocks(&f, 0);
@@ -132,56 +115,56 @@ static void without_the_users_waits_the_pool_waits(void **state) {
     assert_int_equal(pool_waits(&f), 2 * ROUNDS);
     assert_int_equal(after.records - before.records, (2 + 2) * ROUNDS);
     assert_int_equal(after.waits - before.waits, (2 + 2) * ROUNDS);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* ---- what a wait covers --------------------------------------------------------------------- */
 
 static void work_before_the_wait_is_covered(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     void *left = leave_block(&f, f.b);
     (void)state;
     EXPECT_OK(tn_stream_wait(f.device, f.a, f.b));
     assert_int_equal(waits_to_take(&f, left, f.a), 0);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void work_after_the_wait_is_not(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     void *block = take(&f, f.b);
     (void)state;
     EXPECT_OK(tn_stream_wait(f.device, f.a, f.b));
     write_block(&f, block, f.b);
     EXPECT_OK(tn_free(block, f.b));
     assert_int_equal(waits_to_take(&f, block, f.a), 1);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void what_the_other_had_waited_for_is_covered_too(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     void *left = leave_block(&f, f.a);
     (void)state;
     EXPECT_OK(tn_stream_wait(f.device, f.b, f.a));
     EXPECT_OK(tn_stream_wait(f.device, f.c, f.b));
     assert_int_equal(waits_to_take(&f, left, f.c), 0);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void what_the_other_waits_for_later_is_not(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     void *left = leave_block(&f, f.a);
     (void)state;
     EXPECT_OK(tn_stream_wait(f.device, f.c, f.b));
     EXPECT_OK(tn_stream_wait(f.device, f.b, f.a));
     assert_int_equal(waits_to_take(&f, left, f.c), 1);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* The stream that frees it comes after the other's use: one wait stands for both. */
 static void uses_that_the_last_one_comes_after_are_dropped(void **state) {
     (void)state;
     for (int is_after = 0; is_after < 2; is_after++) {
-        fixture f = open_with(TN_BACKING_VMM);
+        pool_fixture f = open_with(TN_BACKING_VMM);
         void *block = take(&f, f.a);
         write_block(&f, block, f.a);
         EXPECT_OK(tn_stream_wait(f.device, f.b, f.a));
@@ -190,7 +173,7 @@ static void uses_that_the_last_one_comes_after_are_dropped(void **state) {
         if (is_after) EXPECT_OK(tn_stream_wait(f.device, f.a, f.b));
         EXPECT_OK(tn_free(block, f.a));
         assert_int_equal(waits_to_take(&f, block, f.c), is_after ? 1 : 2);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
@@ -200,12 +183,12 @@ static void a_wait_that_failed_covers_nothing(void **state) {
     static const char *const calls[] = {"cuEventRecord", "cuStreamWaitEvent"};
     (void)state;
     for (int i = 0; i < 2; i++) {
-        fixture f = open_with(TN_BACKING_VMM);
+        pool_fixture f = open_with(TN_BACKING_VMM);
         void *left = leave_block(&f, f.b);
         assert_int_equal(test_sim_get()->fault(calls[i], 1, 0, DRIVER_FAULT), 0);
         EXPECT_STATUS(tn_stream_wait(f.device, f.a, f.b), TN_DRIVER_ERROR);
         assert_int_equal(waits_to_take(&f, left, f.a), 1);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
@@ -213,7 +196,7 @@ static void a_wait_that_failed_covers_nothing(void **state) {
 static void a_captured_wait_covers_nothing(void **state) {
     (void)state;
     for (int from_b = 0; from_b < 2; from_b++) {
-        fixture f = open_with(TN_BACKING_VMM);
+        pool_fixture f = open_with(TN_BACKING_VMM);
         void *left = leave_block(&f, f.b);
         tn_stream first = from_b ? f.b : f.a, second = from_b ? f.a : f.b;
         test_graph graph;
@@ -223,14 +206,14 @@ static void a_captured_wait_covers_nothing(void **state) {
         graph = test_capture_end(f.device, first);
         assert_int_equal(waits_to_take(&f, left, f.a), 1);
         test_graph_destroy(f.device, &graph);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 /* ---- streams of others, and streams that end ------------------------------------------------- */
 
 static void streams_of_other_libraries_are_known_by_their_id(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     tn_stream foreign = test_open_foreign_stream(f.device);
     void *left = leave_block(&f, foreign);
     (void)state;
@@ -239,11 +222,11 @@ static void streams_of_other_libraries_are_known_by_their_id(void **state) {
     EXPECT_OK(tn_stream_wait(f.device, foreign, f.a));
     assert_int_equal(waits_to_take(&f, left, foreign), 0);
     test_close_foreign_stream(f.device, foreign);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void a_stream_that_has_ended_leaves_nothing_to_wait_for(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     void *left = leave_block(&f, f.b);
     (void)state;
     EXPECT_OK(tn_stream_wait(f.device, f.a, f.b));
@@ -251,12 +234,12 @@ static void a_stream_that_has_ended_leaves_nothing_to_wait_for(void **state) {
     f.b = test_open_stream(f.device);
     assert_int_equal(waits_to_take(&f, left, f.a), 0);
     assert_int_equal(waits_to_take(&f, left, f.b), 1);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* Streams of a peer's device: the pool is told by that device. */
 static void waits_on_a_peer_are_heard_of(void **state) {
-    fixture f = open_with(TN_BACKING_VMM);
+    pool_fixture f = open_with(TN_BACKING_VMM);
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
     tn_device *peer = NULL;
     tn_stream p, q;
@@ -284,7 +267,7 @@ static void waits_on_a_peer_are_heard_of(void **state) {
     EXPECT_OK(tn_stream_destroy(peer, q));
     EXPECT_OK(tn_pool_peer_disable(f.pool, peer));
     EXPECT_OK(tn_device_destroy(peer));
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 int main(void) {

@@ -5,31 +5,10 @@
 #include <unistd.h>
 
 #include "tenure_pool.h"
-#include "test_pools.h"
+#include "pool_fixture.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB MIB_BYTES
-
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
-
-static void open_fixture(fixture *f, size_t memory, tn_pool_backing backing) {
-    f->device = test_open_sim(memory, 0);
-    f->pool = test_open_pool(f->device, backing, 0);
-    f->a = test_open_stream(f->device);
-    f->b = test_open_stream(f->device);
-}
-
-static void close_fixture(fixture *f) {
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    test_close_sim(f->device);
-}
 
 static const size_t sizes[] = {1,        512,      513,           4096,
                                100000,   1 << 20,  (1 << 20) + 1, 3 << 20,
@@ -39,11 +18,11 @@ enum { SIZES = sizeof sizes / sizeof sizes[0], PAIRS = 100000 };
 static void warm_pairs_make_no_driver_call(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         void *blocks[2 * SIZES];
         uint64_t before;
         uint64_t random = 7;
-        open_fixture(&f, 0, (tn_pool_backing)backing);
+        f = pool_fixture_open(0, (tn_pool_backing)backing, 0);
         /* All of them at once: then there is memory to keep one of each for each stream. */
         for (int i = 0; i < SIZES; i++) {
             blocks[i] = test_take(f.pool, sizes[i], f.a);
@@ -63,16 +42,16 @@ static void warm_pairs_make_no_driver_call(void **state) {
         }
         assert_int_equal(test_all_calls(f.device) - before, 0);
         assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 static void kept_blocks_are_free_memory_in_the_books(void **state) {
-    fixture f;
+    pool_fixture f;
     void *blocks[40];
     tn_pool_stats stats;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     for (int i = 0; i < 40; i++)
         blocks[i] = test_take(f.pool, 1 * MIB, f.a);
     for (int i = 0; i < 40; i++)
@@ -92,15 +71,15 @@ static void kept_blocks_are_free_memory_in_the_books(void **state) {
     assert_int_equal(stats.cached_bytes, 38 * MIB);
     assert_int_equal(stats.partial_bytes, 1 * MIB + 100);
     test_give(f.pool, blocks[0], f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void the_peak_is_exact(void **state) {
-    fixture f;
+    pool_fixture f;
     void *x;
     void *y;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     for (int i = 0; i < 1000; i++) {
         EXPECT_OK(tn_alloc(f.pool, 1000, f.a, NULL, &x));
         EXPECT_OK(tn_free(x, f.a));
@@ -117,18 +96,18 @@ static void the_peak_is_exact(void **state) {
     EXPECT_OK(tn_alloc(f.pool, 700, f.b, NULL, &y));
     EXPECT_OK(tn_free(y, f.b));
     assert_int_equal(test_pool_stats(f.pool).peak_live_bytes, 700);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* 96 MiB in blocks of 8 MiB are kept; then a block of 90 MiB: not a page is added. */
 static void kept_blocks_are_used_before_more_is_taken(void **state) {
     (void)state;
     for (int backing = TN_BACKING_VMM; backing <= TN_BACKING_PLAIN; backing++) {
-        fixture f;
+        pool_fixture f;
         void *blocks[12];
         size_t reserved;
         void *large;
-        open_fixture(&f, 256 * MIB, (tn_pool_backing)backing);
+        f = pool_fixture_open(256 * MIB, (tn_pool_backing)backing, 0);
         for (int i = 0; i < 12; i++)
             blocks[i] = test_take(f.pool, 8 * MIB, f.a);
         for (int i = 0; i < 12; i++)
@@ -137,28 +116,28 @@ static void kept_blocks_are_used_before_more_is_taken(void **state) {
         large = test_take(f.pool, (backing == TN_BACKING_VMM ? 90 : 30) * MIB, f.a);
         assert_int_equal(test_pool_stats(f.pool).reserved_bytes, reserved);
         test_give(f.pool, large, f.a);
-        close_fixture(&f);
+        pool_fixture_close(&f);
     }
 }
 
 static void trim_gives_back_what_threads_keep(void **state) {
-    fixture f;
+    pool_fixture f;
     size_t released = 0;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     test_give(f.pool, test_take(f.pool, 64 * MIB, f.a), f.a);
     EXPECT_OK(tn_pool_trim(f.pool, 0, &released));
     assert_int_equal(released, 64 * MIB);
     assert_int_equal(test_pool_stats(f.pool).reserved_bytes, 0);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void a_kept_block_can_not_be_freed_again(void **state) {
-    fixture f;
+    pool_fixture f;
     void *block;
     size_t bytes;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     block = test_take(f.pool, 4 * KIB, f.a);
     test_give(f.pool, block, f.a);
     EXPECT_STATUS(tn_free(block, f.a), TN_INVALID_ARGUMENT);
@@ -170,15 +149,15 @@ static void a_kept_block_can_not_be_freed_again(void **state) {
     EXPECT_OK(tn_block_info(block, &bytes, NULL));
     assert_int_equal(bytes, 4 * KIB);
     test_give(f.pool, block, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* It is freed behind that use: a thread must not keep it for the first stream alone. */
 static void a_block_with_a_recorded_use_is_not_kept(void **state) {
-    fixture f;
+    pool_fixture f;
     void *block;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     block = test_take(f.pool, 32 * MIB, f.a);
     test_sim_write(f.device, f.b, block, 32 * MIB, 1000.0);
     EXPECT_OK(tn_record_use(block, f.b));
@@ -188,18 +167,18 @@ static void a_block_with_a_recorded_use_is_not_kept(void **state) {
     assert_int_equal(test_pool_stats(f.pool).stream_waits, 1);
     test_sim_write(f.device, f.a, block, 32 * MIB, 1.0);
     test_give(f.pool, block, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 /* A trace begun while blocks are kept has every event from then on. */
 static void a_trace_sees_every_call(void **state) {
-    fixture f;
+    pool_fixture f;
     char path[] = "/tmp/tenure-warm-trace-XXXXXX";
     char line[128];
     int lines = 0;
     FILE *file;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     test_give(f.pool, test_take(f.pool, 4 * KIB, f.a), f.a);
     close(mkstemp(path));
     EXPECT_OK(tn_pool_trace_begin(f.pool, path));
@@ -214,16 +193,16 @@ static void a_trace_sees_every_call(void **state) {
     fclose(file);
     remove(path);
     assert_int_equal(lines, 20);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 static void a_leak_report_names_only_blocks_that_callers_hold(void **state) {
-    fixture f;
+    pool_fixture f;
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
     void *kept = NULL;
     void *leaked = NULL;
     (void)state;
-    open_fixture(&f, 0, TN_BACKING_VMM);
+    f = pool_fixture_open(0, TN_BACKING_VMM, 0);
     options.owner = "was freed";
     EXPECT_OK(tn_alloc(f.pool, 4 * KIB, f.a, &options, &kept));
     options.owner = "is live";
@@ -233,7 +212,7 @@ static void a_leak_report_names_only_blocks_that_callers_hold(void **state) {
     assert_non_null(strstr(tn_error_last(), "is live: 8192 bytes in 1 block"));
     assert_null(strstr(tn_error_last(), "was freed"));
     test_give(f.pool, leaked, f.a);
-    close_fixture(&f);
+    pool_fixture_close(&f);
 }
 
 int main(void) {

@@ -27,6 +27,15 @@ void test_give(tn_pool *pool, void *block, tn_stream stream) {
     (void)test_pool_stats(pool);
 }
 
+void *test_take_for(tn_pool *pool, size_t bytes, const char *owner, const char *site) {
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    void *block = NULL;
+    options.owner = owner;
+    options.site = site;
+    EXPECT_OK(tn_alloc(pool, bytes, NULL, &options, &block));
+    return block;
+}
+
 tn_pool *test_open_pool(tn_device *device, tn_pool_backing backing, size_t limit_bytes) {
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     tn_pool *pool = NULL;

@@ -14,6 +14,9 @@ tn_pool_stats test_pool_stats(tn_pool *pool);
 void *test_take(tn_pool *pool, size_t bytes, tn_stream stream);
 void test_give(tn_pool *pool, void *block, tn_stream stream);
 
+/* On the default stream, for an owner and a call site that reports name. */
+void *test_take_for(tn_pool *pool, size_t bytes, const char *owner, const char *site);
+
 tn_pool *test_open_pool(tn_device *device, tn_pool_backing backing, size_t limit_bytes);
 tn_stream test_open_stream(tn_device *device);
 

@@ -9,34 +9,19 @@
 #include "host_alloc.h"
 #include "options.h"
 #include "tenure_pool.h"
-#include "test_pools.h"
+#include "pool_fixture.h"
 
 #define MIB MIB_BYTES
 
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
-
 static int open_fixture(void **state) {
-    static fixture f;
-    f.device = test_open_sim(64 * MIB, 0);
-    f.pool = test_open_pool(f.device, TN_BACKING_VMM, 0);
-    f.a = test_open_stream(f.device);
-    f.b = test_open_stream(f.device);
+    static pool_fixture f;
+    f = pool_fixture_open(64 * MIB, TN_BACKING_VMM, 0);
     *state = &f;
     return 0;
 }
 
 static int close_fixture(void **state) {
-    fixture *f = *state;
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    test_close_sim(f->device);
-    assert_int_equal(tn__host_live_blocks(), 0);
+    pool_fixture_close(*state);
     return 0;
 }
 
@@ -61,7 +46,7 @@ static void expect_event(const tn_event *event, tn_event_kind kind, const void *
 }
 
 static void everything_that_happens_is_told_in_order(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_event events[32];
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
     uint64_t lost = 7;
@@ -108,7 +93,7 @@ static void everything_that_happens_is_told_in_order(void **state) {
 
 /* The device is full: what the last block needs comes from the two that were freed. */
 static void memory_that_moves_is_told_with_where_it_was(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_event events[32];
     char *freed[2] = {test_take(f->pool, 30 * MIB, f->a), NULL};
     void *kept = test_take(f->pool, 2 * MIB, f->a);
@@ -139,7 +124,7 @@ static void memory_that_moves_is_told_with_where_it_was(void **state) {
 }
 
 static void a_full_ring_keeps_the_last_and_counts_the_lost(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_event events[16];
     uint64_t lost = 0;
     void *block = test_take(f->pool, 4096, f->a);
@@ -164,7 +149,7 @@ static void a_full_ring_keeps_the_last_and_counts_the_lost(void **state) {
 }
 
 static void an_owner_is_copied_and_cut(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     char owner[100];
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
     tn_event event[4];
@@ -182,14 +167,14 @@ static void an_owner_is_copied_and_cut(void **state) {
     EXPECT_OK(tn_pool_events_end(f->pool));
 }
 
-__attribute__((noinline)) static void take_and_give_here(fixture *f) {
+__attribute__((noinline)) static void take_and_give_here(pool_fixture *f) {
     void *block = NULL;
     EXPECT_OK(tn_alloc(f->pool, 512, f->a, NULL, &block));
     EXPECT_OK(tn_free(block, f->a));
 }
 
 static void a_stack_leads_to_the_caller(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     uintptr_t begin = (uintptr_t)take_and_give_here;
     tn_event events[8];
     size_t count;
@@ -209,7 +194,7 @@ static void a_stack_leads_to_the_caller(void **state) {
 }
 
 static void what_is_not_right_changes_nothing(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_event event;
     size_t count = 77;
     EXPECT_STATUS(tn_pool_events_begin(NULL, 8, 0), TN_INVALID_ARGUMENT);
@@ -234,7 +219,7 @@ static void what_is_not_right_changes_nothing(void **state) {
 }
 
 static void an_option_keeps_them_for_every_pool(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_pool *pool;
     tn_event event;
     setenv("TENURE_EVENTS", "2", 1);
@@ -255,7 +240,7 @@ static void an_option_keeps_them_for_every_pool(void **state) {
 enum { THREADS = 4, PAIRS = 200 };
 
 static void *take_and_give_often(void *argument) {
-    fixture *f = argument;
+    pool_fixture *f = argument;
     for (int i = 0; i < PAIRS; i++) {
         void *block = NULL;
         if (tn_alloc(f->pool, 512, i % 2 ? f->a : f->b, NULL, &block) != TN_OK) return NULL;
@@ -266,7 +251,7 @@ static void *take_and_give_often(void *argument) {
 
 static void calls_of_all_threads_are_seen(void **state) {
     static tn_event events[4 * THREADS * PAIRS];
-    fixture *f = *state;
+    pool_fixture *f = *state;
     pthread_t threads[THREADS];
     size_t kinds[TN_EVENT_KIND_COUNT] = {0};
     uint64_t lost = 1;

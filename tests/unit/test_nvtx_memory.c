@@ -9,19 +9,12 @@
 #include "host_alloc.h"
 #include "recording_tool.h"
 #include "tenure_pool.h"
-#include "test_pools.h"
+#include "pool_fixture.h"
 
 #define TOOL TENURE_BUILD_DIR "/tests/libtenure_recording_tool.so"
 #define MIB  MIB_BYTES
 
 static recording *recorded;
-
-typedef struct fixture {
-    tn_device *device;
-    tn_pool *pool;
-    tn_stream a;
-    tn_stream b;
-} fixture;
 
 /* Compute Sanitizer refuses what it is told while no context is current. */
 static int is_device_current(void) {
@@ -32,25 +25,17 @@ static int is_device_current(void) {
 }
 
 static int open_fixture(void **state) {
-    static fixture f;
-    f.device = test_open_sim(512 * MIB, 0);
-    f.pool = test_open_pool(f.device, TN_BACKING_AUTO, 0);
-    f.a = test_open_stream(f.device);
-    f.b = test_open_stream(f.device);
+    static pool_fixture f;
+    f = pool_fixture_open(512 * MIB, TN_BACKING_AUTO, 0);
     *state = &f;
     return 0;
 }
 
 static int close_fixture(void **state) {
-    fixture *f = *state;
-    EXPECT_OK(tn_pool_destroy(f->pool));
-    EXPECT_OK(tn_stream_destroy(f->device, f->a));
-    EXPECT_OK(tn_stream_destroy(f->device, f->b));
-    test_close_sim(f->device);
+    pool_fixture_close(*state);
     if (recorded->errors) fail_msg("%s", recorded->first_error);
     assert_int_equal(recorded->block_count, 0);
     assert_int_equal(recorded->heap_count, 0);
-    assert_int_equal(tn__host_live_blocks(), 0);
     return 0;
 }
 
@@ -68,7 +53,7 @@ static void expect_told(const void *address, size_t bytes) {
 }
 
 static void a_block_is_told_to_the_byte(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
     void *x = NULL;
     void *y;
@@ -88,7 +73,7 @@ static void a_block_is_told_to_the_byte(void **state) {
 }
 
 static void a_block_stays_while_work_may_use_it(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     void *x = test_take(f->pool, 4096, f->a);
     void *y;
     test_sim_write(f->device, f->a, x, 4096, 1e6);
@@ -111,7 +96,7 @@ static uint32_t next_random(uint32_t *seed) {
 
 static void all_live_blocks_are_told_and_none_overlap(void **state) {
     enum { BLOCKS = 60, STEPS = 3000 };
-    fixture *f = *state;
+    pool_fixture *f = *state;
     void *blocks[BLOCKS] = {NULL};
     size_t sizes[BLOCKS] = {0};
     size_t begun = recorded->blocks_begun;
@@ -138,7 +123,7 @@ static void all_live_blocks_are_told_and_none_overlap(void **state) {
 }
 
 static void segments_come_and_go_as_heaps(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     size_t begun = recorded->heaps_begun;
     size_t released = 0;
     void *x = test_take(f->pool, 100 * MIB, f->a);
@@ -158,7 +143,7 @@ static void segments_come_and_go_as_heaps(void **state) {
 }
 
 static void pools_that_tools_can_not_follow_tell_nothing(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_device *host = test_open_host();
     tn_pool *pools[2] = {test_open_pool(f->device, TN_BACKING_VMM, 0),
                          test_open_pool(host, TN_BACKING_AUTO, 0)};
@@ -173,7 +158,7 @@ static void pools_that_tools_can_not_follow_tell_nothing(void **state) {
 }
 
 static void want_of_host_memory_changes_nothing(void **state) {
-    fixture *f = *state;
+    pool_fixture *f = *state;
     tn_status status = TN_OUT_OF_HOST_MEMORY;
     void *block = NULL;
     for (long nth = 1; status != TN_OK; nth++) {
