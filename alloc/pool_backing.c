@@ -5,7 +5,7 @@
 #include "options.h"
 #include "pool_internal.h"
 
-#define PAGES_OF_DEVICE 2048 /* at least, of the default size */
+#define PAGES_OF_DEVICE 6144 /* at least, of the default size */
 
 /* ---- VMM ------------------------------------------------------------------------------------- */
 
