@@ -5,7 +5,7 @@
 #include "options.h"
 #include "pool_internal.h"
 
-#define PAGES_OF_DEVICE 6144 /* at least, of the default size */
+#define SMALL_DEVICE_BYTES ((size_t)24 << 30)
 
 /* ---- VMM ------------------------------------------------------------------------------------- */
 
@@ -16,13 +16,10 @@ static tn_status check_vmm(const tn_pool_config *config, const tn_device_info *i
                    info->name);
 }
 
-/* What the option says; less on a device so small that a few partly used handles would count. */
+/* What the option says; the least on a device so small that partly used handles would count. */
 static size_t default_page_bytes(const tn_device_info *info) {
-    size_t page_bytes = tn__round_up(tn__options_get()->page_bytes, info->granularity_bytes);
-    size_t most = info->memory_bytes / PAGES_OF_DEVICE / info->granularity_bytes;
-    if (most == 0) most = 1;
-    most *= info->granularity_bytes;
-    return page_bytes < most ? page_bytes : most;
+    if (info->memory_bytes < SMALL_DEVICE_BYTES) return info->granularity_bytes;
+    return tn__round_up(tn__options_get()->page_bytes, info->granularity_bytes);
 }
 
 static tn_status open_vmm(tn_pool *pool, const tn_pool_config *config) {
