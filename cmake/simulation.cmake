@@ -49,3 +49,19 @@ tenure_add_canary(5 alloc/pool_order.c)
 
 add_test(NAME simulation/sequences COMMAND pool_simulation --sequences 4)
 tenure_set_test_properties(simulation/sequences)
+
+# ---- planes: plane_simulation ---------------------------------------------------------------------
+
+file(GLOB plane_simulation_sources CONFIGURE_DEPENDS tests/plane_simulation/*.c)
+
+function(tenure_add_plane_simulation target)
+  add_executable(${target} ${plane_simulation_sources} ${ARGN})
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_include_directories(${target} PRIVATE tests/plane_simulation alloc/simcuda)
+  target_compile_definitions(${target} PRIVATE
+    TENURE_SIM_LIBRARY="${CMAKE_BINARY_DIR}/libtenure-simcuda.so")
+  target_link_libraries(${target} PRIVATE tenure-internal)
+  add_dependencies(${target} tenure-simcuda)
+endfunction()
+
+tenure_add_plane_simulation(plane_simulation)
