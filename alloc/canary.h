@@ -1,5 +1,5 @@
 /* Faults planted on purpose, to see that the simulation finds them: a build with -DTENURE_CANARY=n
- * leaves out the one wait of that number. Every other build has all of them, and no trace of this.
+ * leaves out the one wait or check of that number. Every other build has all of them, and no trace of this.
  * cmake/simulation.cmake builds the variants; each must be found within 10^6 operations.
  */
 #ifndef TENURE_CANARY_H
@@ -10,6 +10,11 @@
 #define TN__CANARY_RECORDED_USE 3 /* a recorded use is forgotten */
 #define TN__CANARY_CACHE        4 /* a thread's cache keeps what another stream has freed */
 #define TN__CANARY_USER_WAIT    5 /* a user's wait is taken to cover what was put there after it */
+
+#define TN__CANARY_PLANE_WAIT      11 /* a lease does not wait for uses on other streams */
+#define TN__CANARY_PLANE_USE       12 /* the pool is not told of a lease's use */
+#define TN__CANARY_PLANE_LAST_COPY 13 /* the last copy of a tensor's contents can be dropped */
+#define TN__CANARY_PLANE_REPLACED  14 /* the memory that a REPLACE leaves is forgotten */
 
 #ifdef TENURE_CANARY
 #define TN__CANARY(fault) (TENURE_CANARY == (fault))

@@ -65,3 +65,23 @@ function(tenure_add_plane_simulation target)
 endfunction()
 
 tenure_add_plane_simulation(plane_simulation)
+add_test(NAME simulation/planes COMMAND plane_simulation --steps 200000)
+tenure_set_test_properties(simulation/planes)
+add_test(NAME simulation/plane_sequences COMMAND plane_simulation --sequences 3)
+tenure_set_test_properties(simulation/plane_sequences)
+add_test(NAME simulation/plane_faults COMMAND plane_simulation --faults 2)
+tenure_set_test_properties(simulation/plane_faults)
+
+function(tenure_add_plane_canary number source)
+  set(target plane_simulation_canary_${number})
+  tenure_add_plane_simulation(${target} ${source})
+  target_compile_definitions(${target} PRIVATE TENURE_CANARY=${number})
+  add_test(NAME simulation/plane_canary_${number}
+    COMMAND ${target} --steps 100000 --expect-failure)
+  tenure_set_test_properties(simulation/plane_canary_${number})
+endfunction()
+
+tenure_add_plane_canary(11 tensor/plane_order.c)
+tenure_add_plane_canary(12 tensor/plane_order.c)
+tenure_add_plane_canary(13 tensor/plane_transition.c)
+tenure_add_plane_canary(14 tensor/plane_transition.c)

@@ -10,6 +10,7 @@
 
 #include "adopt.h"
 #include "driver.h"
+#include "canary.h"
 #include "host_alloc.h"
 #include "pool_owned.h"
 
@@ -85,6 +86,7 @@ static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_i
                           const tn__plane_use *use, int *is_skipped) {
     int is_across = 0;
     if (use->stream_id == stream_id) return TN_OK;
+    if (TN__CANARY(TN__CANARY_PLANE_WAIT)) return TN_OK;
     TN_TRY(is_across_captures(device, stream, stream_id, use, &is_across));
     if (is_across) {
         *is_skipped = 1;
@@ -274,6 +276,7 @@ static TN__SLOW tn_status record_elsewhere(tn__plane_object *plane, tn_stream st
 tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
     int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
     if (!is_pool || stream_id == plane->home_stream_id) return TN_OK;
+    if (TN__CANARY(TN__CANARY_PLANE_USE)) return TN_OK;
     return record_elsewhere(plane, stream, stream_id);
 }
 

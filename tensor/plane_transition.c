@@ -9,6 +9,7 @@
 #include "plane_transition.h"
 
 #include "adopt.h"
+#include "canary.h"
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
@@ -66,6 +67,10 @@ static tn_status free_replaced(tn__tensor_object *tensor, tn_plane plane, tn_str
                                uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (!object->replaced) return TN_OK;
+    if (TN__CANARY(TN__CANARY_PLANE_REPLACED)) {
+        object->replaced = NULL;
+        return TN_OK;
+    }
     TN_TRY(tn__plane_memory_announce(object->replaced, stream, stream_id));
     TN_TRY(free_announced(tensor, plane, object->replaced, stream));
     end_replaced(object);
@@ -212,6 +217,7 @@ static int is_copy(const tn__plane_object *object) {
 /* Never so of an ABSENT plane. */
 static int is_last_copy(tn__tensor_object *tensor, tn_plane plane) {
     if (tensor->is_regatherable || !has_contents(tensor, plane)) return 0;
+    if (TN__CANARY(TN__CANARY_PLANE_LAST_COPY)) return 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn__plane_object *other = &tensor->planes[i];
         if (i == (int)plane) continue;
