@@ -6,6 +6,7 @@
 #include "books.h"
 #include "format_table.h"
 #include "plane_transition.h"
+#include "saved_set.h"
 #include "scope.h"
 #include "tensor_view.h"
 #include "tenure_lifetime.h"
@@ -91,6 +92,7 @@ static tn_status check_saved(const tn__tensor_object *tensor) {
                        tensor->name);
     }
     if (lease) return tn__fail_in_use(lease, "restoring it");
+    TN_TRY(tn__saved_admit(tensor));
     return tensor->first_view ? tn__fail_viewed(tensor->first_view, "restoring it") : TN_OK;
 }
 

@@ -17,6 +17,7 @@
 #include "plane_memory.h"
 #include "plane_order.h"
 #include "plane_policy.h"
+#include "saved_set.h"
 #include "scratch_slot.h"
 
 #define BIT(plane) (1u << (plane))
@@ -90,6 +91,7 @@ TN__SLOW tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane
                                        uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state != TN_PLANE_ABSENT) return TN_OK;
+    TN_TRY(tn__saved_admit(tensor));
     TN_TRY(free_plane(tensor, plane, stream, stream_id)); /* remains, if there are any */
     tn_status status = tn__plane_memory_take(tensor, plane, object, stream, stream_id);
     if (status == TN_OK) {
@@ -356,6 +358,7 @@ static tn_status prepare(tn__lease_object *lease) {
 }
 
 static TN__SLOW tn_status fail_not_valid(const tn__lease_object *lease) {
+    TN_TRY(tn__saved_admit(lease->tensor));
     return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s is %s: %s needs a valid plane",
                    lease->tensor->name, tn_plane_name(lease->plane),
                    tn__plane_state_name(plane_of(lease)->state), tn__access_name(lease->access));
@@ -555,6 +558,7 @@ static tn_status find_source(const tn__tensor_object *tensor, tn_plane plane, tn
         }
     }
     if (!has_any_valid(tensor)) {
+        TN_TRY(tn__saved_admit(tensor));
         return TN_FAIL(TN_INVALID_STATE,
                        "tensor %s, plane %s is %s and no plane of it is valid: write one first",
                        tensor->name, tn_plane_name(plane), state);

@@ -12,6 +12,7 @@
 #include "plane_order.h"
 #include "plane_transition.h"
 #include "scope_closing.h"
+#include "saved_set.h"
 #include "scratch_slot.h"
 #include "tensor_internal.h"
 #include "tensor_view.h"
@@ -193,6 +194,7 @@ static void delete_views(tn__scope_object *root) {
 void tn__scope_delete_empty(tn__scope_object *scope) {
     TN_CHECK(!scope->first_child && !scope->first_tensor);
     tn__scratch_delete(scope);
+    tn__saved_delete(scope);
     unlink_scope(scope);
     if (scope->is_closing)
         scope->books->closing_scopes--;

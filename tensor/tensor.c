@@ -9,6 +9,7 @@
 #include "plane_policy.h"
 #include "plane_transition.h"
 #include "scope.h"
+#include "saved_set.h"
 #include "scratch_slot.h"
 #include "plane_order.h"
 #include "tensor_internal.h"
@@ -197,6 +198,7 @@ tn_status tn__tensor_acquire_for(tn_tensor tensor, tn_scope to, tn__tensor_objec
 
 tn_status tn__scope_move_tensor(tn__tensor_object *tensor, tn__scope_object *scope) {
     if (scope == tensor->scope) return TN_OK;
+    TN_TRY(tn__saved_admit(tensor));
     TN_TRY(tn__scratch_leave_for(tensor, scope));
     tn__budget_forget_all(tensor);
     tn__ledger_move(tensor, scope);

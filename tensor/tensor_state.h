@@ -23,6 +23,7 @@ typedef struct tn__books tn__books;
 typedef struct tn__scope_object tn__scope_object;
 typedef struct tn__tensor_object tn__tensor_object;
 typedef struct tn__lease_object tn__lease_object;
+typedef struct tn__saved_set tn__saved_set;           /* saved_set.h */
 typedef struct tn__scratch_slot tn__scratch_slot;     /* scratch_slot.h */
 typedef struct tn__scratch_buffer tn__scratch_buffer; /* the same */
 typedef struct tn__foreign tn__foreign;               /* see adopt.h */
@@ -89,6 +90,7 @@ struct tn__scope_object {
     char *name;
     tn_plane_policy policy; /* of what is in it and has none of its own; DEFAULT: none */
     tn__scratch_slot *slot; /* NULL: none */
+    tn__saved_set *saved;   /* NULL: none */
     tn_phase phase;         /* as set; tn__scope_phase says what it comes to */
     tn__sums sums;          /* with all scopes below */
     tn__plane_budget budget;
@@ -166,6 +168,8 @@ struct tn__tensor_object {
     tn_scale_mode scale_mode;
     tn_plane_policy policy;         /* as set; tn__tensor_policy says what it means */
     unsigned wants[TN_PLANE_COUNT]; /* see plane_budget.c */
+    unsigned dropped; /* TN_PLANE_BITs of planes that had contents when the saved set was dropped */
+    int is_rebuilt;   /* had no planes when its set began to be rebuilt */
     int is_frozen;
     int is_regatherable; /* its contents can be had again: there is no last copy of them */
     int is_saved;        /* made by tn_tensor_save, and not restored */

@@ -253,6 +253,30 @@ TN_API TN_MUST_USE tn_status tn_scope_budget_get(tn_scope scope, tn_plane_budget
 
 /* ---- saved sets and recomputation ---------------------------------------------------------- */
 
+/* A scope of kind TN_SCOPE_SAVED with a recompute function is a saved set: its planes can be
+ * dropped after forward and written again by the function before backward reads them. It is made
+ * of the tensors in the scope and below, but for those in an inner set and those of adopted
+ * memory.
+ *
+ * The function writes each tensor's planes again under leases on `stream`, and may make others,
+ * in this scope too. It is called without any lock held. */
+typedef tn_status (*tn_recompute_function)(void *context, tn_scope scope, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_saved_recompute_set(tn_scope scope, tn_recompute_function function,
+                                                    void *context);
+
+/* Frees all planes of the set in the order of `stream`. The handles stay; until the set is rebuilt,
+ * to read, write or move one of its tensors is TN_INVALID_STATE. TN_IN_USE names a plane that is
+ * leased: then nothing is dropped. Success if it is dropped already. */
+TN_API TN_MUST_USE tn_status tn_saved_drop(tn_scope scope, tn_stream stream);
+
+/* Calls the function, and has the set whole again: each plane that had contents when it was dropped
+ * is valid, or can be derived from one that is. If the function fails, or leaves a plane without
+ * contents or under lease, its status (or TN_INVALID_STATE, TN_IN_USE) is returned: leases that it
+ * left open in the set are abandoned, all planes and tensors that it made there are freed again,
+ * and the set is still dropped. Success without a call if it is not dropped. */
+TN_API TN_MUST_USE tn_status tn_saved_rebuild(tn_scope scope, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_saved_is_dropped(tn_scope scope, int *out);
+
 /* ---- offloading to host memory ------------------------------------------------------------- */
 
 /* ---- foreign memory and DLPack ------------------------------------------------------------- */
