@@ -30,6 +30,8 @@
       "give memory back that was idle for so long, when a pool grows; 0: never")                   \
     X(NUMBER, events, "TENURE_EVENTS", NULL, "0", "keep the last N events of every pool")          \
     X(BOOL, nvtx, "TENURE_NVTX", NULL, "0", "tell NVTX tools of blocks even if none is injected")  \
+    X(BOOL, check_leases, "TENURE_CHECK_LEASES", NULL, "0",                                        \
+      "find who writes planes under READ leases (copies each plane to host memory: slow)")         \
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
       "drop the columnwise plane of frozen 2D weights after dgrad")                                \
@@ -60,6 +62,7 @@ typedef struct tn__options {
     size_t decay_ms;
     size_t events;
     int nvtx;
+    int check_leases;
     int release_frozen_columnwise;
     int plane_policy;          /* place in tn__policy_choices: the tensor layer's tn_plane_policy */
     size_t plane_budget_bytes; /* 0: none is kept */

@@ -7,6 +7,7 @@
 #include "books.h"
 
 #include "host_alloc.h"
+#include "options.h"
 #include "plane_order.h"
 
 #include <pthread.h>
@@ -167,6 +168,7 @@ static tn_status make_books(tn_pool *pool, tn__books **out) {
     if (!books) return TN_OUT_OF_HOST_MEMORY;
     books->pool = pool;
     books->device = tn_pool_device(pool);
+    books->checks_leases = tn__options_get()->check_leases;
     books->lock = list.made++ % TN__LOCK_COUNT;
     tn_status status = tn__device_watch_streams(books->device, on_stream_end, books);
     if (status != TN_OK) {

@@ -6,6 +6,7 @@
 #include "books.h"
 #include "format_table.h"
 #include "lease.h"
+#include "lease_check.h"
 #include "plane_transition.h"
 #include "scope_closing.h"
 #include "tenure_lifetime.h"
@@ -89,7 +90,9 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
     TN_REQUIRE((int)access >= TN_READ && access <= TN_REPLACE, "tn_lease_begin: unknown access %d",
                (int)access);
     TN_TRY(tn__tensor_acquire(tensor, &object));
-    unsigned lock = object->scope->books->lock;
+    const tn__books *books = object->scope->books;
+    unsigned lock = books->lock;
+    int is_checked = access == TN_READ && books->checks_leases;
     tn_status status = begin(object, plane, access, stream, &begun);
     if (begun) {
         begun->caller = __builtin_return_address(0);
@@ -98,6 +101,7 @@ tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
         *lease = begun->handle;
     }
     tn__unlock(lock);
+    if (is_checked && status == TN_OK) status = tn__lease_check_begin(*lease);
     return status;
 }
 
@@ -113,14 +117,28 @@ tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
 
 /* ---- end ----------------------------------------------------------------------------------- */
 
+/* Its lock is held, and given up. */
+static tn_status end(tn__lease_object *lease) {
+    const tn__tensor_object *tensor = lease->tensor;
+    tn_status status = tn__transition_end(lease);
+    if (status == TN_OK) delete_lease(lease);
+    tn__closing_unlock(tensor);
+    return status;
+}
+
+static TN__SLOW tn_status end_checked(tn_lease lease) {
+    tn__lease_object *object;
+    TN_TRY(tn__lease_check_end(lease));
+    TN_TRY(tn__lease_acquire(lease, &object));
+    return end(object);
+}
+
 tn_status tn_lease_end(tn_lease lease) {
     tn__lease_object *object;
     TN_TRY(tn__lease_acquire(lease, &object));
-    const tn__tensor_object *tensor = object->tensor;
-    tn_status status = tn__transition_end(object);
-    if (status == TN_OK) delete_lease(object);
-    tn__closing_unlock(tensor);
-    return status;
+    if (!object->is_checked || object->is_stream_ended) return end(object);
+    tn__tensor_unlock(object->tensor);
+    return end_checked(lease);
 }
 
 tn_status tn_lease_abandon(tn_lease lease) {

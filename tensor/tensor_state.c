@@ -127,9 +127,11 @@ tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused) {
     }
     return TN_FAIL(TN_IN_USE,
                    "tensor %s, plane %s is under a %s lease on stream %p: %s must wait until that "
-                   "lease ends",
+                   "lease ends; the tensor was made at %s, the lease by the call at %p",
                    holder->tensor->name, tn_plane_name(holder->plane),
-                   tn__access_name(holder->access), holder->stream, refused);
+                   tn__access_name(holder->access), holder->stream, refused,
+                   holder->tensor->site[0] ? holder->tensor->site : "an unknown place",
+                   holder->caller);
 }
 
 tn_status tn__fail_viewed(const tn__tensor_object *view, const char *refused) {

@@ -55,6 +55,7 @@ struct tn__books {
     uint64_t writes_made;
     size_t closing_scopes;
     tn__recent_id recent_ids[TN__RECENT_STREAMS];
+    int checks_leases;              /* TENURE_CHECK_LEASES */
     tn__lease_object *spare_leases; /* linked by next: of leases that have ended */
     tn__books *next;
 };
@@ -194,7 +195,9 @@ struct tn__lease_object {
     tn_access access;
     tn_stream stream;
     uint64_t stream_id;
-    const void *caller;          /* of tn_lease_begin */
+    const void *caller; /* of tn_lease_begin */
+    int is_checked;     /* the plane must have this hash when it ends (lease_check.h) */
+    uint64_t hash;
     int is_derivation;           /* the library's own, to derive a plane: stales no other */
     int is_export;               /* held for another library, until it calls a deleter */
     int is_untouched;            /* nothing was done under it: abandoning leaves no trace */
