@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "demo_budget.h"
 #include "demo_report.h"
 
 /* In narrower models the head's 256 logits a token, not the stack's backward, make the peak that
@@ -20,7 +21,8 @@ typedef struct demo_options {
     long layers, hidden, tokens, steps;
     char text_path[PATH_BYTES];
     char trace_path[PATH_BYTES];
-    int has_own_trace; /* --trace was given */
+    int has_own_trace;  /* --trace was given */
+    long budget_points; /* 0: the demo itself */
 } demo_options;
 
 static const char usage_text[] =
@@ -39,6 +41,9 @@ static const char usage_text[] =
     "  --steps N           training steps of each run, at least 2 (12 on CUDA, 8 on the host)\n"
     "  --text FILE         the data: its bytes (the project's LICENSE)\n"
     "  --trace FILE        the allocation trace (the project's bench/traces/lora.csv.gz)\n"
+    "  --budget-curve N    instead of all that: bytes of columnwise copies kept against step "
+    "time,\n"
+    "                      at N + 1 budgets from none to all, as CSV (or JSON)\n"
     "  --help              this text\n";
 
 static int bad_usage(const char *what, const char *value) {
@@ -83,6 +88,7 @@ static int parse_one(int option, const char *value, demo_options *options) {
     case 'h': return parse_count(value, HIDDEN_MIN, 65536, &options->hidden);
     case 't': return parse_count(value, 1, 1 << 20, &options->tokens);
     case 's': return parse_count(value, STEPS_MIN, 10000, &options->steps);
+    case 'b': return parse_count(value, 1, DEMO_BUDGET_POINTS_MAX, &options->budget_points);
     case 'x': return snprintf(options->text_path, PATH_BYTES, "%s", value) < PATH_BYTES;
     default:
         options->has_own_trace = 1;
@@ -92,12 +98,17 @@ static int parse_one(int option, const char *value, demo_options *options) {
 
 /* 0 to go on, else the exit status less one. */
 static int parse_options(int argc, char **argv, demo_options *options) {
-    static const struct option known[] = {
-        {"json", no_argument, NULL, 'j'},         {"driver", required_argument, NULL, 'd'},
-        {"layers", required_argument, NULL, 'l'}, {"hidden", required_argument, NULL, 'h'},
-        {"tokens", required_argument, NULL, 't'}, {"steps", required_argument, NULL, 's'},
-        {"text", required_argument, NULL, 'x'},   {"trace", required_argument, NULL, 'r'},
-        {"help", no_argument, NULL, '?' + 256},   {NULL, 0, NULL, 0}};
+    static const struct option known[] = {{"json", no_argument, NULL, 'j'},
+                                          {"driver", required_argument, NULL, 'd'},
+                                          {"layers", required_argument, NULL, 'l'},
+                                          {"hidden", required_argument, NULL, 'h'},
+                                          {"tokens", required_argument, NULL, 't'},
+                                          {"steps", required_argument, NULL, 's'},
+                                          {"text", required_argument, NULL, 'x'},
+                                          {"trace", required_argument, NULL, 'r'},
+                                          {"help", no_argument, NULL, '?' + 256},
+                                          {"budget-curve", required_argument, NULL, 'b'},
+                                          {NULL, 0, NULL, 0}};
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "", known, &index)) != -1) {
         if (option == '?') return 1 + 2;
@@ -167,10 +178,23 @@ static tn_status train_both(tn_device *device, demo_report *report, const unsign
     return demo_train(device, &config, "train, released", &report->release);
 }
 
+static tn_status train_curve(tn_device *device, const demo_options *options,
+                             const demo_report *report, const unsigned char *text,
+                             size_t text_bytes, int *holds) {
+    demo_train_config config = {.shape = report->shape,
+                                .steps = report->steps,
+                                .learning_rate = 0.03f,
+                                .text = text,
+                                .text_bytes = text_bytes};
+    return demo_budget_curve(device, &config, (int)options->budget_points, options->json, stdout,
+                             holds);
+}
+
 static int run_training(const demo_options *options, demo_report *report) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
     tn_device *device = NULL;
     size_t text_bytes = 0;
+    int holds = 1;
     unsigned char *text = read_text(options->text_path, &text_bytes);
     if (!text) return bad_usage("no file with at least 1024 bytes", options->text_path);
     config.driver = options->driver;
@@ -183,9 +207,11 @@ static int run_training(const demo_options *options, demo_report *report) {
     }
     if (status == TN_OK) {
         set_sizes(options, report);
-        status = train_both(device, report, text, text_bytes);
+        status = options->budget_points
+                     ? train_curve(device, options, report, text, text_bytes, &holds)
+                     : train_both(device, report, text, text_bytes);
     }
-    int failed = status == TN_OK ? 0 : report_failure("training", tn_error_last());
+    int failed = status == TN_OK ? !holds : report_failure("training", tn_error_last());
     if (tn_device_destroy(device) != TN_OK && !failed) {
         failed = report_failure("closing the device", tn_error_last());
     }
@@ -203,6 +229,7 @@ static int all_claims_hold(const demo_report *report) {
 }
 
 static int run_demo(const demo_options *options, demo_report *report) {
+    if (options->budget_points) return run_training(options, report);
     int failed = run_replay(options, report);
     if (!failed) failed = run_training(options, report);
     if (failed) return failed;

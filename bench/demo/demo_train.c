@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "progress.h"
+#include "tenure_lifetime.h"
 
 typedef struct training {
     const demo_train_config *config;
@@ -150,7 +151,10 @@ static tn_status build_and_train(training *run, tn_device *device, const char *l
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     DEMO_TRY(demo_model_create(&run->model, device, run->pool, run->stream, run->side,
                                &run->config->shape, run->config->policy));
-    tn_status status = allocate(run, out);
+    tn_status status = TN_OK;
+    if (run->config->policy == TN_POLICY_BUDGET)
+        status = tn_scope_budget_set(run->model.frozen, run->config->budget_bytes);
+    if (status == TN_OK) status = allocate(run, out);
     if (status == TN_OK) status = train_steps(run, label, out);
     tn_status synchronized = tn_stream_synchronize(device, run->stream);
     tn_status destroyed = demo_model_destroy(&run->model);

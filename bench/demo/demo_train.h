@@ -12,7 +12,8 @@ typedef struct demo_train_config {
     float learning_rate;
     const unsigned char *text; /* the data, at least steps * tokens + 1 bytes, read round */
     size_t text_bytes;
-    tn_plane_policy policy; /* KEEP or UNTIL_LAST_USE */
+    tn_plane_policy policy; /* KEEP, UNTIL_LAST_USE or BUDGET */
+    size_t budget_bytes;    /* of BUDGET */
 } demo_train_config;
 
 typedef struct demo_owner {

@@ -43,6 +43,18 @@ assert report["replay"]["peak_live_bytes"] == 4096 + 8388608
 assert sum(o["resident_bytes"] for o in kept["owners"]) == kept["resident_bytes"]
 PYTHON
 
+# The curve: budgets of 0, 1, 2 and 3 of 3 planes, each used to the byte.
+$demo $small --budget-curve 3 >"$work/curve" || fail "the curve failed: $(cat "$work/curve")"
+one=$((650 * 650 + 6 * 8 * 4))
+for planes in 0 1 2 3; do
+    bytes=$((planes * one))
+    grep -q "^budget,$bytes,$bytes,[0-9]*,[0-9.]*,[0-9.]*,1\$" "$work/curve" ||
+        fail "the curve lacks a budget of $planes planes: $(cat "$work/curve")"
+done
+$demo $small --budget-curve 1 --json | python3 -c \
+    'import json, sys; assert len(json.load(sys.stdin)) == 3' || fail "no curve as JSON"
+refused "budget-curve: 0" $demo --budget-curve 0
+
 refused "unrecognized option" $demo --colour
 refused "hidden: 639" $demo --hidden 639
 refused "hidden: 12x" $demo --hidden 12x

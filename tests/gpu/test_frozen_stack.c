@@ -198,7 +198,7 @@ static void run_steps(stack *of, outcome *out) {
            end.total_bytes, end.peak_total_bytes, end.peak_plane_bytes[TN_PLANE_COL]);
 }
 
-/* ---- gradients -------------------------------------------------------------------------------- */
+/* ---- gradients ------------------------------------------------------------------------------- */
 
 static int is_a_gradient(const gpu_copy *copy) {
     double sum = 0.0;
@@ -226,7 +226,7 @@ static void outcome_end(outcome *of) {
         gpu_copy_end(&of->gradient[i]);
 }
 
-/* ---- the tests --------------------------------------------------------------------------------- */
+/* ---- the tests ------------------------------------------------------------------------------- */
 
 static void test_every_policy_has_its_bytes_and_the_same_bits(void **state) {
     outcome kept = {.steady_bytes = 0};

@@ -111,6 +111,27 @@ static void deriving_ahead_takes_one_plane_more(void **state) {
                  (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 2, 0, 0}, {0, 0, 0, 1, 0}});
 }
 
+/* The budget keeps whole planes; the rest are derived for one dgrad each. */
+static void a_budget_keeps_as_many_planes_as_fit(void **state) {
+    static const size_t fitting[] = {0, 1, 3, LAYERS};
+    const size_t plane = frozen_plane_bytes(WIDTH);
+    (void)state;
+    for (int i = 0; i < 8; i++) {
+        const int is_sim = i % 2;
+        const size_t kept = fitting[i / 2];
+        const size_t peak = kept < LAYERS ? kept + 1 : kept;
+        frozen_bytes bytes = {0, kept * plane, peak * plane, 0, 0};
+        frozen_config config = config_of(TN_POLICY_BUDGET);
+        frozen_result result;
+        test_ops ops = open_ops(is_sim);
+        EXPECT_OK(tn_scope_budget_set(ops.scope, kept * plane + plane / 2));
+        frozen_run(&ops, &config, &result);
+        frozen_expect(&config, &result, &bytes);
+        frozen_result_free(&result);
+        close_ops(&ops, is_sim);
+    }
+}
+
 /* Trainable in the first step: its planes stay. From the second on they go. */
 static void weights_that_become_frozen_later_get_the_saving_from_then_on(void **state) {
     const size_t plane = frozen_plane_bytes(WIDTH);
@@ -186,6 +207,7 @@ int main(void) {
         cmocka_unit_test(layers_below_the_first_gradient_make_no_columnwise_plane),
         cmocka_unit_test(recomputation_changes_nothing),
         cmocka_unit_test(deriving_ahead_takes_one_plane_more),
+        cmocka_unit_test(a_budget_keeps_as_many_planes_as_fit),
         cmocka_unit_test(weights_that_become_frozen_later_get_the_saving_from_then_on),
         cmocka_unit_test(what_a_release_saves_is_exact),
         cmocka_unit_test(the_environment_releases_them_by_either_name),
