@@ -37,22 +37,36 @@ static size_t buffer_bytes(void) { return plane_bytes(); }
 
 /* ---- the stack ------------------------------------------------------------------------------- */
 
+/* Numbers of planes that depend on the number of layers. */
+enum { ALL = -1, HALF = -2, HALF_AND_ONE = -3 };
+
 typedef struct way {
     const char *name;
     tn_plane_policy policy;
-    int buffers;            /* of the scratch slot; 0: none */
-    int goes_ahead;         /* the next layer's plane is derived during dgrad */
-    int kept, dgrad_planes; /* planes alive after backward, and in a dgrad: -1 is all of them */
+    int buffers;      /* of the scratch slot; 0: none */
+    int goes_ahead;   /* the next layer's plane is derived during dgrad */
+    int kept;         /* planes alive after backward */
+    int dgrad_planes; /* planes alive in a dgrad, at the most */
 } way;
 
 static const way ways[] = {
-    {"kept", TN_POLICY_KEEP, 0, 0, -1, -1},
+    {"kept", TN_POLICY_KEEP, 0, 0, ALL, ALL},
     {"until last use", TN_POLICY_UNTIL_LAST_USE, 0, 0, 0, 1},
     {"until last use, next one ahead", TN_POLICY_UNTIL_LAST_USE, 0, 1, 0, 2},
     {"scratch", TN_POLICY_SCRATCH, 1, 0, 0, 0},
     {"scratch of two buffers, next one ahead", TN_POLICY_SCRATCH, 2, 1, 0, 0},
+    {"budget of half the planes", TN_POLICY_BUDGET, 0, 0, HALF, HALF_AND_ONE},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
+
+static size_t planes(int count) {
+    const int half = size.layers / 2;
+    const int number = count == ALL            ? size.layers
+                       : count == HALF         ? half
+                       : count == HALF_AND_ONE ? half + 1
+                                               : count;
+    return (size_t)number * plane_bytes();
+}
 
 typedef struct stack {
     const way *how;
@@ -108,6 +122,8 @@ static void open_stack(stack *of, const way *how) {
         config.buffers = how->buffers;
         EXPECT_OK(tn_scope_scratch_config_set(of->weights_scope, &config));
     }
+    if (how->policy == TN_POLICY_BUDGET)
+        EXPECT_OK(tn_scope_budget_set(of->weights_scope, planes(how->kept)));
     for (int i = 0; i < size.layers; i++)
         load_weight(of, i);
     if (how->buffers > 0) EXPECT_OK(tn_scope_scratch_reserve(of->weights_scope, gpu.stream));
@@ -154,10 +170,6 @@ static void backward(stack *of) {
 }
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
-
-static size_t planes(int count) {
-    return (size_t)(count < 0 ? size.layers : count) * plane_bytes();
-}
 
 static size_t columnwise(const tn_ledger *of) {
     return of->data_bytes[TN_PLANE_COL] + of->scale_bytes[TN_PLANE_COL];
@@ -242,9 +254,10 @@ static void test_every_policy_has_its_bytes_and_the_same_bits(void **state) {
         } else {
             const size_t slot = (size_t)how->buffers * buffer_bytes();
             compare(&of, &kept, how->name);
-            assert_int_equal(kept.steady_bytes - own.steady_bytes, planes(-1) - slot);
+            assert_int_equal(kept.steady_bytes - own.steady_bytes,
+                             planes(ALL) - planes(how->kept) - slot);
             assert_int_equal(kept.peak_bytes - own.peak_bytes,
-                             planes(-1) - planes(how->dgrad_planes) - slot);
+                             planes(ALL) - planes(how->dgrad_planes) - slot);
         }
         close_stack(&of);
     }
@@ -260,14 +273,14 @@ static void test_a_policy_changed_later_takes_effect_in_the_next_backward(void *
     forward(&of);
     backward(&of);
     tn_ledger before = weights_ledger(&of);
-    assert_int_equal(columnwise(&before), planes(-1));
+    assert_int_equal(columnwise(&before), planes(ALL));
     for (int i = 0; i < size.layers; i++)
         EXPECT_OK(tn_tensor_set_policy(of.weight[i], TN_POLICY_UNTIL_LAST_USE));
     forward(&of);
     backward(&of);
     tn_ledger after = weights_ledger(&of);
     assert_int_equal(columnwise(&after), 0);
-    assert_int_equal(before.total_bytes - after.total_bytes, planes(-1));
+    assert_int_equal(before.total_bytes - after.total_bytes, planes(ALL));
     close_stack(&of);
 }
 
