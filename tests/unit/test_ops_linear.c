@@ -314,6 +314,40 @@ static void a_backward_that_fails_half_way_leaves_nothing(void **state) {
     close_layer(&l);
 }
 
+/* The same with the next weight's plane derived on another stream before the failure. */
+static void what_was_derived_ahead_is_gone_after_a_failure(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    EXPECT_OK(tn_stream_create(l.ops.device, &backward.side));
+    backward.next_weight = test_weight(l.ops.scope, 70, 200, 1, TN_POLICY_UNTIL_LAST_USE);
+    test_declare_valid(&l.ops, backward.next_weight, TN_PLANE_ROW);
+    tn_ledger before = test_ledger(l.ops.scope);
+    backward.saved_x = new_saved_x(&l);
+    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_STATE);
+    assert_int_equal(test_ledger(l.ops.scope).total_bytes, before.total_bytes);
+    assert_int_equal(test_state(backward.next_weight, TN_PLANE_COL), TN_PLANE_ABSENT);
+    backward.dw = (tn_tensor){0};
+    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    assert_int_equal(test_state(backward.next_weight, TN_PLANE_COL), TN_PLANE_VALID);
+    EXPECT_OK(tn_device_synchronize(l.ops.device));
+    EXPECT_OK(tn_stream_destroy(l.ops.device, backward.side));
+    close_layer(&l);
+}
+
+static void a_next_weight_that_is_none_is_refused_by_name(void **state) {
+    (void)state;
+    layer l = open_layer(1, TN_POLICY_KEEP);
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    backward.next_weight = new_saved_x(&l);
+    EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("next_weight");
+    EXPECT_ERROR_HAS("is fp8_block_1d, expected fp8_block_2d");
+    assert_int_equal(test_state(l.weight, TN_PLANE_COL), TN_PLANE_ABSENT);
+    close_layer(&l);
+}
+
 static void a_layer_without_tokens_has_zero_weight_gradients(void **state) {
     (void)state;
     layer l = open_layer(0, TN_POLICY_KEEP);
@@ -349,6 +383,8 @@ int main(void) {
         cmocka_unit_test(a_trainable_layer_saves_only_the_columnwise_plane_of_x),
         cmocka_unit_test(saved_x_is_asked_for_where_it_is_needed_and_only_there),
         cmocka_unit_test(a_backward_that_fails_half_way_leaves_nothing),
+        cmocka_unit_test(what_was_derived_ahead_is_gone_after_a_failure),
+        cmocka_unit_test(a_next_weight_that_is_none_is_refused_by_name),
         cmocka_unit_test(a_layer_without_tokens_has_zero_weight_gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
