@@ -150,6 +150,14 @@ static tn_status check_contents(const tn__tensor_object *saved, const tn__tensor
     return TN_OK;
 }
 
+/* What is in a scratch slot was derived there, and can be again. */
+static void leave_slots(tn__tensor_object *tensor) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        if (tensor->planes[i].kind != TN__MEMORY_SLOT) continue;
+        TN_CHECK(tn__transition_drop_announced(tensor, (tn_plane)i, NULL) == TN_OK);
+    }
+}
+
 static tn_status restore_into(tn__tensor_object *saved, tn__tensor_object *tensor) {
     TN_TRY(check_saved(saved));
     TN_REQUIRE(saved != tensor, "tn_tensor_restore_into: both are tensor %s", tensor->name);
@@ -160,6 +168,7 @@ static tn_status restore_into(tn__tensor_object *saved, tn__tensor_object *tenso
     TN_TRY(check_contents(saved, tensor));
     TN_TRY(tn__transition_settle(saved));
     TN_TRY(tn__transition_settle(tensor));
+    leave_slots(saved);
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (saved->planes[i].state == TN_PLANE_ABSENT) continue;
         tn__transition_hand_over(saved, (tn_plane)i, tensor);

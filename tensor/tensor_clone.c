@@ -157,6 +157,7 @@ static tn_status choose_planes(copying *job, const part *of) {
         const tn__lease_object *writer = tn__plane_writer(&job->from->planes[i]);
         if (writer) return tn__fail_in_use(writer, "copying the tensor");
         if (job->from->planes[i].state != TN_PLANE_VALID) continue;
+        if (job->from->planes[i].kind == TN__MEMORY_SLOT) continue; /* derived again, in the slot */
         TN_TRY(slice_plane(job, of, (tn_plane)i));
         if (!is_left_out(job, (tn_plane)i)) job->chosen |= TN_PLANE_BIT(i);
     }
