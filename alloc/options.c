@@ -44,7 +44,7 @@ static const option_row rows[OPTION_COUNT] = {TN_OPTION_TABLE(AS_ROW)};
 static const char *const driver_choices[] = {"auto", "cuda", "host", NULL};
 
 const char *const tn__policy_choices[] = {
-    "default", "keep", "until_last_use", "until_backward_end", "scratch", "budget", NULL};
+    "default", "keep", "until_last_use", "until_backward_end", "scratch", "budget", "offload", NULL};
 
 static tn__options values;
 static const char *source_of[OPTION_COUNT];
@@ -59,7 +59,7 @@ static const char *accepted_form(option_kind kind) {
     case OPTION_NUMBER: return "a number from 0 to 1048576";
     case OPTION_CHOICE: return "auto, cuda or host";
     case OPTION_POLICY:
-        return "default, keep, until_last_use, until_backward_end, scratch or budget";
+        return "default, keep, until_last_use, until_backward_end, scratch, budget or offload";
     default: return "a text";
     }
 }

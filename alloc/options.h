@@ -35,6 +35,8 @@
     X(BOOL, release_frozen_columnwise, "TENURE_RELEASE_FROZEN_COLUMNWISE",                         \
       "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE", "0",                                                \
       "drop the columnwise plane of frozen 2D weights after dgrad")                                \
+    X(LIMIT, offload_limit_bytes, "TENURE_OFFLOAD_LIMIT", NULL, "none",                            \
+      "most pinned host memory that a pool's offloaded planes may take")                           \
     X(POLICY, plane_policy, "TENURE_PLANE_POLICY", NULL, "default",                                \
       "how long derived planes live where no tensor or scope says")                                \
     X(LIMIT, plane_budget_bytes, "TENURE_PLANE_BUDGET", NULL, "none",                              \
@@ -66,6 +68,7 @@ typedef struct tn__options {
     int release_frozen_columnwise;
     int plane_policy;          /* place in tn__policy_choices: the tensor layer's tn_plane_policy */
     size_t plane_budget_bytes; /* 0: none is kept */
+    size_t offload_limit_bytes; /* 0: none */
 } tn__options;
 
 /* What TENURE_PLANE_POLICY takes, ending with NULL. */

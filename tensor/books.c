@@ -7,6 +7,7 @@
 #include "books.h"
 
 #include "host_alloc.h"
+#include "offload.h"
 #include "options.h"
 #include "plane_order.h"
 
@@ -235,6 +236,7 @@ void tn__books_collect(void) {
     while (books) {
         tn__books *next = books->next;
         tn__device_unwatch_streams(books->device, books);
+        tn__offload_close(books->offload);
         tn__device_release(books->device);
         free_leases(books);
         tn__host_free(books);

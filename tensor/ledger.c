@@ -56,6 +56,7 @@ static void add_sums(tn__sums *to, const tn__sums *sums) {
     for (int format = 0; format < TN_FORMAT_COUNT; format++)
         to->format_bytes[format] += sums->format_bytes[format];
     to->foreign_bytes += sums->foreign_bytes;
+    to->offloaded_bytes += sums->offloaded_bytes;
     to->tensors += sums->tensors;
     to->planes += sums->planes;
     to->leases += sums->leases;
@@ -70,6 +71,7 @@ static void subtract_sums(tn__sums *from, const tn__sums *sums) {
     for (int format = 0; format < TN_FORMAT_COUNT; format++)
         from->format_bytes[format] -= sums->format_bytes[format];
     from->foreign_bytes -= sums->foreign_bytes;
+    from->offloaded_bytes -= sums->offloaded_bytes;
     from->tensors -= sums->tensors;
     from->planes -= sums->planes;
     from->leases -= sums->leases;
@@ -105,7 +107,8 @@ static tn__sums sums_of_tensor(const tn__tensor_object *tensor) {
         tn__plane_owned_bytes(&tensor->planes[plane], bytes);
         tn__sums of_plane = sums_of_plane(tensor->format, (tn_plane)plane, bytes);
         add_sums(&sums, &of_plane);
-        sums.foreign_bytes += tn__plane_foreign_bytes(&tensor->planes[plane]);
+        sums.foreign_bytes += tn__plane_bytes_in(&tensor->planes[plane], TN__MEMORY_FOREIGN);
+        sums.offloaded_bytes += tn__plane_bytes_in(&tensor->planes[plane], TN__MEMORY_HOST);
         const tn__lease_object *lease = tensor->planes[plane].first_lease;
         for (; lease; lease = lease->next)
             sums.leases++;
@@ -132,9 +135,10 @@ void tn__ledger_note_phase(tn__scope_object *scope) {
     }
 }
 
-void tn__ledger_change_foreign(tn__scope_object *scope, size_t before, size_t after) {
-    tn__sums old = {.foreign_bytes = before};
-    tn__sums new = {.foreign_bytes = after};
+void tn__ledger_change_elsewhere(tn__scope_object *scope, const tn__elsewhere *before,
+                                 const tn__elsewhere *after) {
+    tn__sums old = {.foreign_bytes = before->foreign, .offloaded_bytes = before->offloaded};
+    tn__sums new = {.foreign_bytes = after->foreign, .offloaded_bytes = after->offloaded};
     subtract_up(scope, &old);
     add_up(scope, &new);
 }
@@ -184,6 +188,7 @@ tn_status tn_scope_ledger(tn_scope scope, tn_ledger *out) {
     ledger.foreign_bytes = object->sums.foreign_bytes;
     memcpy(ledger.format_bytes, object->sums.format_bytes, sizeof ledger.format_bytes);
     memcpy(ledger.peak_phase_bytes, object->peak_phase_bytes, sizeof ledger.peak_phase_bytes);
+    ledger.offloaded_bytes = object->sums.offloaded_bytes;
     tn__scope_unlock(object);
     *out = ledger;
     return TN_OK;
@@ -256,8 +261,8 @@ static int sums_are_equal(const tn__sums *a, const tn__sums *b) {
     return !memcmp(a->data_bytes, b->data_bytes, sizeof a->data_bytes) &&
            !memcmp(a->scale_bytes, b->scale_bytes, sizeof a->scale_bytes) &&
            !memcmp(a->format_bytes, b->format_bytes, sizeof a->format_bytes) &&
-           a->foreign_bytes == b->foreign_bytes && a->tensors == b->tensors &&
-           a->planes == b->planes && a->leases == b->leases;
+           a->foreign_bytes == b->foreign_bytes && a->offloaded_bytes == b->offloaded_bytes &&
+           a->tensors == b->tensors && a->planes == b->planes && a->leases == b->leases;
 }
 
 /* The scope's sums, made anew from its own tensors and its children's sums. */

@@ -12,8 +12,12 @@ void tn__ledger_change_plane(const tn__tensor_object *tensor, tn_plane plane,
                              const size_t before[TN__PART_COUNT],
                              const size_t after[TN__PART_COUNT]);
 
-/* The same for memory that the scope's tensors use and do not own. */
-void tn__ledger_change_foreign(tn__scope_object *scope, size_t before, size_t after);
+/* The same for memory that planes have and the pool does not own, in bytes. */
+typedef struct tn__elsewhere {
+    size_t foreign, offloaded;
+} tn__elsewhere;
+void tn__ledger_change_elsewhere(tn__scope_object *scope, const tn__elsewhere *before,
+                                 const tn__elsewhere *after);
 
 void tn__ledger_count_tensor(tn__scope_object *scope, int change);
 void tn__ledger_count_lease(tn__scope_object *scope, int change);

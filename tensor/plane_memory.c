@@ -7,6 +7,7 @@
 #include "adopt.h"
 #include "format_table.h"
 #include "ledger.h"
+#include "offload.h"
 #include "plane_order.h"
 #include "pool_owned.h"
 #include "scratch_slot.h"
@@ -24,10 +25,10 @@ static tn_lifetime lifetime_in(tn_scope_kind kind) {
 }
 
 /* Both blocks or none; if the pool would not even take the first one back, that one. */
-static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN__PART_COUNT],
-                          tn_stream stream, void *blocks[TN__PART_COUNT]) {
+static tn_status allocate(const tn__tensor_object *tensor, tn_pool *pool,
+                          const size_t bytes[TN__PART_COUNT], tn_stream stream,
+                          void *blocks[TN__PART_COUNT]) {
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
-    tn_pool *pool = tensor->scope->books->pool;
     options.lifetime = lifetime_in(tensor->scope->kind);
     options.owner = tensor->name;
     for (int part = 0; part < TN__PART_COUNT; part++) {
@@ -42,25 +43,57 @@ static tn_status allocate(const tn__tensor_object *tensor, const size_t bytes[TN
     return TN_OK;
 }
 
-static void book(const tn__tensor_object *tensor, tn_plane plane,
-                 const size_t before[TN__PART_COUNT]) {
-    size_t after[TN__PART_COUNT];
-    tn__plane_owned_bytes(&tensor->planes[plane], after);
-    tn__ledger_change_plane(tensor, plane, before, after);
+/* What the ledger has of a plane. */
+typedef struct booked {
+    size_t owned[TN__PART_COUNT];
+    tn__elsewhere elsewhere;
+} booked;
+
+static booked booked_of(const tn__plane_object *plane) {
+    booked bytes;
+    tn__plane_owned_bytes(plane, bytes.owned);
+    bytes.elsewhere.foreign = tn__plane_bytes_in(plane, TN__MEMORY_FOREIGN);
+    bytes.elsewhere.offloaded = tn__plane_bytes_in(plane, TN__MEMORY_HOST);
+    return bytes;
+}
+
+static void book_change(const tn__tensor_object *tensor, tn_plane plane, const booked *before,
+                        const booked *after) {
+    tn__ledger_change_plane(tensor, plane, before->owned, after->owned);
+    tn__ledger_change_elsewhere(tensor->scope, &before->elsewhere, &after->elsewhere);
+}
+
+static void book(const tn__tensor_object *tensor, tn_plane plane, const booked *before) {
+    booked after = booked_of(&tensor->planes[plane]);
+    book_change(tensor, plane, before, &after);
+}
+
+/* ---- taking -------------------------------------------------------------------------------- */
+
+static tn_status take_from(tn_pool *pool, tn__tensor_object *tensor, tn_plane plane,
+                           tn__plane_object *at, const tn__plane_use *on) {
+    const tn_plane_layout *layout = &tensor->layouts[plane];
+    const size_t bytes[TN__PART_COUNT] = {layout->data_bytes, layout->scale_bytes};
+    booked before = booked_of(&tensor->planes[plane]);
+    tn_status status = allocate(tensor, pool, bytes, on->stream, at->blocks);
+    at->kind = pool == tensor->scope->books->pool ? TN__MEMORY_OWNED : TN__MEMORY_HOST;
+    for (int part = 0; part < TN__PART_COUNT; part++)
+        at->bytes[part] = at->blocks[part] ? bytes[part] : 0;
+    tn__plane_order_set_home(at, pool, on->stream_id);
+    book(tensor, plane, &before);
+    return status;
 }
 
 tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
                                 tn_stream stream, uint64_t stream_id) {
-    size_t before[TN__PART_COUNT];
-    const tn_plane_layout *layout = &tensor->layouts[plane];
-    const size_t bytes[TN__PART_COUNT] = {layout->data_bytes, layout->scale_bytes};
-    tn__plane_owned_bytes(&tensor->planes[plane], before);
-    tn_status status = allocate(tensor, bytes, stream, at->blocks);
-    for (int part = 0; part < TN__PART_COUNT; part++)
-        at->bytes[part] = at->blocks[part] ? bytes[part] : 0;
-    tn__plane_order_set_home(at, tensor->scope->books->pool, stream_id);
-    book(tensor, plane, before);
-    return status;
+    tn__plane_use on = {stream, stream_id, 1};
+    return take_from(tensor->scope->books->pool, tensor, plane, at, &on);
+}
+
+tn_status tn__plane_memory_take_host(tn__tensor_object *tensor, tn_plane plane,
+                                     tn__plane_object *at) {
+    const tn__offload *offload = tensor->scope->books->offload;
+    return take_from(offload->pool, tensor, plane, at, &offload->copy);
 }
 
 tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn__memory_kind kind,
@@ -83,13 +116,16 @@ tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn_
 
 tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                  void *const blocks[TN__PART_COUNT]) {
-    tn__plane_object *object = &tensor->planes[plane];
+    booked before = booked_of(&tensor->planes[plane]);
     TN_TRY(tn__plane_memory_borrow(tensor, plane, TN__MEMORY_FOREIGN, blocks));
-    object->foreign = foreign;
-    tn__ledger_change_foreign(tensor->scope, 0, tn__plane_foreign_bytes(object));
+    tensor->planes[plane].foreign = foreign;
+    book(tensor, plane, &before);
     return TN_OK;
 }
 
+/* ---- giving back --------------------------------------------------------------------------- */
+
+/* Host memory is used on its own stream only, and freed there: of that there is nothing to tell. */
 tn_status tn__plane_memory_announce(tn__plane_object *at, tn_stream stream, uint64_t stream_id) {
     if (at->kind == TN__MEMORY_FOREIGN) return tn__foreign_await(at);
     TN_TRY(tn__plane_order_record_rest(at, stream_id));
@@ -107,9 +143,8 @@ static void forget_blocks(tn__plane_object *plane) {
     plane->foreign = NULL;
 }
 
-static void give_to_owner(tn__tensor_object *tensor, tn__plane_object *plane) {
+static void give_to_owner(tn__plane_object *plane) {
     tn__foreign *foreign = plane->foreign;
-    tn__ledger_change_foreign(tensor->scope, tn__plane_foreign_bytes(plane), 0);
     forget_blocks(plane);
     tn__foreign_release(foreign);
 }
@@ -129,29 +164,36 @@ static tn_status free_blocks(tn__plane_object *plane, tn_stream stream) {
     return TN_OK;
 }
 
+static tn_status free_host_blocks(const tn__books *books, tn__plane_object *plane) {
+    TN_TRY(free_blocks(plane, books->offload->copy.stream));
+    if (!plane->blocks[TN__PART_DATA] && !plane->blocks[TN__PART_SCALE]) {
+        plane->kind = TN__MEMORY_OWNED;
+    }
+    return TN_OK;
+}
+
+static tn_status give_memory_back(const tn__books *books, tn__plane_object *at, tn_stream stream) {
+    switch (at->kind) {
+    case TN__MEMORY_OWNED: return free_blocks(at, stream);
+    case TN__MEMORY_HOST: return free_host_blocks(books, at);
+    case TN__MEMORY_FOREIGN: give_to_owner(at); return TN_OK;
+    case TN__MEMORY_SLOT: forget_blocks(at);
+    }
+    return TN_OK;
+}
+
 tn_status tn__plane_memory_give_back(tn__tensor_object *tensor, tn_plane plane,
                                      tn__plane_object *at, tn_stream stream) {
-    size_t before[TN__PART_COUNT];
-    tn__plane_owned_bytes(&tensor->planes[plane], before);
-    if (at->kind == TN__MEMORY_OWNED)
-        TN_TRY(free_blocks(at, stream));
-    else if (at->kind == TN__MEMORY_FOREIGN)
-        give_to_owner(tensor, at);
-    else
-        forget_blocks(at);
-    book(tensor, plane, before);
+    booked before = booked_of(&tensor->planes[plane]);
+    TN_TRY(give_memory_back(tensor->scope->books, at, stream));
+    book(tensor, plane, &before);
     return TN_OK;
 }
 
 void tn__plane_memory_move(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to) {
-    const tn__plane_object *source = &from->planes[plane];
-    const size_t none[TN__PART_COUNT] = {0};
-    size_t bytes[TN__PART_COUNT];
-    size_t foreign_bytes = tn__plane_foreign_bytes(source);
-    tn__plane_owned_bytes(source, bytes);
-    tn__ledger_change_plane(from, plane, bytes, none);
-    tn__ledger_change_foreign(from->scope, foreign_bytes, 0);
+    const booked none = {0};
+    booked bytes = booked_of(&from->planes[plane]);
+    book_change(from, plane, &bytes, &none);
     tn__plane_order_swap(&from->planes[plane], &to->planes[plane]);
-    tn__ledger_change_plane(to, plane, none, bytes);
-    tn__ledger_change_foreign(to->scope, 0, foreign_bytes);
+    book_change(to, plane, &none, &bytes);
 }

@@ -17,6 +17,10 @@
 tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
                                 tn_stream stream, uint64_t stream_id);
 
+/* The same in pinned host memory, in the order of its stream; the books have a tn__offload. */
+tn_status tn__plane_memory_take_host(tn__tensor_object *tensor, tn_plane plane,
+                                     tn__plane_object *at);
+
 /* Memory of another kind than OWNED for a plane that has none: a block for each part that has
  * bytes. It is not freed here: tn__plane_memory_give_back forgets it. */
 tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn__memory_kind kind,

@@ -6,7 +6,7 @@
  *
  * Invariants:
  * - A policy touches only a plane that its format can derive from another one; of tensors without
- *   such planes it comes to KEEP, whoever set it.
+ *   such planes it comes to KEEP, whoever set it. OFFLOAD loses nothing, and is for every plane.
  * - UNTIL_LAST_USE is the rule of frozen weights: 2D, the other plane complete, and no gradient of
  *   the tensor wanted. The others do not ask whether it is frozen.
  */
@@ -53,8 +53,9 @@ static tn_plane_policy policy_as_set(const tn__tensor_object *tensor) {
 }
 
 tn_plane_policy tn__tensor_policy(const tn__tensor_object *tensor) {
-    if (!derives(tensor->format, TN_PLANE_COL)) return TN_POLICY_KEEP;
     tn_plane_policy policy = policy_as_set(tensor);
+    if (policy == TN_POLICY_OFFLOAD) return policy;
+    if (!derives(tensor->format, TN_PLANE_COL)) return TN_POLICY_KEEP;
     if (policy == TN_POLICY_UNTIL_LAST_USE && !tn__format_has_frozen_rule(tensor->format)) {
         return TN_POLICY_KEEP;
     }
@@ -68,7 +69,7 @@ static int valid_source(const tn__tensor_object *tensor, tn_plane plane, tn_plan
     const char *why;
     if (!tn__format_source(tensor->format, plane, source, &why)) return 0;
     const tn__plane_object *object = &tensor->planes[*source];
-    return object->state == TN_PLANE_VALID && object->kind != TN__MEMORY_SLOT;
+    return tn__state_is_complete(object->state) && object->kind != TN__MEMORY_SLOT;
 }
 
 int tn__plane_can_return(const tn__tensor_object *tensor, tn_plane plane) {
@@ -99,6 +100,10 @@ tn_status tn__policy_release(tn__tensor_object *tensor, tn_plane plane, const tn
     if (policy == TN_POLICY_BUDGET) TN_TRY(tn__budget_release(tensor, plane, on, &keeps));
     *drops = !keeps;
     return TN_OK;
+}
+
+int tn__policy_offloads(const tn__tensor_object *tensor) {
+    return tn__tensor_policy(tensor) == TN_POLICY_OFFLOAD;
 }
 
 int tn__policy_drops_stale(const tn__tensor_object *tensor, tn_plane plane) {

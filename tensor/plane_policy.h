@@ -21,6 +21,9 @@ int tn__plane_is_spare(const tn__tensor_object *tensor, tn_plane plane);
 tn_status tn__policy_release(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on,
                              int *drops);
 
+/* Whether it moves planes to host memory instead. */
+int tn__policy_offloads(const tn__tensor_object *tensor);
+
 /* Whether the end of a write frees this plane, which the write has made stale. */
 int tn__policy_drops_stale(const tn__tensor_object *tensor, tn_plane plane);
 

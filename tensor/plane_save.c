@@ -33,7 +33,7 @@ static tn_status derive_planes(tn__tensor_object *tensor, unsigned planes, tn_st
     uint64_t stream_id = 0;
     TN_TRY(tn__books_stream_id(tensor->scope->books, stream, &stream_id));
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (!(planes & TN_PLANE_BIT(i))) continue;
+        if (!(planes & TN_PLANE_BIT(i)) || tensor->planes[i].state == TN_PLANE_OFFLOADED) continue;
         TN_TRY(tn__transition_derive(tensor, (tn_plane)i, stream, stream_id));
         if (tensor->planes[i].kind == TN__MEMORY_SLOT) {
             return TN_FAIL(
@@ -140,7 +140,7 @@ static tn_status check_contents(const tn__tensor_object *saved, const tn__tensor
                            tensor->name, tn_plane_name((tn_plane)i),
                            tn__plane_state_name(plane->state));
         }
-        if (plane->state == TN_PLANE_VALID && tensor->contents != saved->contents) {
+        if (tn__state_is_complete(plane->state) && tensor->contents != saved->contents) {
             return TN_FAIL(TN_INVALID_STATE,
                            "tensor %s has been written since its planes were saved: plane %s is "
                            "not of the same contents",

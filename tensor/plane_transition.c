@@ -13,6 +13,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "offload.h"
 #include "plane_budget.h"
 #include "plane_memory.h"
 #include "plane_order.h"
@@ -192,9 +193,9 @@ tn_status tn__transition_settle(tn__tensor_object *tensor) {
 
 /* ---- who holds what ------------------------------------------------------------------------ */
 
-/* VALID, or STALE only because of a write that is still under way and may be abandoned. */
+/* Complete, or STALE only because of a write that is still under way and may be abandoned. */
 static int has_contents(const tn__tensor_object *tensor, tn_plane plane) {
-    if (tensor->planes[plane].state == TN_PLANE_VALID) return 1;
+    if (tn__state_is_complete(tensor->planes[plane].state)) return 1;
     if (tensor->planes[plane].state != TN_PLANE_STALE) return 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
@@ -213,7 +214,7 @@ static tn_plane_state *kept_state(tn__plane_object *plane) { return &kept_object
 
 /* What is in a scratch slot, where others displace it, is no copy. */
 static int is_copy(const tn__plane_object *object) {
-    return object->state == TN_PLANE_VALID && object->kind != TN__MEMORY_SLOT;
+    return tn__state_is_complete(object->state) && object->kind != TN__MEMORY_SLOT;
 }
 
 /* Never so of an ABSENT plane. */
@@ -270,7 +271,7 @@ static void unlink_lease(tn__lease_object *lease) {
 static void make_others_stale(tn__lease_object *lease) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn_plane_state *state = kept_state(&lease->tensor->planes[i]);
-        if (i == (int)lease->plane || *state != TN_PLANE_VALID) continue;
+        if (i == (int)lease->plane || !tn__state_is_complete(*state)) continue;
         *state = TN_PLANE_STALE;
         lease->stale_made |= BIT(i);
     }
@@ -278,8 +279,10 @@ static void make_others_stale(tn__lease_object *lease) {
 
 static void make_others_valid(const tn__lease_object *lease) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        tn_plane_state *state = kept_state(&lease->tensor->planes[i]);
-        if ((lease->stale_made & BIT(i)) && *state == TN_PLANE_STALE) *state = TN_PLANE_VALID;
+        tn__plane_object *plane = &lease->tensor->planes[i];
+        tn_plane_state *state = kept_state(plane);
+        if (!(lease->stale_made & BIT(i)) || *state != TN_PLANE_STALE) continue;
+        *state = plane->kind == TN__MEMORY_HOST ? TN_PLANE_OFFLOADED : TN_PLANE_VALID;
     }
 }
 
@@ -364,11 +367,23 @@ static TN__SLOW tn_status fail_not_valid(const tn__lease_object *lease) {
                    tn__plane_state_name(plane_of(lease)->state), tn__access_name(lease->access));
 }
 
+/* No lease is given of host memory. A plane that will be written whole gets new memory, in the
+ * order of the lease: from there on nothing can fail. */
+static TN__SLOW tn_status bring_back(const tn__lease_object *lease) {
+    tn__relocation here = {
+        TN__MEMORY_OWNED, TN_PLANE_ALLOCATED, {lease->stream, lease->stream_id, 1}, 0};
+    if (lease->access != TN_WRITE) {
+        return tn__transition_fetch(lease->tensor, lease->plane, lease->stream_id);
+    }
+    return tn__transition_relocate(lease->tensor, lease->plane, &here);
+}
+
 tn_status tn__transition_begin(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
     const tn__lease_object *holder = holder_against(lease);
     if (holder) return tn__fail_in_use(holder, tn__access_name(lease->access));
+    if (plane->kind == TN__MEMORY_HOST) TN_TRY(bring_back(lease));
     if (!is_whole_write(lease->access) && plane->state != TN_PLANE_VALID) {
         return fail_not_valid(lease);
     }
@@ -400,7 +415,8 @@ static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (tensor->planes[i].state != TN_PLANE_STALE) continue;
-        if (!tn__policy_drops_stale(tensor, (tn_plane)i)) continue;
+        int is_useless = tensor->planes[i].kind == TN__MEMORY_HOST; /* nothing is written there */
+        if (!is_useless && !tn__policy_drops_stale(tensor, (tn_plane)i)) continue;
         tn__plane_use on = free_stream_of(lease);
         TN_TRY(free_plane(tensor, (tn_plane)i, on.stream, on.stream_id));
     }
@@ -540,7 +556,7 @@ tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *ou
 
 static int has_any_valid(const tn__tensor_object *tensor) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (tensor->planes[i].state == TN_PLANE_VALID) return 1;
+        if (tn__state_is_complete(tensor->planes[i].state)) return 1;
     }
     return 0;
 }
@@ -567,7 +583,7 @@ static tn_status find_source(const tn__tensor_object *tensor, tn_plane plane, tn
         return TN_FAIL(TN_UNSUPPORTED, "tensor %s, plane %s is %s and can not be derived: %s",
                        tensor->name, tn_plane_name(plane), state, why);
     }
-    TN_ASSERT(tensor->planes[*source].state == TN_PLANE_VALID);
+    TN_ASSERT(tn__state_is_complete(tensor->planes[*source].state));
     *derive = NULL;
     if (tensor->rows == 0 || tensor->cols == 0) return TN_OK;
     *derive = tn__format_derive(tensor->format);
@@ -611,6 +627,9 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
                                 uint64_t stream_id) {
     tn_derive_function derive = NULL;
     tn_plane source = plane;
+    if (tensor->planes[plane].state == TN_PLANE_OFFLOADED) {
+        return tn__transition_fetch(tensor, plane, stream_id);
+    }
     if (tensor->planes[plane].state == TN_PLANE_VALID) {
         int is_current = 1;
         TN_TRY(tn__scratch_is_current(&tensor->planes[plane], stream, &is_current));
@@ -629,6 +648,98 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
     }
     tn__transition_abandon(&from); /* of a READ: the same as its end, but certain */
     return status;
+}
+
+/* ---- relocate ------------------------------------------------------------------------------- */
+
+static tn_status copy_parts(tn_device *device, const tn__plane_object *to,
+                            const tn__plane_object *from, tn_stream stream) {
+    for (int part = 0; part < TN__PART_COUNT; part++)
+        TN_TRY(tn_copy(device, to->blocks[part], from->blocks[part], from->bytes[part], stream));
+    return TN_OK;
+}
+
+/* The contents are on the way to `fresh`, should they be wanted, and the pool is told of all that
+ * uses the old memory. A copy that failed may be under way in part. */
+static tn_status fill_relocated(tn__tensor_object *tensor, tn__plane_object *plane,
+                                const tn__plane_object *fresh, const tn__relocation *to) {
+    tn_status status = TN_OK;
+    if (to->with_contents) {
+        tn__plane_order_note(plane, TN_READ, to->on.stream, to->on.stream_id);
+        status = copy_parts(device_of(tensor), fresh, plane, to->on.stream);
+    }
+    if (status == TN_OK) {
+        status = tn__plane_memory_announce(plane, to->on.stream, to->on.stream_id);
+    }
+    if (status != TN_OK) tn__plane_order_mark_unrecorded(plane, to->on.stream_id);
+    return status;
+}
+
+/* The plane has the new memory, and the old one goes; or all stays as it is. */
+static tn_status settle_relocated(tn__tensor_object *tensor, tn_plane plane,
+                                  const tn__relocation *to) {
+    tn__plane_object *object = &tensor->planes[plane];
+    int is_derived = object->is_derived;
+    tn__plane_order_swap(object, object->replaced);
+    tn_status status = free_announced(tensor, plane, object->replaced, to->on.stream);
+    if (status != TN_OK) {
+        tn__plane_order_swap(object, object->replaced);
+        return status;
+    }
+    object->state = to->state;
+    object->is_derived = is_derived;
+    tn__plane_order_note(object, TN_WRITE, to->on.stream, to->on.stream_id);
+    return TN_OK;
+}
+
+static tn_status take_fresh(tn__tensor_object *tensor, tn_plane plane, const tn__relocation *to) {
+    tn__plane_object *fresh = tensor->planes[plane].replaced;
+    if (to->kind == TN__MEMORY_HOST) return tn__plane_memory_take_host(tensor, plane, fresh);
+    return tn__plane_memory_take(tensor, plane, fresh, to->on.stream, to->on.stream_id);
+}
+
+/* What was new goes again, now or with the next transition. */
+static void undo_relocation(tn__tensor_object *tensor, tn_plane plane, const tn__relocation *to) {
+    tn__saved_error error;
+    tn__error_save(&error);
+    (void)free_replaced(tensor, plane, to->on.stream, to->on.stream_id);
+    tn__error_restore(&error);
+}
+
+tn_status tn__transition_relocate(tn__tensor_object *tensor, tn_plane plane,
+                                  const tn__relocation *to) {
+    tn__plane_object *object = &tensor->planes[plane];
+    tn_device *device = device_of(tensor);
+    TN_ASSERT(!object->first_lease);
+    TN_TRY(free_replaced(tensor, plane, to->on.stream, to->on.stream_id)); /* remains */
+    if (to->with_contents) {
+        TN_TRY(tn__plane_order_before(device, object, TN_READ, to->on.stream, to->on.stream_id));
+    }
+    object->replaced = tn__host_alloc(1, sizeof *object->replaced);
+    if (!object->replaced) return TN_OUT_OF_HOST_MEMORY;
+    tn__plane_order_init(object->replaced);
+    tn_status status = take_fresh(tensor, plane, to);
+    if (status == TN_OK) status = fill_relocated(tensor, object, object->replaced, to);
+    if (status == TN_OK) status = settle_relocated(tensor, plane, to);
+    if (status == TN_OK)
+        end_replaced(object);
+    else
+        undo_relocation(tensor, plane, to);
+    TN_ASSERT(tn__tensor_is_valid(tensor));
+    return status;
+}
+
+tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, uint64_t stream_id) {
+    const tn__plane_object *object = &tensor->planes[plane];
+    tn__relocation here = {TN__MEMORY_OWNED, TN_PLANE_VALID, tensor->scope->books->offload->copy,
+                           1};
+    if (object->state == TN_PLANE_STALE) here.state = TN_PLANE_STALE;
+    if (stream_id & TN__STREAM_ID_IN_CAPTURE) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tensor %s, plane %s is OFFLOADED and the stream captures: fetch it before",
+                       tensor->name, tn_plane_name(plane));
+    }
+    return tn__transition_relocate(tensor, plane, &here);
 }
 
 /* ---- hand over ----------------------------------------------------------------------------- */
@@ -669,6 +780,7 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id) {
+    if (tn__policy_offloads(tensor)) return tn__offload_release(tensor, plane, stream, stream_id);
     tn__plane_use on = {stream, stream_id, 1};
     int drops = 0;
     TN_TRY(tn__policy_release(tensor, plane, &on, &drops));

@@ -8,6 +8,9 @@
  *        +---- drop, release, destroy      write begins      v  plane; or derived again
  *                                                          STALE
  *
+ *      VALID -- offload --> OFFLOADED -- fetch --> VALID     contents in host memory: like VALID,
+ *                                                            but that no lease is given of it
+ *
  * A REPLACE lease writes ALLOCATED memory beside what the plane has, which keeps its state: the end
  * frees it, abandoning frees the new memory. Each transition happens whole or not at all. Callers
  * hold the books' lock; streams come with their ids.
@@ -45,6 +48,23 @@ void tn__transition_end_surely(tn__lease_object *lease);
  * runs; leases hold both planes meanwhile. */
 tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                 uint64_t stream_id);
+
+/* Where the memory of a plane that nobody leases goes. */
+typedef struct tn__relocation {
+    tn__memory_kind kind; /* OWNED or HOST */
+    tn_plane_state state; /* of the plane then */
+    tn__plane_use on;     /* the stream of the copy; HOST, or from there with contents: offload's */
+    int with_contents;    /* 0: they are not wanted */
+} tn__relocation;
+
+/* New memory for the plane, with the same contents, and the old memory freed behind the copy and
+ * all uses. After a failure the plane is as it was. */
+tn_status tn__transition_relocate(tn__tensor_object *tensor, tn_plane plane,
+                                  const tn__relocation *to);
+
+/* OFFLOADED to VALID, by the stream of the offload; a STALE plane in host memory stays STALE.
+ * stream_id is that of the stream that wants it. */
+tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, uint64_t stream_id);
 
 /* To ABSENT: see tn_plane_drop and tn_plane_release. */
 tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,

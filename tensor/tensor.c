@@ -5,6 +5,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
+#include "offload.h"
 #include "plane_budget.h"
 #include "plane_policy.h"
 #include "plane_transition.h"
@@ -319,4 +320,12 @@ tn_status tn_plane_drop(tn_tensor tensor, tn_plane plane, tn_stream stream) {
 
 tn_status tn_plane_release(tn_tensor tensor, tn_plane plane, tn_stream stream) {
     return run_transition(tn__transition_release, tensor, plane, stream);
+}
+
+tn_status tn_plane_offload(tn_tensor tensor, tn_plane plane, tn_stream stream) {
+    return run_transition(tn__offload_plane, tensor, plane, stream);
+}
+
+tn_status tn_plane_prefetch(tn_tensor tensor, tn_plane plane, tn_stream stream) {
+    return run_transition(tn__offload_prefetch, tensor, plane, stream);
 }

@@ -149,14 +149,14 @@ static int is_left_out(const copying *job, tn_plane plane) {
     const char *why;
     if (job->slices[plane].is_contiguous) return 0;
     if (!tn__format_source(job->from->format, plane, &source, &why)) return 0;
-    return job->from->planes[source].state == TN_PLANE_VALID;
+    return tn__state_is_complete(job->from->planes[source].state);
 }
 
 static tn_status choose_planes(copying *job, const part *of) {
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         const tn__lease_object *writer = tn__plane_writer(&job->from->planes[i]);
         if (writer) return tn__fail_in_use(writer, "copying the tensor");
-        if (job->from->planes[i].state != TN_PLANE_VALID) continue;
+        if (!tn__state_is_complete(job->from->planes[i].state)) continue;
         if (job->from->planes[i].kind == TN__MEMORY_SLOT) continue; /* derived again, in the slot */
         TN_TRY(slice_plane(job, of, (tn_plane)i));
         if (!is_left_out(job, (tn_plane)i)) job->chosen |= TN_PLANE_BIT(i);

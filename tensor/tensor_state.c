@@ -17,7 +17,7 @@ const char *tn__access_name(tn_access access) {
 }
 
 const char *tn__plane_state_name(tn_plane_state state) {
-    static const char *const names[] = {"ABSENT", "ALLOCATED", "VALID", "STALE"};
+    static const char *const names[] = {"ABSENT", "ALLOCATED", "VALID", "STALE", "OFFLOADED"};
     return (size_t)state < sizeof names / sizeof *names ? names[state] : "unknown state";
 }
 
@@ -98,9 +98,9 @@ void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_CO
     }
 }
 
-size_t tn__plane_foreign_bytes(const tn__plane_object *plane) {
-    size_t replaced = plane->replaced ? tn__plane_foreign_bytes(plane->replaced) : 0;
-    if (plane->kind != TN__MEMORY_FOREIGN) return replaced;
+size_t tn__plane_bytes_in(const tn__plane_object *plane, tn__memory_kind kind) {
+    size_t replaced = plane->replaced ? tn__plane_bytes_in(plane->replaced, kind) : 0;
+    if (plane->kind != kind) return replaced;
     return replaced + plane->bytes[TN__PART_DATA] + plane->bytes[TN__PART_SCALE];
 }
 
@@ -178,6 +178,8 @@ static int plane_is_valid(const tn__tensor_object *tensor, tn_plane plane) {
     }
     if (object->state == TN_PLANE_ABSENT && object->first_lease) return 0;
     if (object->state == TN_PLANE_STALE && object->first_lease) return 0;
+    if (object->kind == TN__MEMORY_HOST && object->first_lease) return 0;
+    if (object->state == TN_PLANE_OFFLOADED && object->kind != TN__MEMORY_HOST) return 0;
     return leases_are_valid(tensor, plane);
 }
 

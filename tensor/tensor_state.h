@@ -28,6 +28,7 @@ typedef struct tn__scratch_slot tn__scratch_slot;     /* scratch_slot.h */
 typedef struct tn__scratch_buffer tn__scratch_buffer; /* the same */
 typedef struct tn__foreign tn__foreign;               /* see adopt.h */
 typedef struct tn__view tn__view;                     /* see tensor_view.h */
+typedef struct tn__offload tn__offload;               /* see offload.h */
 
 enum {
     TN__NAME_BYTES_MAX = 255,
@@ -56,6 +57,7 @@ struct tn__books {
     size_t closing_scopes;
     tn__recent_id recent_ids[TN__RECENT_STREAMS];
     int checks_leases;              /* TENURE_CHECK_LEASES */
+    tn__offload *offload;           /* NULL until a plane is offloaded */
     tn__lease_object *spare_leases; /* linked by next: of leases that have ended */
     tn__books *next;
 };
@@ -68,7 +70,8 @@ typedef struct tn__sums {
     uint64_t tensors;
     uint64_t planes; /* that hold bytes */
     uint64_t leases;
-    size_t foreign_bytes; /* of planes whose memory was adopted: in none of the above */
+    size_t foreign_bytes;   /* of planes whose memory was adopted: in none of the above */
+    size_t offloaded_bytes; /* of planes in host memory: likewise */
     size_t format_bytes[TN_FORMAT_COUNT];
 } tn__sums;
 
@@ -109,7 +112,8 @@ typedef enum tn__part { TN__PART_DATA = 0, TN__PART_SCALE, TN__PART_COUNT } tn__
 typedef enum tn__memory_kind {
     TN__MEMORY_OWNED = 0, /* blocks of the pool: the only kind that is in the ledger */
     TN__MEMORY_SLOT,      /* in a scratch slot of the scope */
-    TN__MEMORY_FOREIGN    /* adopted: the program's */
+    TN__MEMORY_FOREIGN,   /* adopted: the program's */
+    TN__MEMORY_HOST       /* offloaded: pinned memory, which no lease is given */
 } tn__memory_kind;
 
 /* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. */
@@ -223,10 +227,16 @@ static inline tn__lease_object *tn__plane_writer(const tn__plane_object *plane) 
     return lease && lease->access != TN_READ ? lease : NULL;
 }
 
+/* The plane has the tensor's contents, wherever they are. */
+static inline int tn__state_is_complete(tn_plane_state state) {
+    return state == TN_PLANE_VALID || state == TN_PLANE_OFFLOADED;
+}
+
 /* What the ledger has of the plane: OWNED bytes only, with those of memory being replaced. */
 void tn__plane_owned_bytes(const tn__plane_object *plane, size_t out[TN__PART_COUNT]);
 
-size_t tn__plane_foreign_bytes(const tn__plane_object *plane);
+/* Bytes of memory of that kind, with those of memory being replaced. */
+size_t tn__plane_bytes_in(const tn__plane_object *plane, tn__memory_kind kind);
 
 /* The pool's block that the part begins, to be told of uses; NULL if there is none. */
 void *tn__plane_pool_block(const tn__plane_object *plane, tn__part part);

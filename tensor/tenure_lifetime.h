@@ -279,6 +279,22 @@ TN_API TN_MUST_USE tn_status tn_saved_is_dropped(tn_scope scope, int *out);
 
 /* ---- offloading to host memory ------------------------------------------------------------- */
 
+/* Moves a valid plane to pinned host memory. A stream of the library's own copies it, behind its
+ * last write and what is now on `stream`, and overlaps with work that follows there; the device
+ * memory is free behind the copy and all uses. No host wait. The plane is TN_PLANE_OFFLOADED: its
+ * contents are kept, also if it is the last copy, in 0 bytes of device memory (the ledger has
+ * offloaded_bytes). READ, UPDATE and REPLACE leases and tn_plane_require bring it back, and wait
+ * for the copy on the device; a WRITE gives it new memory. Success if it is offloaded already.
+ * TN_IN_USE while leased; TN_INVALID_STATE if it is not valid, not in memory of its own (adopted,
+ * a view, a scratch slot), or the stream captures; TN_OUT_OF_DEVICE_MEMORY if TENURE_OFFLOAD_LIMIT
+ * or the driver allows no more pinned memory. That memory is reused, and goes back when the last
+ * root scope of the pool closes; that waits for copies under way. */
+TN_API TN_MUST_USE tn_status tn_plane_offload(tn_tensor tensor, tn_plane plane, tn_stream stream);
+
+/* Begins to bring an offloaded plane back, behind what is now on `stream`: later leases wait for
+ * the rest of the copy only. Success if it is valid; TN_INVALID_STATE if it is neither. */
+TN_API TN_MUST_USE tn_status tn_plane_prefetch(tn_tensor tensor, tn_plane plane, tn_stream stream);
+
 /* ---- foreign memory and DLPack ------------------------------------------------------------- */
 
 typedef void (*tn_release_function)(void *context);

@@ -105,6 +105,7 @@ typedef enum tn_plane_policy {
     TN_POLICY_UNTIL_BACKWARD_END, /* until tn_scope_phase_set leaves TN_PHASE_BACKWARD */
     TN_POLICY_SCRATCH,            /* in a slot of the scope, until released or displaced */
     TN_POLICY_BUDGET,             /* until released, but for those that the scope's budget keeps */
+    TN_POLICY_OFFLOAD,            /* every plane: tn_plane_release moves it to host memory */
     TN_POLICY_COUNT
 } tn_plane_policy;
 
@@ -220,7 +221,8 @@ typedef enum tn_plane_state {
     TN_PLANE_ABSENT = 0, /* no memory */
     TN_PLANE_ALLOCATED,  /* memory, contents undefined */
     TN_PLANE_VALID,
-    TN_PLANE_STALE /* another plane has been written since */
+    TN_PLANE_STALE,    /* another plane has been written since */
+    TN_PLANE_OFFLOADED /* valid, and in host memory: READ and UPDATE bring it back */
 } tn_plane_state;
 
 typedef struct tn_plane_layout {
@@ -344,15 +346,16 @@ typedef struct tn_ledger {
     size_t peak_total_bytes;
     size_t peak_plane_bytes[TN_PLANE_COUNT]; /* elements and scales, each plane's own peak */
     uint64_t tensors;
-    uint64_t planes;      /* with memory */
-    uint64_t leases;      /* open now */
-    size_t foreign_bytes; /* adopted memory (tenure_lifetime.h): in none of the bytes above */
+    uint64_t planes;        /* with memory */
+    uint64_t leases;        /* open now */
+    size_t foreign_bytes;   /* adopted memory (tenure_lifetime.h): in none of the bytes above */
+    size_t offloaded_bytes; /* host memory of planes that are OFFLOADED: likewise */
     size_t format_bytes[TN_FORMAT_COUNT];
     size_t peak_phase_bytes[TN_PHASE_COUNT]; /* the most in total while the scope was in each */
 } tn_ledger;
 #define TN_LEDGER_INIT                                                                             \
     {                                                                                              \
-        sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0, 0, {0}, { 0 }                             \
+        sizeof(tn_ledger), 0, {0}, {0}, 0, {0}, 0, 0, 0, 0, 0, {0}, { 0 }                          \
     }
 
 /* What the scope and all below it own now, and the peaks since it was made or last reset. */
