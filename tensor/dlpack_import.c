@@ -168,6 +168,7 @@ static tn_status config_of(const tn_dlpack_import_config *wanted, const dlpack_s
     out->policy = wanted->policy;
     out->frozen = wanted->frozen;
     out->name = wanted->name;
+    out->site = wanted->site;
     TN_TRY(find_dtype(source, &out->dtype, &lanes));
     if (!tn__format_takes_dtype(wanted->format, out->dtype)) {
         return TN_FAIL(TN_UNSUPPORTED,
@@ -333,12 +334,18 @@ static tn_status import(tn_scope scope, const tn_dlpack_import_config *config,
     return status;
 }
 
-static const tn_dlpack_import_config plain_config = TN_DLPACK_IMPORT_CONFIG_INIT;
+/* Made nowhere in particular. */
+static tn_dlpack_import_config plain_config(void) {
+    tn_dlpack_import_config config = TN_DLPACK_IMPORT_CONFIG_INIT;
+    config.site = NULL;
+    return config;
+}
 
 tn_status tn_dlpack_import(tn_scope scope, struct DLManagedTensor *managed,
                            const tn_dlpack_import_config *config, tn_stream stream,
                            tn_tensor *out) {
-    if (!config) config = &plain_config;
+    tn_dlpack_import_config plain = plain_config();
+    if (!config) config = &plain;
     dlpack_source data = plain_source(managed), scale = plain_source(config->scale);
     return import(scope, config, &data, &scale, stream, out);
 }
@@ -346,7 +353,8 @@ tn_status tn_dlpack_import(tn_scope scope, struct DLManagedTensor *managed,
 tn_status tn_dlpack_import_versioned(tn_scope scope, struct DLManagedTensorVersioned *managed,
                                      const tn_dlpack_import_config *config, tn_stream stream,
                                      tn_tensor *out) {
-    if (!config) config = &plain_config;
+    tn_dlpack_import_config plain = plain_config();
+    if (!config) config = &plain;
     dlpack_source data = versioned_source(managed),
                   scale = versioned_source(config->scale_versioned);
     return import(scope, config, &data, &scale, stream, out);

@@ -56,7 +56,7 @@ static int depth_of(const tn__scope_object *scope, const tn__scope_object *root)
 /* ---- words --------------------------------------------------------------------------------- */
 
 static const char *kind_name(const tn__plane_object *plane) {
-    static const char *const names[] = {"owned", "slot", "foreign", "base"};
+    static const char *const names[] = {"owned", "slot", "foreign", "host"};
     size_t kind = (size_t)plane->kind;
     return kind < sizeof names / sizeof *names ? names[kind] : "other";
 }
@@ -124,6 +124,8 @@ static void scope_text(report *self, const tn__scope_object *scope) {
                  scope->sums.leases == 1 ? "" : "s", tn_phase_name(tn__scope_phase(scope)));
     if (scope->sums.foreign_bytes > 0)
         tn__text_add(out, ", %zu foreign bytes", scope->sums.foreign_bytes);
+    if (scope->sums.offloaded_bytes > 0)
+        tn__text_add(out, ", %zu bytes offloaded", scope->sums.offloaded_bytes);
     add_site(out, scope->site);
     tn__text_add(out, "\n");
     for (const tn__tensor_object *tensor = oldest_tensor(scope); tensor; tensor = tensor->previous)
@@ -194,9 +196,10 @@ static void scope_json(report *self, const tn__scope_object *scope) {
     add_member(out, "phase", tn_phase_name(tn__scope_phase(scope)));
     add_member(out, "site", scope->site);
     tn__text_add(out,
-                 ", \"depth\": %d, \"bytes\": %zu, \"peak_bytes\": %zu, \"foreign_bytes\": %zu",
+                 ", \"depth\": %d, \"bytes\": %zu, \"peak_bytes\": %zu, \"foreign_bytes\": %zu"
+                 ", \"offloaded_bytes\": %zu",
                  depth_of(scope, self->root), bytes_of(scope), scope->peak_total_bytes,
-                 scope->sums.foreign_bytes);
+                 scope->sums.foreign_bytes, scope->sums.offloaded_bytes);
     tn__text_add(out, ", \"tensor_count\": %" PRIu64 ", \"lease_count\": %" PRIu64,
                  scope->sums.tensors, scope->sums.leases);
     tn__text_add(out, ", \"tensors\": [");

@@ -372,11 +372,12 @@ typedef struct tn_dlpack_import_config {
     const char *name;              /* copied */
     struct DLManagedTensor *scale; /* all of the plane's scale_bytes, as bytes or scales */
     struct DLManagedTensorVersioned *scale_versioned; /* of tn_dlpack_import_versioned */
+    const char *site;                                 /* as that of a tensor */
 } tn_dlpack_import_config;
 #define TN_DLPACK_IMPORT_CONFIG_INIT                                                               \
     {                                                                                              \
         sizeof(tn_dlpack_import_config), TN_FORMAT_PLAIN, TN_PLANE_DATA, TN_SCALE_POW2,            \
-            TN_POLICY_DEFAULT, 0, NULL, NULL, NULL                                                 \
+            TN_POLICY_DEFAULT, 0, NULL, NULL, NULL, TN_SITE                                        \
     }
 
 /* Adopts a DLPack tensor (tn_tensor_adopt) and its scales; their deleters are the release. config

@@ -114,8 +114,8 @@ static void configs_that_do_not_fit_are_refused_by_name(void **state) {
     expect_refused(f, &config, "more than 2^62 elements");
     config = config_2d(INT64_MAX, 0);
     expect_refused(f, &config, "more than 2^62 elements");
-    config = config_2d(4, 4), config.policy = (tn_plane_policy)99;
-    expect_refused(f, &config, "unknown policy 99");
+    config = config_2d(4, 4), config.policy = TN_POLICY_COUNT;
+    expect_refused(f, &config, "unknown policy");
     config = config_2d(4, 4), config.scale_mode = (tn_scale_mode)2;
     expect_refused(f, &config, "unknown scale mode 2");
     config = config_2d(4, 4), config.size = 8;
