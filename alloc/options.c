@@ -44,7 +44,8 @@ static const option_row rows[OPTION_COUNT] = {TN_OPTION_TABLE(AS_ROW)};
 static const char *const driver_choices[] = {"auto", "cuda", "host", NULL};
 
 const char *const tn__policy_choices[] = {
-    "default", "keep", "until_last_use", "until_backward_end", "scratch", "budget", "offload", NULL};
+    "default", "keep",   "until_last_use", "until_backward_end",
+    "scratch", "budget", "offload",        NULL};
 
 static tn__options values;
 static const char *source_of[OPTION_COUNT];
