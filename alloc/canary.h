@@ -1,5 +1,6 @@
 /* Faults planted on purpose, to see that the simulation finds them: a build with -DTENURE_CANARY=n
- * leaves out the one wait or check of that number. Every other build has all of them, and no trace of this.
+ * leaves out the one wait or check of that number. Every other build has all of them, and no trace
+ * of this.
  * cmake/simulation.cmake builds the variants; each must be found within 10^6 operations.
  */
 #ifndef TENURE_CANARY_H

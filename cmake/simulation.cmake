@@ -50,7 +50,7 @@ tenure_add_canary(5 alloc/pool_order.c)
 add_test(NAME simulation/sequences COMMAND pool_simulation --sequences 4)
 tenure_set_test_properties(simulation/sequences)
 
-# ---- planes: plane_simulation ---------------------------------------------------------------------
+# ---- planes: plane_simulation --------------------------------------------------------------------
 
 file(GLOB plane_simulation_sources CONFIGURE_DEPENDS tests/plane_simulation/*.c)
 

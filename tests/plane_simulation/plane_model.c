@@ -273,7 +273,7 @@ static int is_spare(const model *m, int tensor, int plane) {
     return at->is_derived || (plane == COL && !other->is_derived);
 }
 
-/* Both planes may have been derived, from each other: then the first one goes and the other stays. */
+/* Both planes may have been derived, from each other: then the first one goes, the other stays. */
 static tn_status end_backward(model *m) {
     if (policy_of(m) != TN_POLICY_UNTIL_BACKWARD_END) return TN_OK;
     for (int t = 0; t < MODEL_TENSORS; t++) {
@@ -316,10 +316,14 @@ tn_status model_step(model *m, model_operation op) {
     }
 }
 
+static model_operation operation_of(int kind, int tensor, int plane, int stream) {
+    return (model_operation){(unsigned char)kind, (unsigned char)tensor, (unsigned char)plane,
+                             (unsigned char)stream, 0};
+}
+
 static int operations_of(const model *m, int tensor, int leases_max, model_operation *out) {
     int count = 0, is_saved_there = m->tensors[MODEL_SAVED].is_alive;
-    unsigned char t = (unsigned char)tensor;
-    for (unsigned char kind = 0; kind < MODEL_KINDS; kind++) {
+    for (int kind = 0; kind < MODEL_KINDS; kind++) {
         int is_lease = kind >= MODEL_READ && kind <= MODEL_REPLACE;
         int has_planes = kind <= MODEL_REPLACE || kind == MODEL_SAVE;
         int has_streams = kind != MODEL_MOVE && kind != MODEL_FREEZE && kind != MODEL_RESTORE;
@@ -330,9 +334,9 @@ static int operations_of(const model *m, int tensor, int leases_max, model_opera
             (is_saved_there || tensor == MODEL_SAVED)) {
             continue;
         }
-        for (unsigned char p = 0; p < (has_planes ? MODEL_PLANES : 1); p++) {
-            for (unsigned char s = 0; s < (has_streams ? MODEL_STREAMS : 1); s++)
-                out[count++] = (model_operation){kind, t, p, s, 0};
+        for (int p = 0; p < (has_planes ? MODEL_PLANES : 1); p++) {
+            for (int s = 0; s < (has_streams ? MODEL_STREAMS : 1); s++)
+                out[count++] = operation_of(kind, tensor, p, s);
         }
     }
     return count;
@@ -349,8 +353,8 @@ int model_operations(const model *m, int leases_max, model_operation *operations
         all[count++] = (model_operation){MODEL_END, 0, 0, 0, i};
         all[count++] = (model_operation){MODEL_ABANDON, 0, 0, 0, i};
     }
-    for (unsigned char s = 0; s < MODEL_STREAMS; s++)
-        all[count++] = (model_operation){MODEL_END_BACKWARD, 0, 0, s, 0};
+    for (int s = 0; s < MODEL_STREAMS; s++)
+        all[count++] = operation_of(MODEL_END_BACKWARD, 0, 0, s);
     if (count > limit) return -1;
     memcpy(operations, all, (size_t)count * sizeof *all);
     return count;
