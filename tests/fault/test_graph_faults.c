@@ -4,12 +4,13 @@
 #include <string.h>
 
 #include "driver.h"
+#include "fault_loop_support.h"
 #include "host_alloc.h"
 #include "test_graphs.h"
 
 #define MIB MIB_BYTES
 
-enum { NTH_MAX = 500, HOST_NTH_MAX = 30, CUDA_UNKNOWN = 999 };
+enum { CUDA_UNKNOWN = 999 };
 
 typedef struct subject {
     tn_device *device;
@@ -166,75 +167,49 @@ static void expect_unchanged(subject *s, const scenario *plan, const tn_pool_sta
     if (plan->is_in_capture) assert_true(test_is_capturing(s->device, s->a));
 }
 
-static int run_with_driver_fault(const scenario *plan, long nth, int and_after, int *is_reached) {
-    const test_sim *sim = test_sim_get();
+static int run_with_fault(const void *argument, fault_point *fault) {
+    const scenario *plan = argument;
     tn_pool_stats before;
     tn_status status;
-    uint64_t calls;
     subject s;
     open_subject(&s, plan);
     before = test_pool_stats(s.pool);
-    calls = sim->call_count(NULL);
-    assert_int_equal(sim->fault(NULL, nth, and_after, CUDA_UNKNOWN), 0);
+    fault_begin(fault);
     status = plan->run(&s);
-    assert_int_equal(sim->fault(NULL, 0, 0, 0), 0);
-    *is_reached = sim->call_count(NULL) - calls >= (uint64_t)nth;
+    fault_end(fault);
     if (status != TN_OK) {
-        EXPECT_ERROR_HAS(" failed: CUDA_ERROR_UNKNOWN");
-        expect_unchanged(&s, plan, &before, and_after);
+        if (fault->is_host)
+            assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
+        else
+            EXPECT_ERROR_HAS(" failed: CUDA_ERROR_UNKNOWN");
+        expect_unchanged(&s, plan, &before, !fault->is_host && fault->and_after);
         EXPECT_OK(plan->run(&s));
     }
     close_subject(&s, plan);
     return status != TN_OK;
 }
 
-static void every_driver_call_may_fail(void **state) {
-    (void)state;
+static void fail_everywhere(int is_host) {
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
+        int least = is_host ? scenarios[i].least_host_faults : scenarios[i].least_faults;
         for (int and_after = 0; and_after < 2; and_after++) {
-            int failed = 0;
-            int is_reached = 1;
-            for (long nth = 1; is_reached; nth++) {
-                assert_true(nth < NTH_MAX);
-                failed += run_with_driver_fault(&scenarios[i], nth, and_after, &is_reached);
-            }
-            if (failed < scenarios[i].least_faults) {
+            fault_point fault = {.is_host = is_host, .and_after = and_after, .code = CUDA_UNKNOWN};
+            int failed = fault_each(fault, run_with_fault, &scenarios[i]);
+            if (failed < least) {
                 fail_msg("%s: only %d faults made it fail", scenarios[i].name, failed);
             }
         }
     }
 }
 
-static int run_with_host_fault(const scenario *plan, long nth, int and_after) {
-    tn_pool_stats before;
-    tn_status status;
-    subject s;
-    open_subject(&s, plan);
-    before = test_pool_stats(s.pool);
-    tn__host_alloc_fault(nth, and_after);
-    status = plan->run(&s);
-    tn__host_alloc_fault(0, 0);
-    if (status != TN_OK) {
-        assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
-        expect_unchanged(&s, plan, &before, 0);
-        EXPECT_OK(plan->run(&s));
-    }
-    close_subject(&s, plan);
-    return status != TN_OK;
+static void every_driver_call_may_fail(void **state) {
+    (void)state;
+    fail_everywhere(0);
 }
 
 static void every_host_allocation_may_fail(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
-        for (int and_after = 0; and_after < 2; and_after++) {
-            int failed = 0;
-            for (long nth = 1; nth <= HOST_NTH_MAX; nth++)
-                failed += run_with_host_fault(&scenarios[i], nth, and_after);
-            if (failed < scenarios[i].least_host_faults) {
-                fail_msg("%s: only %d host faults made it fail", scenarios[i].name, failed);
-            }
-        }
-    }
+    fail_everywhere(1);
 }
 
 int main(void) {

@@ -4,6 +4,7 @@
  * are where they were, with their bytes. */
 #include <string.h>
 
+#include "fault_loop_support.h"
 #include "driver.h"
 #include "host_alloc.h"
 #include "tenure_pool.h"
@@ -12,7 +13,7 @@
 #define MIB    MIB_BYTES
 #define BLOCKS 3
 
-enum { NTH_MAX = 500, HOST_NTH_MAX = 30, CUDA_UNKNOWN = 999 };
+enum { CUDA_UNKNOWN = 999 };
 
 typedef struct subject {
     tn_device *device;
@@ -86,7 +87,6 @@ static void recover(subject *s) {
 
 typedef struct fault_run {
     int is_resume;
-    int and_after;
     int paused;  /* failures of a pause that left the pool paused */
     int running; /* that left it running */
 } fault_run;
@@ -109,19 +109,19 @@ static void after_failure(subject *s, fault_run *kind) {
     }
 }
 
-static int run_with_driver_fault(fault_run *kind, long nth, int *is_reached) {
-    const test_sim *sim = test_sim_get();
+static int run_with_fault(const void *argument, fault_point *fault) {
+    fault_run *kind = *(fault_run *const *)argument;
     tn_status status;
-    uint64_t calls;
     subject s;
     prepare(&s, kind);
-    calls = sim->call_count(NULL);
-    assert_int_equal(sim->fault(NULL, nth, kind->and_after, CUDA_UNKNOWN), 0);
+    fault_begin(fault);
     status = run(&s, kind);
-    assert_int_equal(sim->fault(NULL, 0, 0, 0), 0);
-    *is_reached = sim->call_count(NULL) - calls >= (uint64_t)nth;
+    fault_end(fault);
     if (status != TN_OK) {
-        EXPECT_ERROR_HAS(" failed: CUDA_ERROR_UNKNOWN");
+        if (fault->is_host)
+            assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
+        else
+            EXPECT_ERROR_HAS(" failed: CUDA_ERROR_UNKNOWN");
         after_failure(&s, kind);
     }
     recover(&s);
@@ -129,16 +129,16 @@ static int run_with_driver_fault(fault_run *kind, long nth, int *is_reached) {
     return status != TN_OK;
 }
 
-static fault_run every_driver_call(int is_resume, int and_after) {
-    fault_run kind = {.is_resume = is_resume, .and_after = and_after};
-    int failed = 0;
-    int is_reached = 1;
-    for (long nth = 1; is_reached; nth++) {
-        assert_true(nth < NTH_MAX);
-        failed += run_with_driver_fault(&kind, nth, &is_reached);
-    }
-    assert_true(failed >= 20);
+static fault_run fail_everywhere(int is_resume, const fault_point *fault, int least) {
+    fault_run kind = {.is_resume = is_resume};
+    fault_run *counted = &kind;
+    assert_true(fault_each(*fault, run_with_fault, &counted) >= least);
     return kind;
+}
+
+static fault_run every_driver_call(int is_resume, int and_after) {
+    const fault_point fault = {.and_after = and_after, .code = CUDA_UNKNOWN};
+    return fail_everywhere(is_resume, &fault, 20);
 }
 
 static void a_pause_that_fails_once_leaves_the_pool_running(void **state) {
@@ -160,29 +160,10 @@ static void a_resume_that_fails_leaves_the_pool_paused(void **state) {
 
 static void host_memory_that_fails_changes_nothing(void **state) {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        fault_run kind = {.is_resume = i / 2};
-        int failed = 0;
-        for (long nth = 1; nth <= HOST_NTH_MAX; nth++) {
-            tn_status status;
-            subject s;
-            prepare(&s, &kind);
-            tn__host_alloc_fault(nth, i % 2);
-            status = run(&s, &kind);
-            tn__host_alloc_fault(0, 0);
-            if (status != TN_OK) {
-                assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
-                after_failure(&s, &kind);
-                failed++;
-            }
-            recover(&s);
-            close_subject(&s);
-        }
-        if (kind.is_resume) assert_int_equal(kind.running, 0);
-        if (!kind.is_resume) {
-            assert_true(failed >= 3);
-            assert_int_equal(kind.paused, 0);
-        }
+    for (int and_after = 0; and_after < 2; and_after++) {
+        const fault_point fault = {.is_host = 1, .and_after = and_after};
+        assert_int_equal(fail_everywhere(1, &fault, 0).running, 0);
+        assert_int_equal(fail_everywhere(0, &fault, 3).paused, 0);
     }
 }
 

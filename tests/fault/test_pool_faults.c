@@ -9,12 +9,13 @@
 #include <string.h>
 
 #include "driver.h"
+#include "fault_loop_support.h"
 #include "host_alloc.h"
 #include "test_pools.h"
 
 #define MIB MIB_BYTES
 
-enum { NTH_MAX = 2000, HOST_NTH_MAX = 40, CUDA_OUT_OF_MEMORY = 2, CUDA_UNKNOWN = 999 };
+enum { CUDA_OUT_OF_MEMORY = 2, CUDA_UNKNOWN = 999 };
 
 typedef struct subject {
     tn_device *device;
@@ -206,26 +207,26 @@ static void expect_unchanged(const tn_pool_stats *before, const tn_pool_stats *a
                      after->cached_bytes + after->pending_bytes);
 }
 
-/* 1 if the run failed. */
-static int run_with_driver_fault(const scenario *plan, long nth, int and_after, int code,
-                                 int *is_reached) {
-    const test_sim *sim = test_sim_get();
+static int run_with_fault(const void *argument, fault_point *fault) {
+    const scenario *plan = argument;
     tn_pool_stats before;
     tn_status status;
-    uint64_t calls;
     subject s;
     open_subject(&s, plan);
     before = test_pool_stats(s.pool);
-    calls = sim->call_count(NULL);
-    assert_int_equal(sim->fault(NULL, nth, and_after, code), 0);
+    fault_begin(fault);
     status = plan->run(&s);
-    assert_int_equal(sim->fault(NULL, 0, 0, 0), 0);
-    *is_reached = sim->call_count(NULL) - calls >= (uint64_t)nth;
+    fault_end(fault);
     if (status != TN_OK) {
         tn_pool_stats after = test_pool_stats(s.pool);
-        if (code == CUDA_UNKNOWN) EXPECT_ERROR_HAS(" failed: CUDA_ERROR_UNKNOWN");
+        int gives_back = plan->gives_back || (!fault->is_host && fault->and_after);
+        if (fault->is_host) {
+            assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
+        } else if (fault->code == CUDA_UNKNOWN) {
+            EXPECT_ERROR_HAS(" failed: CUDA_ERROR_UNKNOWN");
+        }
         assert_null(s.made);
-        expect_unchanged(&before, &after, plan->gives_back || and_after);
+        expect_unchanged(&before, &after, gives_back);
         EXPECT_OK(plan->run(&s));
     }
     close_subject(&s);
@@ -233,13 +234,9 @@ static int run_with_driver_fault(const scenario *plan, long nth, int and_after, 
 }
 
 static void every_driver_call_may_fail(int and_after, int code) {
+    const fault_point fault = {.and_after = and_after, .code = code};
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
-        int failed = 0;
-        int is_reached = 1;
-        for (long nth = 1; is_reached; nth++) {
-            assert_true(nth < NTH_MAX);
-            failed += run_with_driver_fault(&scenarios[i], nth, and_after, code, &is_reached);
-        }
+        int failed = fault_each(fault, run_with_fault, &scenarios[i]);
         if (code == CUDA_UNKNOWN && failed < scenarios[i].least_faults) {
             fail_msg("%s: only %d faults made it fail", scenarios[i].name, failed);
         }
@@ -263,34 +260,12 @@ static void memory_that_runs_out_anywhere_changes_nothing(void **state) {
     every_driver_call_may_fail(1, CUDA_OUT_OF_MEMORY);
 }
 
-static int run_with_host_fault(const scenario *plan, long nth, int and_after) {
-    tn_pool_stats before;
-    tn_status status;
-    subject s;
-    open_subject(&s, plan);
-    before = test_pool_stats(s.pool);
-    tn__host_alloc_fault(nth, and_after);
-    status = plan->run(&s);
-    tn__host_alloc_fault(0, 0);
-    if (status != TN_OK) {
-        tn_pool_stats after = test_pool_stats(s.pool);
-        assert_int_equal(status, TN_OUT_OF_HOST_MEMORY);
-        assert_null(s.made);
-        expect_unchanged(&before, &after, plan->gives_back);
-        EXPECT_OK(plan->run(&s));
-    }
-    close_subject(&s);
-    return status != TN_OK;
-}
-
 static void host_memory_that_fails_changes_nothing(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
         for (int and_after = 0; and_after < 2; and_after++) {
-            int failed = 0;
-            for (long nth = 1; nth <= HOST_NTH_MAX; nth++) {
-                failed += run_with_host_fault(&scenarios[i], nth, and_after);
-            }
+            const fault_point fault = {.is_host = 1, .and_after = and_after};
+            int failed = fault_each(fault, run_with_fault, &scenarios[i]);
             if (failed < scenarios[i].least_host_faults) {
                 fail_msg("%s: only %d host faults made it fail", scenarios[i].name, failed);
             }

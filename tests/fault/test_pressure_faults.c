@@ -4,13 +4,14 @@
  * limit are those that the pools hold, and once the fault is over the same request is served. */
 #include <string.h>
 
+#include "fault_loop_support.h"
 #include "host_alloc.h"
 #include "tenure_pool.h"
 #include "test_pools.h"
 
 #define MIB MIB_BYTES
 
-enum { NTH_MAX = 400, HOST_NTH_MAX = 120, CUDA_OUT_OF_MEMORY = 2, CUDA_UNKNOWN = 999 };
+enum { CUDA_OUT_OF_MEMORY = 2, CUDA_UNKNOWN = 999 };
 
 typedef struct subject {
     tn_device *device;
@@ -138,19 +139,18 @@ static void set_address_fault(const scenario *plan, int is_on) {
     assert_int_equal(sim->fault("cuMemAddressReserve", is_on, is_on, CUDA_OUT_OF_MEMORY), 0);
 }
 
-static int run_with_driver_fault(const scenario *plan, long nth, int and_after, int code,
-                                 int *is_reached) {
-    const test_sim *sim = test_sim_get();
+static int run_with_fault(const void *argument, fault_point *fault) {
+    const scenario *plan = argument;
     subject s;
     tn_status status;
-    uint64_t calls;
     open_subject(&s, plan);
-    calls = sim->call_count(NULL);
-    assert_int_equal(sim->fault(NULL, nth, and_after, code), 0);
+    set_address_fault(plan, 1);
+    fault_begin(fault);
     status = run(&s, plan);
-    assert_int_equal(sim->fault(NULL, 0, 0, 0), 0);
-    *is_reached = sim->call_count(NULL) - calls >= (uint64_t)nth;
+    fault_end(fault);
+    if (fault->is_host && status != TN_OK) EXPECT_STATUS(status, TN_OUT_OF_HOST_MEMORY);
     expect_sound(&s, plan, status);
+    set_address_fault(plan, 0);
     close_subject(&s);
     return status != TN_OK;
 }
@@ -160,13 +160,9 @@ static void any_driver_call_may_fail(void **state) {
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
         if (scenarios[i].without_addresses) continue; /* one fault at a time */
         for (int kind = 0; kind < 4; kind++) {
-            int code = kind / 2 ? CUDA_UNKNOWN : CUDA_OUT_OF_MEMORY;
-            int failed = 0;
-            int is_reached = 1;
-            for (long nth = 1; is_reached; nth++) {
-                assert_true(nth < NTH_MAX);
-                failed += run_with_driver_fault(&scenarios[i], nth, kind % 2, code, &is_reached);
-            }
+            fault_point fault = {.and_after = kind % 2,
+                                 .code = kind / 2 ? CUDA_UNKNOWN : CUDA_OUT_OF_MEMORY};
+            int failed = fault_each(fault, run_with_fault, &scenarios[i]);
             if (kind == 2 && failed < 4) fail_msg("%s: %d faults", scenarios[i].name, failed);
         }
     }
@@ -175,23 +171,11 @@ static void any_driver_call_may_fail(void **state) {
 static void any_host_allocation_may_fail(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
-        const scenario *plan = &scenarios[i];
-        int failed = 0;
-        for (long nth = 1; nth <= HOST_NTH_MAX; nth++) {
-            subject s;
-            tn_status status;
-            open_subject(&s, plan);
-            set_address_fault(plan, 1);
-            tn__host_alloc_fault((nth + 1) / 2, nth % 2);
-            status = run(&s, plan);
-            tn__host_alloc_fault(0, 0);
-            failed += status != TN_OK;
-            if (status != TN_OK) EXPECT_STATUS(status, TN_OUT_OF_HOST_MEMORY);
-            expect_sound(&s, plan, status);
-            set_address_fault(plan, 0);
-            close_subject(&s);
+        for (int and_after = 0; and_after < 2; and_after++) {
+            const fault_point fault = {.is_host = 1, .and_after = and_after};
+            int failed = fault_each(fault, run_with_fault, &scenarios[i]);
+            if (failed < 1) fail_msg("%s: %d host faults", scenarios[i].name, failed);
         }
-        if (failed < 2) fail_msg("%s: %d host faults", plan->name, failed);
     }
 }
 
