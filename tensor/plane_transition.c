@@ -84,7 +84,7 @@ static TN__SLOW tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, 
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
     TN_TRY(free_replaced(tensor, plane, stream, stream_id)); /* remains, if there are any */
-    TN_TRY(tn__plane_memory_announce(object, stream, stream_id));
+    if (!object->buffer) TN_TRY(tn__plane_memory_announce(object, stream, stream_id));
     return free_announced(tensor, plane, object, stream);
 }
 
