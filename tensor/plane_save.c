@@ -62,6 +62,11 @@ static tn_status save(tn__tensor_object *tensor, unsigned planes, tn_scope to, t
     TN_TRY(tn__transition_settle(tensor));
     TN_TRY(tn__scope_find_for(tensor, to, &scope));
     TN_TRY(tn__scope_add_tensor(scope, &config, &saved));
+    tn_status status = tn__saved_admit(saved);
+    if (status != TN_OK) {
+        tn__scope_delete_tensor(saved);
+        return status;
+    }
     saved->is_saved = 1;
     saved->contents = tensor->contents;
     hand_over(tensor, planes, saved);
@@ -165,6 +170,7 @@ static tn_status restore_into(tn__tensor_object *saved, tn__tensor_object *tenso
                "tn_tensor_restore_into: tensor %s is of another format or shape than saved %s",
                tensor->name, saved->name);
     TN_TRY(tn__view_refuse(tensor, "restore"));
+    TN_TRY(tn__saved_admit(tensor));
     TN_TRY(check_contents(saved, tensor));
     TN_TRY(tn__transition_settle(saved));
     TN_TRY(tn__transition_settle(tensor));

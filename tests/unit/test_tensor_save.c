@@ -228,6 +228,31 @@ static void restoring_into_what_does_not_fit_is_refused(void **state) {
     EXPECT_OK(tn_tensor_destroy(saved, f->stream));
 }
 
+static tn_status rebuild_nothing(void *context, tn_scope scope, tn_stream stream) {
+    (void)context, (void)scope, (void)stream;
+    return TN_OK;
+}
+
+/* A set that is dropped has no contents, and only its function gives it some. */
+static void nothing_is_saved_or_restored_into_a_dropped_set(void **state) {
+    const tensor_fixture *f = *state;
+    tn_scope set = saved_scope(f);
+    tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), inside = square(f, TN_FORMAT_FP8_BLOCK_2D);
+    tn_tensor saved = {7}, again;
+    EXPECT_OK(tn_tensor_move(inside, set));
+    EXPECT_OK(tn_saved_recompute_set(set, rebuild_nothing, NULL));
+    EXPECT_OK(tn_saved_drop(set, f->stream));
+    valid_both(f, x);
+    EXPECT_STATUS(tn_tensor_save(x, row_bit, set, f->stream, &saved), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("which is dropped: tn_saved_rebuild first");
+    assert_int_equal(saved.value, 7);
+    assert_int_equal(fixture_ledger(set).tensors, 1);
+    expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
+    EXPECT_OK(tn_tensor_save(x, row_bit, f->scope, f->stream, &again));
+    EXPECT_STATUS(tn_tensor_restore_into(again, inside), TN_INVALID_STATE);
+    expect_states(again, TN_PLANE_VALID, TN_PLANE_ABSENT);
+}
+
 /* ---- the last copy ------------------------------------------------------------------------- */
 
 static void only_a_regatherable_tensor_loses_its_last_copy(void **state) {
@@ -326,6 +351,7 @@ int main(void) {
         WITH_FIXTURE(restoring_into_the_tensor_gives_its_planes_back),
         WITH_FIXTURE(contents_of_two_writes_never_meet_in_one_tensor),
         WITH_FIXTURE(restoring_into_what_does_not_fit_is_refused),
+        WITH_FIXTURE(nothing_is_saved_or_restored_into_a_dropped_set),
         WITH_FIXTURE(only_a_regatherable_tensor_loses_its_last_copy),
         SIMULATED(the_uses_move_with_the_plane),
         SIMULATED(a_save_that_fails_moves_nothing),
