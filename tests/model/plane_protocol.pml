@@ -21,7 +21,8 @@
  *   LEAK     a block is not free, or a lease is open, when the scope has been closed
  * and that no thread waits for ever (spin's invalid end states).
  *
- * -DFAULT_... plants a fault that must be found; tests/model/test_plane_model.sh has the list.
+ * The verifier reads two environment variables: PLANTED, the number of a fault that must be found
+ * (below), and FAILURES, 1 if what may fail is to be tried both ways.
  */
 #ifndef LEASES
 #define LEASES 2 /* that users have open at once: 1 or 2 */
@@ -30,11 +31,14 @@
 #define TO    (LEASES + 1)
 #define SLOTS (LEASES + 2)
 
-#ifdef NO_FAILURES
-#define FAILS 0
-#else
-#define FAILS 1 /* whatever may fail does, or does not */
-#endif
+/* faults that can be planted */
+#define NO_WAIT_FOR_WRITE 1
+#define NO_WAIT_FOR_READS 2
+#define USE_NOT_RECORDED  3
+#define DROP_LEASED       4
+#define DROP_LAST         5
+#define REPLACE_FORGETS   6
+#define LOCK_KEPT         7
 
 /* Planes 2 and 3 are what a REPLACE lease on 0 and 1 supersedes. Blocks are alike, so each plane has
  * a place for one; what is there while the plane is ABSENT is free. */
@@ -86,6 +90,8 @@ typedef pool_block {
     unsigned reads_unrecorded : 2
 };
 
+byte planted;
+bit may_fail;
 bit is_locked;
 bit is_closed;
 bit is_alive;
@@ -182,7 +188,7 @@ inline forget_unrecorded(which, via) {
 /* tn_record_use; sets ok */
 inline pool_record_use(which, via) {
     if
-    :: FAILS -> ok = 0
+    :: may_fail -> ok = 0
     :: ok = 1; forget_unrecorded(which, via)
     fi
 }
@@ -202,7 +208,7 @@ inline swap_blocks(x, y) {
  * knows of. Sets ok. */
 inline pool_alloc(at, via) {
     if
-    :: FAILS -> ok = 0
+    :: may_fail -> ok = 0
     :: ok = 1
     :: !blocks[0].is_taken && at != 0 -> ok = 1; swap_blocks(at, 0)
     :: !blocks[1].is_taken && at != 1 -> ok = 1; swap_blocks(at, 1)
@@ -240,7 +246,7 @@ inline pool_free(which, via) {
 inline wait_for(via, used) {
     if
     :: via == (used) -> ok = 1
-    :: via != (used) && FAILS -> ok = 0
+    :: via != (used) && may_fail -> ok = 0
     :: via != (used) -> ok = 1; see_all(via)
     fi
 }
@@ -251,20 +257,15 @@ inline plane_order_before(at, how, via) {
     if
     :: how == READ && (planes[at].reads & BIT(via)) -> skip
     :: else ->
-#ifndef FAULT_NO_WAIT_FOR_WRITE
         if
-        :: planes[at].has_write && (how == READ || planes[at].reads == 0) ->
+        :: planted != NO_WAIT_FOR_WRITE && planes[at].has_write && (how == READ || planes[at].reads == 0) ->
             wait_for(via, planes[at].write_stream)
         :: else -> skip
         fi;
-#endif
-#ifndef FAULT_NO_WAIT_FOR_READS
         if
-        :: ok && how != READ && (planes[at].reads & BIT(OTHER(via))) -> wait_for(via, OTHER(via))
+        :: planted != NO_WAIT_FOR_READS && ok && how != READ && (planes[at].reads & BIT(OTHER(via))) -> wait_for(via, OTHER(via))
         :: else -> skip
-        fi;
-#endif
-        skip
+        fi
     fi
 }
 
@@ -477,27 +478,24 @@ inline free_stale(at, via) {
 inline free_superseded(at, via) {
     if
     :: planes[OLD(at)].state == ABSENT -> free_stale(at, via)
-    :: else ->
-#ifdef FAULT_REPLACE_FORGETS
+    :: planes[OLD(at)].state != ABSENT && planted == REPLACE_FORGETS ->
         forget_plane(OLD(at));
         ok = 1
-#else
+    :: else ->
         free_plane(OLD(at), via);
         if
         :: ok -> free_stale(at, via); ok = 1
         :: else -> skip
         fi
-#endif
     fi
 }
 
 /* sets ok; a failure leaves the lease open */
 inline end_lease(lease, at) {
-#ifdef FAULT_USE_NOT_RECORDED
-    ok = 1;
-#else
-    plane_order_record(at, leases[lease].stream);
-#endif
+    if
+    :: planted == USE_NOT_RECORDED -> ok = 1
+    :: else -> plane_order_record(at, leases[lease].stream)
+    fi;
     if
     :: ok && leases[lease].access != READ && lease != TO ->
         free_superseded(at, leases[lease].stream)
@@ -641,12 +639,10 @@ inline call_begin() {
     :: a = REPLACE
     fi;
     transition_begin(n, p, a, s);
-#ifdef FAULT_LOCK_KEPT
     if
-    :: !ok -> goto stop
+    :: !ok && planted == LOCK_KEPT -> goto stop
     :: else -> skip
     fi;
-#endif
     unlock()
 }
 
@@ -672,16 +668,8 @@ inline call_make() {
     unlock()
 }
 
-#ifdef FAULT_DROP_LEASED
-#define MAY_FREE(at) 1
-#else
-#define MAY_FREE(at) (!IS_LEASED(at, ANY))
-#endif
-#ifdef FAULT_DROP_LAST
-#define MAY_LOSE(at) 1
-#else
-#define MAY_LOSE(at) (!IS_LAST_COPY(at))
-#endif
+#define MAY_FREE(at) (!IS_LEASED(at, ANY) || planted == DROP_LEASED)
+#define MAY_LOSE(at) (!IS_LAST_COPY(at) || planted == DROP_LAST)
 
 /* tn_plane_drop, and tn_plane_release of a frozen tensor */
 inline call_drop(is_allowed) {
@@ -834,6 +822,10 @@ stop:
 
 init {
     atomic {
+        c_code {
+            now.planted = number_from("PLANTED");
+            now.may_fail = number_from("FAILURES");
+        };
         run thread();
         run thread()
     }

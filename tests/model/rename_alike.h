@@ -4,6 +4,11 @@
  *
  * Included in the verifier that spin makes; `now` is its state.
  */
+static int number_from(const char *variable) {
+    const char *text = getenv(variable);
+    return text ? atoi(text) : 0;
+}
+
 typedef struct alike {
     struct plane_object planes[4];
     struct lease_object leases[SLOTS];
@@ -50,8 +55,9 @@ static void swap_planes(alike *all) {
 
 static void sort_leases(alike *all) {
     for (int i = 1; i < LEASES; i++) {
-        for (int j = i; j > 0 && memcmp(&all->leases[j - 1], &all->leases[j],
-                                        sizeof all->leases[0]) < 0; j--) {
+        for (int j = i;
+             j > 0 && memcmp(&all->leases[j - 1], &all->leases[j], sizeof all->leases[0]) < 0;
+             j--) {
             struct lease_object lease = all->leases[j];
             all->leases[j] = all->leases[j - 1];
             all->leases[j - 1] = lease;
