@@ -132,7 +132,7 @@ static void a_workspace_is_not_cached_per_layer(void **state) {
     assert_int_equal(fixture_ledger(f->scope).peak_total_bytes, ROW_BYTES);
 }
 
-/* PR 2805, issues 2681 and 2717:   all_gather(buffer); ...; backward made the buffer's transpose
+/* PR 2805, issues 2681 and 2717:   all_gather(buffer); backward made the buffer's transpose
  * The gather buffer was used again, its transpose stayed on it until the next forward. Here writing
  * one plane makes the other stale, and UNTIL_LAST_USE frees it in the same transition. */
 static void no_transpose_stays_on_a_reused_gather_buffer(void **state) {
@@ -188,7 +188,7 @@ static void what_is_saved_is_not_shared_with_the_live_tensor(void **state) {
 }
 
 /*   tensor.clear(); assert tensor._rowwise_data is not None      # a tensor of 0 bytes
- * Clearing left planes of 0 bytes, which looked present. Here a plane that was dropped is ABSENT. */
+ * Clearing left planes of 0 bytes, which looked present. Here a dropped plane is ABSENT. */
 static void a_cleared_tensor_claims_no_plane(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
@@ -213,8 +213,8 @@ static void a_cleared_tensor_claims_no_plane(void **state) {
 
 /*   if isinstance(weight, Float8Tensor): weight.update(...)      # it was a Float8BlockwiseTensor
  * The guard asked for the wrong type, and the update silently did nothing. Here there is one type,
- * its format is data that the library looks at, and a call that does not fit is refused by name. So
- * the bug can not be written: there is no guard to get wrong, and no call that does nothing. */
+ * its format is data that the library looks at, and a call that does not fit is refused by name.
+ * So the bug can not be written: there is no guard to get wrong, and no call that does nothing. */
 static void an_update_that_does_not_fit_is_refused(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = weight(f);
@@ -231,8 +231,8 @@ static void an_update_that_does_not_fit_is_refused(void **state) {
     expect_bytes(f, 0);
 }
 
-/* Asking for COL when only its scales were missing rebuilt nothing and failed later. Here a plane is
- * its elements and its scales: both are there or neither. */
+/* Asking for COL when only its scales were missing rebuilt nothing and failed later. Here a plane
+ * is its elements and its scales: both are there or neither. */
 static void a_plane_is_rebuilt_with_its_scales(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = weight(f);
