@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host_alloc.h"
+#include "tenure_lifetime.h"
 
 enum { NTH_MAX = 40, CUDA_ERROR_UNKNOWN = 999, CULPRIT_BYTES = 64, FRESH_STREAMS = 2 };
 
@@ -16,6 +17,7 @@ typedef struct subject {
     tensor_fixture *fixture;
     tn_scope scope;   /* a child of the fixture's, where all of a run happens */
     tn_tensor tensor; /* 8 x 8, 2D, called "w" */
+    tn_tensor saved;
     tn_lease lease;
     tn_stream fresh[FRESH_STREAMS]; /* that the pool has not seen yet */
     unsigned char data[64];
@@ -83,6 +85,17 @@ static void used_on_both_streams(subject *s) {
     EXPECT_OK(tn_lease_end(s->lease));
     EXPECT_OK(begin(s, TN_PLANE_COL, TN_READ, s->fixture->other));
     EXPECT_OK(tn_lease_end(s->lease));
+}
+
+static void row_being_replaced(subject *s) {
+    used_on_both_streams(s);
+    EXPECT_OK(begin(s, TN_PLANE_ROW, TN_REPLACE, s->fixture->other));
+}
+
+static void row_saved(subject *s) {
+    valid_row(s);
+    EXPECT_OK(tn_tensor_save(s->tensor, TN_PLANE_BIT(TN_PLANE_ROW), s->scope, s->fixture->other,
+                             &s->saved));
 }
 
 static void row_read_on_a_fresh_stream(subject *s) {
@@ -193,6 +206,38 @@ static void see(void *argument, tn_tensor tensor, const tn_tensor_info *info,
 
 static tn_status visit(subject *s) { return tn_scope_visit(s->scope, see, NULL); }
 
+static tn_status begin_replace_row(subject *s) {
+    return begin(s, TN_PLANE_ROW, TN_REPLACE, s->fixture->other);
+}
+
+static tn_status fill_row(subject *s) {
+    return tn_plane_fill(s->tensor, TN_PLANE_ROW, 0, s->fixture->other);
+}
+
+static tn_status save_both(subject *s) {
+    unsigned both = TN_PLANE_BIT(TN_PLANE_ROW) | TN_PLANE_BIT(TN_PLANE_COL);
+    return tn_tensor_save(s->tensor, both, s->scope, s->fixture->other, &s->saved);
+}
+
+static tn_status restore(subject *s) {
+    tn_tensor restored;
+    return tn_tensor_restore(s->saved, s->scope, &restored);
+}
+
+static tn_status restore_into(subject *s) { return tn_tensor_restore_into(s->saved, s->tensor); }
+
+static tn_status clone(subject *s) {
+    tn_tensor copy;
+    return tn_tensor_clone(s->tensor, s->scope, s->fixture->other, &copy);
+}
+
+static tn_status view_rows(subject *s) {
+    tn_tensor view;
+    return tn_tensor_view_rows(s->tensor, 0, 8, s->scope, &view);
+}
+
+static tn_status close_deferred(subject *s) { return tn_scope_close_deferred(s->scope); }
+
 static const scenario scenarios[] = {
     {"create a scope", no_plane, create_scope, .host_faults = 2},
     {"create a root scope", no_plane, create_root, .host_faults = 2},
@@ -233,6 +278,18 @@ static const scenario scenarios[] = {
     {"read a plane that must be derived", valid_row, read_col, .may_derive_col = 1,
      .driver_faults = 3},
     {"visit", valid_both, visit, .host_faults = 1},
+    {"begin a replacement", used_on_both_streams, begin_replace_row, .host_faults = 1},
+    {"end a replacement", row_being_replaced, end_lease, .host_faults = 0},
+    {"abandon a replacement", row_being_replaced, abandon_lease, .never_fails = 1},
+    {"fill an absent plane", no_plane, fill_row, .driver_faults = 2},
+    {"save", valid_both, save_both, .host_faults = 2},
+    {"save what must be derived", valid_row, save_both, .may_derive_col = 1, .host_faults = 2,
+     .driver_faults = 2},
+    {"restore", row_saved, restore, .host_faults = 0},
+    {"restore into the tensor", row_saved, restore_into, .host_faults = 0},
+    {"clone", valid_both, clone, .may_free_in_part = 1, .host_faults = 2, .driver_faults = 2},
+    {"view", valid_row, view_rows, .host_faults = 2},
+    {"close a scope as soon as it can be", used_on_both_streams, close_deferred, .host_faults = 0},
 };
 
 /* ---- before and after ---------------------------------------------------------------------- */
