@@ -75,7 +75,7 @@ static tn_status leave_backward(subject *s) {
 
 static void budget_full(subject *s) {
     set_policy(s, TN_POLICY_BUDGET);
-    EXPECT_OK(tn_scope_budget_set(s->f.scope, 2 * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(s->f.scope, (size_t)2 * COL_BYTES));
     for (int i = 0; i < 2; i++) {
         use(s, i, s->f.other);
         EXPECT_OK(tn_plane_release(s->weights[i], TN_PLANE_COL, s->f.stream));
@@ -153,15 +153,13 @@ static void open_subject(subject *s, const scenario *what) {
 }
 
 typedef struct snapshot {
-    size_t owned;
-    uint64_t leases, tensors;
-    tn_plane_state states[WEIGHTS][2];
-    tn_phase phase;
-    size_t kept, limit;
+    uint64_t owned, leases, tensors, phase, kept, limit;
+    uint64_t states[WEIGHTS][2];
 } snapshot;
 
 static snapshot snapshot_of(const subject *s) {
     snapshot shot;
+    tn_phase phase = TN_PHASE_NONE;
     tn_ledger ledger = fixture_ledger(s->f.scope);
     tn_plane_budget budget = TN_PLANE_BUDGET_INIT;
     memset(&shot, 0, sizeof shot);
@@ -172,7 +170,8 @@ static snapshot snapshot_of(const subject *s) {
         shot.states[i][0] = fixture_state(s->weights[i], TN_PLANE_ROW);
         shot.states[i][1] = fixture_state(s->weights[i], TN_PLANE_COL);
     }
-    EXPECT_OK(tn_scope_phase_get(s->f.scope, &shot.phase));
+    EXPECT_OK(tn_scope_phase_get(s->f.scope, &phase));
+    shot.phase = phase;
     EXPECT_OK(tn_scope_budget_get(s->f.scope, &budget));
     shot.kept = budget.kept_bytes;
     shot.limit = budget.limit_bytes;
@@ -186,9 +185,9 @@ static void expect_unchanged(const subject *s, const scenario *what, const snaps
         after.states[0][1] = before->states[0][1];
         assert_int_equal(after.states[1][1], TN_PLANE_ABSENT);
     }
-    if (memcmp(before, &after, sizeof after)) {
+    if (memcmp(before, &after, sizeof after) != 0) {
         fail_msg("%s, failure %ld: %zu bytes owned before, %zu after, or planes differ", what->name,
-                 nth, before->owned, after.owned);
+                 nth, (size_t)before->owned, (size_t)after.owned);
     }
     EXPECT_OK(tn_ledger_check(s->f.pool));
 }

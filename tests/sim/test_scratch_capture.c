@@ -176,7 +176,8 @@ static void a_slot_that_a_graph_may_hold_does_not_grow(void **state) {
     const capture_fixture *f = *state;
     void *address = NULL;
     test_graph graph = capture_backward(f, &address); /* its memory is made in the capture */
-    tn_tensor large = fixture_tensor(&f->base, TN_FORMAT_FP8_BLOCK_2D, 2 * ROWS, COLS, "large");
+    tn_tensor large =
+        fixture_tensor(&f->base, TN_FORMAT_FP8_BLOCK_2D, INT64_C(2) * ROWS, COLS, "large");
     fixture_write(large, TN_PLANE_ROW, f->base.stream);
     EXPECT_STATUS(tn_plane_require(large, TN_PLANE_COL, f->base.stream), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("a graph may hold its addresses");

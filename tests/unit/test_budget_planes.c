@@ -100,7 +100,7 @@ static void without_a_budget_nothing_is_kept(void **state) {
 static void a_cycle_keeps_the_same_planes(void **state) {
     const budget_fixture *f = *state;
     enum { KEPT = LAYERS - 1, STEPS = 100 };
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, KEPT * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)KEPT * COL_BYTES));
     for (int step = 0; step < STEPS; step++) {
         int derived = fixture_derive_calls();
         for (int i = LAYERS - 1; i >= 0; i--)
@@ -114,7 +114,7 @@ static void a_cycle_keeps_the_same_planes(void **state) {
 /* Up and down again: the order in which a layer's turn comes changes with every pass. */
 static void a_walk_there_and_back_keeps_the_same_planes(void **state) {
     const budget_fixture *f = *state;
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, 2 * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)2 * COL_BYTES));
     for (int step = 0; step < 100; step++) {
         for (int i = 0; i < LAYERS; i++)
             use(f, f->layers[step % 2 ? LAYERS - 1 - i : i]);
@@ -124,7 +124,7 @@ static void a_walk_there_and_back_keeps_the_same_planes(void **state) {
 
 static void the_most_wanted_displaces_the_least(void **state) {
     const budget_fixture *f = *state;
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, 2 * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)2 * COL_BYTES));
     use(f, f->layers[0]);
     use(f, f->layers[1]);
     use(f, f->layers[1]);
@@ -167,7 +167,7 @@ static void worth_is_for_the_bytes(void **state) {
 static void a_plane_beyond_the_budget_displaces_nothing(void **state) {
     const budget_fixture *f = *state;
     tn_tensor wide = weight(&f->base, f->base.scope, 512);
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, 3 * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)3 * COL_BYTES));
     for (int i = 0; i < 3; i++)
         use(f, f->layers[i]);
     for (int times = 0; times < 50; times++)
@@ -179,11 +179,11 @@ static void a_smaller_budget_drops_at_once_or_says_why_not(void **state) {
     const budget_fixture *f = *state;
     tn_lease lease;
     tn_plane_view view;
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, 4 * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)4 * COL_BYTES));
     for (int i = 0; i < 4; i++)
         use(f, f->layers[i]);
     use(f, f->layers[3]); /* worth most */
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, 2 * COL_BYTES + 1));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)2 * COL_BYTES + 1));
     assert_int_equal(col_bytes(f), 2 * COL_BYTES);
     assert_true(is_kept(f->layers[3]));
     EXPECT_OK(tn_lease_begin(f->layers[3], TN_PLANE_COL, TN_READ, f->base.stream, &lease, &view));
@@ -216,7 +216,7 @@ static void the_budget_counts_only_what_it_keeps(void **state) {
     const budget_fixture *f = *state;
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
     tn_scope elsewhere = {0};
-    EXPECT_OK(tn_scope_budget_set(f->base.scope, LAYERS * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, (size_t)LAYERS * COL_BYTES));
     for (int i = 0; i < LAYERS; i++)
         use(f, f->layers[i]);
     EXPECT_OK(tn_plane_drop(f->layers[0], TN_PLANE_COL, f->base.stream));
@@ -248,7 +248,7 @@ static void a_nearer_budget_takes_over_at_the_next_release(void **state) {
     EXPECT_OK(tn_scope_budget_set(f->base.scope, COL_BYTES));
     use(f, w);
     assert_int_equal(budget_of(block).kept_bytes, COL_BYTES); /* the root's, which it is under */
-    EXPECT_OK(tn_scope_budget_set(block, 2 * COL_BYTES));
+    EXPECT_OK(tn_scope_budget_set(block, (size_t)2 * COL_BYTES));
     assert_int_equal(budget_of(block).kept_bytes, 0);
     assert_int_equal(budget_of(f->base.scope).kept_bytes, COL_BYTES);
     EXPECT_OK(tn_plane_release(w, TN_PLANE_COL, f->base.stream));
@@ -288,7 +288,7 @@ static void random_uses_stay_within_the_budget(void **state) {
             uint64_t which = next_random(&seed) % (LAYERS + 3);
             tn_tensor tensor = which < LAYERS ? f->layers[which] : wide[which - LAYERS];
             if (next_random(&seed) % 32 == 0) {
-                size_t bytes = next_random(&seed) % (5 * WIDE_COL_BYTES);
+                size_t bytes = next_random(&seed) % ((uint64_t)5 * WIDE_COL_BYTES);
                 EXPECT_OK(tn_scope_budget_set(f->base.scope, bytes));
             }
             if (next_random(&seed) % 16 == 0)

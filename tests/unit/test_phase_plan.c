@@ -32,7 +32,7 @@ static void expect_plan(tn_tensor tensor, const plan_case *expected) {
         assert_true(used < sizeof text);
         assert_int_equal(plan.reads[i].source, is_derived ? TN_PLANE_ROW : plane);
     }
-    if (strcmp(text, expected->planes)) {
+    if (strcmp(text, expected->planes) != 0) {
         fail_msg("%s, dgrad %d, recompute %d: %s, expected %s", tn_phase_name(expected->phase),
                  expected->wants_dgrad, expected->recomputes, text, expected->planes);
     }

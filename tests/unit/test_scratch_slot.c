@@ -107,7 +107,7 @@ static void see(void *argument, tn_tensor tensor, const tn_tensor_info *info,
                 const size_t data_bytes[TN_PLANE_COUNT], const size_t scale_bytes[TN_PLANE_COUNT]) {
     seen *all = argument;
     (void)scale_bytes;
-    if (strcmp(info->name, "scratch")) return;
+    if (strcmp(info->name, "scratch") != 0) return;
     all->scratch++;
     all->bytes += data_bytes[TN_PLANE_DATA];
     all->tensor = tensor;
