@@ -191,17 +191,18 @@ struct tn__tensor_object {
 /* ---- leases --------------------------------------------------------------------------------- */
 
 struct tn__lease_object {
-    tn_lease handle;       /* {0} for the leases that the library takes for itself */
-    tn__handle_slot *slot; /* of the handle; what follows is 0 in a new lease */
-    tn__tensor_object *tensor;
-    tn__tensor_object *through; /* the view of it that was leased; NULL: none */
-    tn_plane plane;
-    tn_access access;
+    tn_lease handle;                   /* {0} for the leases that the library takes for itself */
+    tn__handle_slot *slot;             /* of the handle */
+    const void *caller;                /* of tn_lease_begin */
+    uint64_t hash;                     /* of the plane's bytes, if is_checked */
+    tn__lease_object *previous, *next; /* on the plane */
+    tn__tensor_object *tensor;         /* from here on all is 0 in a new lease: few bytes */
+    tn__tensor_object *through;        /* the view of it that was leased; NULL: none */
     tn_stream stream;
     uint64_t stream_id;
-    const void *caller; /* of tn_lease_begin */
-    int is_checked;     /* the plane must have this hash when it ends (lease_check.h) */
-    uint64_t hash;
+    tn_plane plane;
+    tn_access access;
+    int is_checked;              /* the bytes must be the same when it ends (lease_check.h) */
     int is_derivation;           /* the library's own, to derive a plane: stales no other */
     int is_export;               /* held for another library, until it calls a deleter */
     int is_untouched;            /* nothing was done under it: abandoning leaves no trace */
@@ -209,7 +210,6 @@ struct tn__lease_object {
     int has_made_plane;          /* it was ABSENT before */
     tn_plane_state state_before; /* of the plane itself */
     unsigned stale_made;         /* bits of planes that were VALID and are STALE by this lease */
-    tn__lease_object *previous, *next; /* on the plane */
 };
 
 /* ---- questions ------------------------------------------------------------------------------ */

@@ -2,7 +2,7 @@
 # each further pair of begin and end, and no more than a bound, whatever the access and the stream.
 set -eu
 build=$1
-most=700
+most=740
 
 command -v valgrind >/dev/null || { echo "skipped: no valgrind"; exit 77; }
 if nm "$build/libtenure.so" | grep -q -E '__(asan|tsan)_init|__gcov_init'; then
@@ -11,7 +11,7 @@ if nm "$build/libtenure.so" | grep -q -E '__(asan|tsan)_init|__gcov_init'; then
 fi
 
 # A build with assertions walks the tensor after each transition.
-if grep -q 'tn__tensor_is_valid(tensor)' "$build/libtenure.so"; then most=1350; fi
+if grep -q 'tn__tensor_is_valid(tensor)' "$build/libtenure.so"; then most=1450; fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
