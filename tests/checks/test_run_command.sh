@@ -56,14 +56,15 @@ play id 'echo 0'
 expect 1 "installing from Debian's packages: cmake ninja-build" test
 [ "$(head -n 1 "$work/apt.log")" = update ] || { echo "FAIL: no apt-get update"; exit 1; }
 play env 'shift; exec "$@"'
-for name in libcmocka-dev libopenmpi-dev openmpi-bin g++ python3 pkg-config valgrind; do
+for name in libcmocka-dev libdlpack-dev libopenmpi-dev openmpi-bin g++ python3 pkg-config \
+    valgrind spin; do
     expect 1 "missing, and not to be installed" test
     tail -n 1 "$work/apt.log" | grep -qF " $name" ||
         { echo "FAIL: $name is not asked for"; exit 1; }
 done
 
 # What is there is not installed again, and a machine without the tests' needs builds without them.
-for name in cmake ninja gcc objcopy g++ python3 mpicc mpirun valgrind; do
+for name in cmake ninja gcc objcopy g++ python3 mpicc mpirun valgrind spin; do
     play $name 'exit 0'
 done
 rm "$work/apt.log"
