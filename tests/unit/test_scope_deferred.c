@@ -235,6 +235,24 @@ static void scratch_memory_stays_as_long_as_what_is_in_it(void **state) {
     assert_int_equal(fixture_ledger(f->scope).tensors, 0);
 }
 
+static void offloaded_planes_are_freed_too(void **state) {
+    const tensor_fixture *f = *state;
+    tn_scope scope = scope_below(f->scope, "step");
+    tn_tensor x = square_in(scope), y = square_in(scope);
+    valid_both(f, x);
+    fixture_write(y, TN_PLANE_ROW, f->stream);
+    EXPECT_OK(tn_plane_offload(x, TN_PLANE_ROW, f->stream));
+    EXPECT_OK(tn_plane_offload(y, TN_PLANE_ROW, f->stream));
+    assert_int_equal(fixture_ledger(f->scope).offloaded_bytes, 2 * PLANE_BYTES);
+    tn_lease lease = begin(x, TN_PLANE_COL, TN_READ, f->other);
+    EXPECT_OK(tn_scope_close_deferred(scope));
+    assert_int_equal(fixture_ledger(f->scope).offloaded_bytes, 0);
+    assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
+    EXPECT_OK(tn_lease_end(lease));
+    assert_int_equal(fixture_owned_bytes(f), 0);
+    assert_int_equal(fixture_ledger(f->scope).tensors, 0);
+}
+
 /* ---- threads, order and failure ------------------------------------------------------------ */
 
 static void *end_lease(void *argument) {
@@ -342,6 +360,7 @@ int main(void) {
         WITH_FIXTURE(a_root_goes_with_its_books_when_the_last_lease_ends),
         WITH_FIXTURE(views_end_with_the_call_and_keep_a_base_from_closing),
         WITH_FIXTURE(scratch_memory_stays_as_long_as_what_is_in_it),
+        WITH_FIXTURE(offloaded_planes_are_freed_too),
         WITH_FIXTURE(any_threads_may_end_the_leases),
         SIMULATED(what_is_freed_late_is_freed_in_order),
         SIMULATED(what_can_not_be_freed_is_freed_later),
