@@ -40,8 +40,8 @@
 #define REPLACE_FORGETS   6
 #define LOCK_KEPT         7
 
-/* Planes 2 and 3 are what a REPLACE lease on 0 and 1 supersedes. Blocks are alike, so each plane has
- * a place for one; what is there while the plane is ABSENT is free. */
+/* Planes 2 and 3 are what a REPLACE lease on 0 and 1 supersedes. Blocks are alike, so each plane
+ * has a place for one; what is there while the plane is ABSENT is free. */
 #define OLD(at) ((at) + 2)
 
 /* plane states */
@@ -113,7 +113,8 @@ c_code {
 /* ---- questions ------------------------------------------------------------------------------- */
 
 #define ON(lease, at, accesses)                                                                    \
-    (leases[lease].is_open && leases[lease].plane == (at) && (BIT(leases[lease].access) & (accesses)))
+    (leases[lease].is_open && leases[lease].plane == (at) &&                                       \
+     (BIT(leases[lease].access) & (accesses)))
 #define STALES(lease, at)                                                                          \
     (leases[lease].is_open && leases[lease].plane != (at) && leases[lease].stale_made)
 #if LEASES == 1
@@ -133,7 +134,8 @@ c_code {
     (planes[0].has_value || planes[1].has_value || planes[2].has_value || planes[3].has_value)
 #define WHOLE (BIT(WRITE) | BIT(REPLACE))
 
-/* Bounds the states, unless EVERY_REPLACE is defined: one REPLACE lease at a time, of a valid plane. */
+/* Unless EVERY_REPLACE is defined: one REPLACE lease at a time, of a valid plane. It bounds the
+ * number of states. */
 #ifdef EVERY_REPLACE
 #define MAY_REPLACE(at) 1
 #else
@@ -226,8 +228,8 @@ inline pool_alloc(at, via) {
     fi
 }
 
-/* tn_free of an announced block: does not fail. What the pool does not know of, it will not wait for
- * when it gives the block away. */
+/* tn_free of an announced block: does not fail. What the pool does not know of, it will not wait
+ * for when it gives the block away. */
 inline pool_free(which, via) {
     assert(blocks[which].is_taken);
     forget_unrecorded(which, via);
@@ -258,12 +260,15 @@ inline plane_order_before(at, how, via) {
     :: how == READ && (planes[at].reads & BIT(via)) -> skip
     :: else ->
         if
-        :: planted != NO_WAIT_FOR_WRITE && planes[at].has_write && (how == READ || planes[at].reads == 0) ->
+        :: planted != NO_WAIT_FOR_WRITE && planes[at].has_write &&
+           (how == READ || planes[at].reads == 0) ->
             wait_for(via, planes[at].write_stream)
         :: else -> skip
         fi;
         if
-        :: planted != NO_WAIT_FOR_READS && ok && how != READ && (planes[at].reads & BIT(OTHER(via))) -> wait_for(via, OTHER(via))
+        :: planted != NO_WAIT_FOR_READS && ok && how != READ &&
+           (planes[at].reads & BIT(OTHER(via))) ->
+            wait_for(via, OTHER(via))
         :: else -> skip
         fi
     fi
@@ -541,8 +546,8 @@ inline give_up_write(lease, at) {
     fi
 }
 
-/* The plane has its old memory again, if that was replaced. The new one goes back on the stream that
- * it was allocated on, of which the pool need not be told. */
+/* The plane has its old memory again, if that was replaced. The new one goes back on the stream
+ * that it was allocated on, of which the pool need not be told. */
 inline abandon_lease(lease, at) {
     had_value = planes[OLD(at)].state != ABSENT;
     if
