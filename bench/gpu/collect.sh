@@ -5,16 +5,17 @@
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
-# for the results, a PART one of tests, demo, bench, peers, replay, sanitizer, soak (default: all).
+# for the results, a PART one of tests, demo, tensor, dlpack, bench, peers, replay, sanitizer, soak
+# (default: all). The part dlpack needs PyTorch, CuPy and JAX.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
 set -u
-[ $# -ge 2 ] || { sed -n '2,12p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,13p' "$0" >&2; exit 2; }
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-parts=${*:-tests demo bench peers replay sanitizer soak}
+parts=${*:-tests demo tensor dlpack bench peers replay sanitizer soak}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 traces=${TRACES:-$root/bench/traces}
 plugins=${PLUGINS:-$build/plugins}
@@ -45,6 +46,12 @@ for part in $parts; do
     demo)
         record demo.txt "$build/tenure-demo"
         record demo_40_steps.txt "$build/tenure-demo" --steps 40
+        record budget_curve.csv "$build/tenure-demo" --budget-curve 8 --steps 30
+        ;;
+    tensor) record bench_tensor.txt "$build/tenure-bench-tensor" --driver cuda ;;
+    dlpack)
+        record dlpack.txt python3 "$root/tests/gpu/dlpack_round_trips.py" --driver cuda \
+            --libraries "$build" --need torch,cupy,jax
         ;;
     bench) record bench_gpu.txt "$build/tenure-bench-gpu" ;;
     peers)
