@@ -40,6 +40,9 @@ tn_status tn__cuda_fail(const tn__cuda_library *library, tn_status when_out_of_m
     switch (code) {
     case TN__CU_ERROR_OUT_OF_MEMORY: status = when_out_of_memory; break;
     case TN__CU_ERROR_INVALID_HANDLE: status = TN_INVALID_ARGUMENT; break;
+    case TN__CU_ERROR_CONTEXT_IS_DESTROYED: /* an H200 says so of a stream that was destroyed */
+        status = TN_INVALID_ARGUMENT;
+        break;
     case TN__CU_ERROR_NOT_SUPPORTED: status = TN_UNSUPPORTED; break;
     case TN__CU_ERROR_NOT_INITIALIZED: more = ": not initialized in this process"; break;
     case TN__CU_ERROR_DEINITIALIZED:

@@ -102,7 +102,7 @@ CUresult cuStreamQuery(CUstream stream) {
 CUresult cuStreamGetId(CUstream handle, unsigned long long *id) {
     SIM_ENTER(cuStreamGetId);
     sim_stream *stream = tn__sim_stream_find(handle);
-    if (!stream) return tn__sim_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!stream) return tn__sim_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED); /* as an H200 does */
     if (!id) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
     CUresult result = tn__sim_capture_refuses(stream); /* as an H200 does */
     if (result != CUDA_SUCCESS) return tn__sim_leave(result);
