@@ -80,13 +80,28 @@ static tn_status is_across_captures(tn_device *device, tn_stream stream, uint64_
     return TN_OK;
 }
 
-/* A use on another stream of the same handle (another thread's per-thread default stream) can not
- * be named here; it can only be waited for by waiting for the device. */
+/* A stream of another library may be gone, or its handle another stream's: of another thread's
+ * per-thread default stream that is always so. */
+static tn_status is_lost(tn_device *device, const tn__plane_use *use, int *out) {
+    const tn__driver *driver = tn__device_driver(device);
+    uint64_t id = use->stream_id;
+    *out = 0;
+    if (!use->stream || tn__device_owns_stream(device, use->stream)) return TN_OK;
+    if (use->stream_id & TN__STREAM_ID_IN_CAPTURE) return TN_OK;
+    tn_status status = driver->stream_id(tn__device_state(device), use->stream, &id);
+    *out =
+        status == TN_INVALID_ARGUMENT || (id != use->stream_id && !(id & TN__STREAM_ID_IN_CAPTURE));
+    return *out ? TN_OK : status;
+}
+
+/* A use on a stream that can not be named here is waited for by waiting for the device. */
 static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_id,
                           const tn__plane_use *use, int *is_skipped) {
-    int is_across = 0;
+    int is_across = 0, is_gone = 0;
     if (use->stream_id == stream_id) return TN_OK;
     if (TN__CANARY(TN__CANARY_PLANE_WAIT)) return TN_OK;
+    TN_TRY(is_lost(device, use, &is_gone));
+    if (is_gone) return tn_device_synchronize(device);
     TN_TRY(is_across_captures(device, stream, stream_id, use, &is_across));
     if (is_across) {
         *is_skipped = 1;

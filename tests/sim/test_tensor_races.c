@@ -209,8 +209,29 @@ static void a_use_whose_record_failed_is_recorded_before_the_free(void **state) 
     }
 }
 
+/* A consumer's stream that is destroyed after its lease: there is no name for it any more, and its
+ * work may still run. */
+static void work_of_a_stream_that_was_destroyed_is_waited_for(void **state) {
+    (void)state;
+    for (int is_write = 0; is_write < 2; is_write++) {
+        tensor_fixture f;
+        tn_stream foreign = NULL;
+        tensor_fixture_open_sim(&f);
+        const tn__driver *driver = tn__device_driver(f.device);
+        tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, ROWS, COLS, "w");
+        use(&f, tensor, TN_PLANE_ROW, TN_WRITE, f.stream);
+        EXPECT_OK(driver->stream_create(tn__device_state(f.device), &foreign));
+        use(&f, tensor, TN_PLANE_ROW, is_write ? TN_UPDATE : TN_READ, foreign);
+        EXPECT_OK(driver->stream_destroy(tn__device_state(f.device), foreign));
+        use(&f, tensor, TN_PLANE_ROW, TN_UPDATE, f.other);
+        EXPECT_OK(tn_tensor_destroy(tensor, f.stream));
+        close_after_race(&f, 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(work_of_a_stream_that_was_destroyed_is_waited_for),
         cmocka_unit_test(work_under_leases_never_races),
         cmocka_unit_test(per_thread_default_streams_are_told_apart),
         cmocka_unit_test(work_put_after_the_end_of_its_lease_is_a_race),
