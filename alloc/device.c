@@ -324,12 +324,16 @@ typedef struct news {
     const tn__user_wait *wait; /* NULL: a stream ends */
 } news;
 
-static void tell_watcher(const watcher *told, const news *what) {
+/* The device's lock is held, and let go for the call: a watcher asks for waits after it is added. */
+static void tell_watcher_locked(tn_device *device, const watcher *told, const news *what) {
+    tn__user_wait_callback wait_callback = told->wait_callback;
+    pthread_mutex_unlock(&device->lock);
     if (!what->wait) {
         told->callback(told->argument, what->ending, what->ending_id);
-    } else if (told->wait_callback) {
-        told->wait_callback(told->argument, what->wait);
+    } else if (wait_callback) {
+        wait_callback(told->argument, what->wait);
     }
+    pthread_mutex_lock(&device->lock);
 }
 
 /* A watcher under way can not be freed: its unwatch waits. Its successor is read, and put under
@@ -338,9 +342,7 @@ static void tell_watchers(tn_device *device, const news *what) {
     pthread_mutex_lock(&device->lock);
     for (watcher *now = device->watchers; now; now = now->next) {
         now->running++;
-        pthread_mutex_unlock(&device->lock);
-        tell_watcher(now, what);
-        pthread_mutex_lock(&device->lock);
+        tell_watcher_locked(device, now, what);
         now->running--;
         pthread_cond_broadcast(&device->callback_ended);
     }

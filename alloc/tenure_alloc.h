@@ -173,7 +173,9 @@ typedef struct tn_driver_stats {
     double call_time_us[TN_CALL_COUNT]; /* the same by kind; 0 for other calls */
 } tn_driver_stats;
 #define TN_DRIVER_STATS_INIT                                                                       \
-    { sizeof(tn_driver_stats), {0}, 0.0, {0} }
+    {                                                                                              \
+        sizeof(tn_driver_stats), {0}, 0.0, { 0 }                                                   \
+    }
 
 TN_API TN_MUST_USE tn_status tn_device_driver_stats(const tn_device *device, tn_driver_stats *out);
 
