@@ -324,7 +324,7 @@ typedef struct news {
     const tn__user_wait *wait; /* NULL: a stream ends */
 } news;
 
-/* The device's lock is held, and let go for the call: a watcher asks for waits after it is added. */
+/* The lock is held, and let go for the call: a watcher asks for waits after it is added. */
 static void tell_watcher_locked(tn_device *device, const watcher *told, const news *what) {
     tn__user_wait_callback wait_callback = told->wait_callback;
     pthread_mutex_unlock(&device->lock);
