@@ -344,6 +344,7 @@ static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream)
     tn__order_drop_covered(stream, &block->uses);
     block->stream = stream;
     tn__pool_note_free(pool, block);
+    tn__order_fence(&pool->order, stream);
     tn__heap_give(&pool->heap, block, ++pool->heap.operation);
     if (pool->backing->freed) pool->backing->freed(pool, region, stream);
 }
@@ -426,6 +427,7 @@ static tn_status record_use(tn_pool *pool, tn__piece *block, tn_stream stream) {
         TN_TRY(reserve_uses(block, state));
         if (!TN__CANARY(TN__CANARY_RECORDED_USE)) add_use_now(block, state);
         block->lane = NULL;
+        tn__order_fence(&pool->order, state);
     }
     tn__pool_event(pool, TN_EVENT_RECORD_USE, block->address, block->asked_bytes, state,
                    block->owner);

@@ -284,6 +284,16 @@ tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
     return status == TN_INVALID_ARGUMENT ? end_lost_stream(order, stream) : status;
 }
 
+/* What can not be recorded now, in a capture say, is recorded when it is wanted, if the stream is
+ * still there then. */
+void tn__order_fence(tn__order *order, tn__pool_stream *stream) {
+    int may_go = stream->is_foreign && stream->handle != TN__STREAM_PER_THREAD;
+    if (!may_go || stream->is_captured || (stream->id & TN__STREAM_ID_IN_CAPTURE)) return;
+    tn__error_scope_begin();
+    (void)record_epoch(order, stream);
+    (void)tn__error_scope_end(TN_OK);
+}
+
 static void complete_first(tn__pool_stream *stream) {
     stream->complete = stream->closed[0].epoch;
     spare_event(stream->device, stream->closed[0].event);

@@ -3,7 +3,8 @@
  * Each stream counts epochs. A use that is put on a stream belongs to its open epoch; recording
  * an event closes that epoch and opens the next, so the event covers the uses of its own epoch
  * and of all before it. Nothing is recorded when memory is freed: only when another stream wants
- * the memory, or when the pool is about to grow and asks what has completed.
+ * the memory, or when the pool is about to grow and asks what has completed. But of a stream of
+ * another library, which may be destroyed without a word, an event is recorded with the use.
  *
  *      epoch 1        epoch 2          epoch 3 (open)
  *   --use--use--[event]--use--[event]--use--use--> time on the stream
@@ -197,6 +198,11 @@ void tn__order_wait_is_put(tn__order *order, const tn__user_wait *wait);
  * stream captures. A foreign stream may have been destroyed meanwhile, with its work still under
  * way: then the device is waited for once, and all epochs are complete. */
 tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
+
+/* A call of the user's has just put a use on this stream, so it is there: if it is another
+ * library's, and may be gone when an event is wanted, the event is recorded now. A driver that is
+ * asked for a stream that was destroyed may crash. */
+void tn__order_fence(tn__order *order, tn__pool_stream *stream);
 
 /* Asks the driver what has completed, on every stream, without waiting; a stream that captures can
  * not be asked. *any becomes 1 if something has completed since the last time, also on failure. */

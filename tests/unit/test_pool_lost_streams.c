@@ -81,13 +81,14 @@ static void end_foreign(tn_stream stream) {
     EXPECT_OK(real->stream_destroy(tn__device_state(f.device), stream));
 }
 
-/* An event there would say nothing of the work that the old stream still does. */
+/* An event there would say nothing of the work that the old stream still does. Nobody told of it
+ * while the stream was there: another one frees the block. */
 static void no_event_is_recorded_on_a_handle_that_means_another_stream(void **state) {
     tn_stream foreign = open_foreign();
     void *block = test_take(f.pool, 4 * MIB, foreign);
     (void)state;
-    test_give(f.pool, block, foreign);
     renamed = foreign;
+    test_give(f.pool, block, f.a);
     assert_ptr_equal(test_take(f.pool, 32 * MIB, f.a), block);
     assert_int_equal(synchronizations, 1);
     assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
@@ -95,11 +96,36 @@ static void no_event_is_recorded_on_a_handle_that_means_another_stream(void **st
     end_foreign(foreign);
 }
 
+/* From then on the handle is not needed: the stream may be gone. */
+static void expect_an_event(int is_recorded) {
+    tn_stream foreign = open_foreign();
+    tn_stream own = is_recorded ? f.a : foreign;
+    void *block = test_take(f.pool, 4 * MIB, own);
+    if (is_recorded) EXPECT_OK(tn_record_use(block, foreign));
+    test_give(f.pool, block, own);
+    renamed = foreign;
+    assert_ptr_equal(test_take(f.pool, 32 * MIB, f.a), block);
+    assert_int_equal(synchronizations, 0);
+    assert_int_equal(test_pool_stats(f.pool).stream_waits, 1);
+    test_give(f.pool, block, f.a);
+    end_foreign(foreign);
+}
+
+static void an_event_is_recorded_when_a_foreign_stream_frees(void **state) {
+    (void)state;
+    expect_an_event(0);
+}
+
+static void an_event_is_recorded_when_a_foreign_streams_use_is(void **state) {
+    (void)state;
+    expect_an_event(1);
+}
+
 static void a_handle_that_means_the_stream_still_is_waited_for(void **state) {
     tn_stream foreign = open_foreign();
     void *block = test_take(f.pool, 4 * MIB, foreign);
     (void)state;
-    test_give(f.pool, block, foreign);
+    test_give(f.pool, block, f.a);
     assert_ptr_equal(test_take(f.pool, 32 * MIB, f.a), block);
     assert_int_equal(synchronizations, 0);
     assert_int_equal(test_pool_stats(f.pool).stream_waits, 1);
@@ -130,8 +156,9 @@ static void a_stream_that_waits_for_other_pools_may_be_forgotten_meanwhile(void 
     test_give(f.pool, small, NULL);
     test_give(f.pool, block, f.a);
     /* It is the block of that stream and no other: nothing is waited for. */
+    uint64_t waits = test_pool_stats(f.pool).stream_waits;
     assert_ptr_equal(test_take(f.pool, 40 * MIB, f.a), block);
-    assert_int_equal(test_pool_stats(f.pool).stream_waits, 0);
+    assert_int_equal(test_pool_stats(f.pool).stream_waits, waits);
     test_give(f.pool, block, f.a);
     EXPECT_OK(tn_pool_destroy(other));
 }
@@ -140,6 +167,8 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
     const struct CMUnitTest tests[] = {
         TEST(no_event_is_recorded_on_a_handle_that_means_another_stream),
+        TEST(an_event_is_recorded_when_a_foreign_stream_frees),
+        TEST(an_event_is_recorded_when_a_foreign_streams_use_is),
         TEST(a_handle_that_means_the_stream_still_is_waited_for),
         TEST(a_stream_that_waits_for_other_pools_may_be_forgotten_meanwhile),
     };
