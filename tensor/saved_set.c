@@ -56,7 +56,7 @@ static tn__tensor_object *next_tensor(tn__scope_object *root, tn__tensor_object 
 static unsigned planes_with_contents(const tn__tensor_object *tensor) {
     unsigned planes = 0;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (tensor->planes[i].state == TN_PLANE_VALID) planes |= TN_PLANE_BIT(i);
+        if (tn__state_is_complete(tensor->planes[i].state)) planes |= TN_PLANE_BIT(i);
     }
     return planes;
 }
@@ -131,9 +131,9 @@ tn_status tn_saved_drop(tn_scope scope, tn_stream stream) {
 static int is_whole(const tn__tensor_object *tensor, tn_plane plane) {
     tn_plane source;
     const char *why;
-    if (tensor->planes[plane].state == TN_PLANE_VALID) return 1;
+    if (tn__state_is_complete(tensor->planes[plane].state)) return 1;
     if (!tn__format_source(tensor->format, plane, &source, &why)) return 0;
-    return tensor->planes[source].state == TN_PLANE_VALID;
+    return tn__state_is_complete(tensor->planes[source].state);
 }
 
 static tn_status check_rebuilt(tn__scope_object *root) {

@@ -186,6 +186,19 @@ static void what_it_makes_stays_if_it_succeeds(void **state) {
     EXPECT_OK(tn_tensor_destroy(f->made, f->base.stream));
 }
 
+/* Contents that are in host memory are contents. */
+static void what_was_offloaded_must_come_back(void **state) {
+    saved_fixture *f = *state;
+    EXPECT_OK(tn_plane_offload(f->block, TN_PLANE_ROW, f->base.stream));
+    EXPECT_OK(tn_saved_drop(f->set, f->base.stream));
+    f->skips_block = 1;
+    EXPECT_STATUS(tn_saved_rebuild(f->set, f->base.other), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("left tensor q, plane ROW without contents");
+    f->skips_block = 0;
+    EXPECT_OK(tn_saved_rebuild(f->set, f->base.other));
+    assert_int_equal(fixture_state(f->block, TN_PLANE_ROW), TN_PLANE_VALID);
+}
+
 static void a_function_that_leaves_something_out_has_failed(void **state) {
     saved_fixture *f = *state;
     EXPECT_OK(tn_saved_drop(f->set, f->base.stream));
@@ -301,6 +314,7 @@ int main(void) {
         WITH_SET(a_function_that_fails_leaves_nothing),
         WITH_SET(what_it_makes_stays_if_it_succeeds),
         WITH_SET(a_function_that_leaves_something_out_has_failed),
+        WITH_SET(what_was_offloaded_must_come_back),
         WITH_SET(the_function_can_not_pull_the_set_from_under_it),
         WITH_SET(only_saved_scopes_with_a_function_are_sets),
         WITH_SET(an_inner_set_stays),
