@@ -10,6 +10,7 @@
 
 #include "host_alloc.h"
 #include "options.h"
+#include "plane_order.h"
 #include "plane_policy.h"
 #include "plane_transition.h"
 #include "tenure_pool.h"
@@ -103,15 +104,6 @@ tn_status tn__offload_open(tn__books *books, tn__offload **out) {
 
 /* ---- there and back ------------------------------------------------------------------------ */
 
-static tn_status refuse_capture(const tn__tensor_object *tensor, tn_plane plane,
-                                uint64_t stream_id) {
-    if (!(stream_id & TN__STREAM_ID_IN_CAPTURE)) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE,
-                   "tensor %s, plane %s can not move between device and host while the stream "
-                   "captures",
-                   tensor->name, tn_plane_name(plane));
-}
-
 static tn_status check_plane(const tn__tensor_object *tensor, tn_plane plane) {
     const tn__plane_object *object = &tensor->planes[plane];
     if (object->first_lease) return tn__fail_in_use(object->first_lease, "offloading it");
@@ -140,7 +132,7 @@ tn_status tn__offload_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
     tn__offload *offload = NULL;
     if (tensor->planes[plane].state == TN_PLANE_OFFLOADED) return TN_OK;
     TN_TRY(check_plane(tensor, plane));
-    TN_TRY(refuse_capture(tensor, plane, stream_id));
+    TN_TRY(tn__plane_order_refuse_capture(tensor, plane, stream));
     TN_TRY(tn__offload_open(tensor->scope->books, &offload));
     TN_TRY(follow(tensor, plane, &offload->copy, stream, stream_id));
     tn__relocation there = {TN__MEMORY_HOST, TN_PLANE_OFFLOADED, offload->copy, 1};
@@ -149,6 +141,7 @@ tn_status tn__offload_plane(tn__tensor_object *tensor, tn_plane plane, tn_stream
 
 tn_status tn__offload_prefetch(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                uint64_t stream_id) {
+    (void)stream_id; /* it has the shape of a transition */
     const tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_VALID) return TN_OK;
     if (object->state != TN_PLANE_OFFLOADED) {
@@ -156,9 +149,9 @@ tn_status tn__offload_prefetch(tn__tensor_object *tensor, tn_plane plane, tn_str
                        tensor->name, tn_plane_name(plane), tn__plane_state_name(object->state));
     }
     const tn__offload *offload = tensor->scope->books->offload;
-    TN_TRY(refuse_capture(tensor, plane, stream_id));
+    TN_TRY(tn__plane_order_refuse_capture(tensor, plane, stream));
     TN_TRY(tn_stream_wait(offload->device, offload->copy.stream, stream));
-    return tn__transition_fetch(tensor, plane, stream_id);
+    return tn__transition_fetch(tensor, plane, stream);
 }
 
 /* A plane stays where it is if it can not go now, or if pinned memory is short: the policy saves
@@ -167,9 +160,11 @@ tn_status tn__offload_release(tn__tensor_object *tensor, tn_plane plane, tn_stre
                               uint64_t stream_id) {
     const tn__plane_object *object = &tensor->planes[plane];
     if (object->state != TN_PLANE_VALID || object->kind != TN__MEMORY_OWNED) return TN_OK;
-    if (object->first_lease || (stream_id & TN__STREAM_ID_IN_CAPTURE)) return TN_OK;
+    if (object->first_lease) return TN_OK;
     tn__error_scope_begin();
-    tn_status status = tn__offload_plane(tensor, plane, stream, stream_id);
+    uint64_t capture = 0;
+    tn_status status = tn__plane_order_capture(tensor->scope->books->device, stream, &capture);
+    if (status == TN_OK && !capture) status = tn__offload_plane(tensor, plane, stream, stream_id);
     if (status == TN_OUT_OF_DEVICE_MEMORY || status == TN_OUT_OF_HOST_MEMORY) status = TN_OK;
     return tn__error_scope_end(status);
 }

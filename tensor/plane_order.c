@@ -67,6 +67,18 @@ tn_status tn__plane_order_capture(tn_device *device, tn_stream stream, uint64_t 
     return TN_OK;
 }
 
+/* The id that a lease keeps of a stream of ours is the same in a capture, so the stream is asked. */
+tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_plane plane,
+                                         tn_stream stream) {
+    uint64_t capture = 0;
+    TN_TRY(tn__plane_order_capture(tensor->scope->books->device, stream, &capture));
+    if (!capture) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "tensor %s, plane %s can not move between device and host while the stream "
+                   "captures: move it before",
+                   tensor->name, tn_plane_name(plane));
+}
+
 /* What is in a capture runs when its graph is launched, if ever, and is ordered with what is
  * outside of it by whoever launches it: neither can be made to wait for the other. */
 static tn_status is_across_captures(tn_device *device, tn_stream stream, uint64_t stream_id,
@@ -101,7 +113,12 @@ static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_i
     if (use->stream_id == stream_id) return TN_OK;
     if (TN__CANARY(TN__CANARY_PLANE_WAIT)) return TN_OK;
     TN_TRY(is_lost(device, use, &is_gone));
-    if (is_gone) return tn_device_synchronize(device);
+    if (is_gone) {
+        uint64_t capture = 0;
+        TN_TRY(tn__plane_order_capture(device, stream, &capture));
+        *is_skipped |= capture != 0;
+        return capture ? TN_OK : tn_device_synchronize(device);
+    }
     TN_TRY(is_across_captures(device, stream, stream_id, use, &is_across));
     if (is_across) {
         *is_skipped = 1;

@@ -26,6 +26,10 @@ void tn__plane_order_move(tn__plane_object *from, tn__plane_object *to);
 /* The capture that the stream is in, a number that never repeats; 0: none. */
 tn_status tn__plane_order_capture(tn_device *device, tn_stream stream, uint64_t *out);
 
+/* TN_INVALID_STATE if it is in one: memory can not go to the host or come back in a graph. */
+tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_plane plane,
+                                         tn_stream stream);
+
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,

@@ -373,7 +373,7 @@ static TN__SLOW tn_status bring_back(const tn__lease_object *lease) {
     tn__relocation here = {
         TN__MEMORY_OWNED, TN_PLANE_ALLOCATED, {lease->stream, lease->stream_id, 1}, 0};
     if (lease->access != TN_WRITE) {
-        return tn__transition_fetch(lease->tensor, lease->plane, lease->stream_id);
+        return tn__transition_fetch(lease->tensor, lease->plane, lease->stream);
     }
     return tn__transition_relocate(lease->tensor, lease->plane, &here);
 }
@@ -628,7 +628,7 @@ tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_st
     tn_derive_function derive = NULL;
     tn_plane source = plane;
     if (tensor->planes[plane].state == TN_PLANE_OFFLOADED) {
-        return tn__transition_fetch(tensor, plane, stream_id);
+        return tn__transition_fetch(tensor, plane, stream);
     }
     if (tensor->planes[plane].state == TN_PLANE_VALID) {
         int is_current = 1;
@@ -729,16 +729,12 @@ tn_status tn__transition_relocate(tn__tensor_object *tensor, tn_plane plane,
     return status;
 }
 
-tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, uint64_t stream_id) {
+tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
     const tn__plane_object *object = &tensor->planes[plane];
     tn__relocation here = {TN__MEMORY_OWNED, TN_PLANE_VALID, tensor->scope->books->offload->copy,
                            1};
     if (object->state == TN_PLANE_STALE) here.state = TN_PLANE_STALE;
-    if (stream_id & TN__STREAM_ID_IN_CAPTURE) {
-        return TN_FAIL(TN_INVALID_STATE,
-                       "tensor %s, plane %s is OFFLOADED and the stream captures: fetch it before",
-                       tensor->name, tn_plane_name(plane));
-    }
+    TN_TRY(tn__plane_order_refuse_capture(tensor, plane, stream));
     return tn__transition_relocate(tensor, plane, &here);
 }
 

@@ -64,7 +64,7 @@ tn_status tn__transition_relocate(tn__tensor_object *tensor, tn_plane plane,
 
 /* OFFLOADED to VALID, by the stream of the offload; a STALE plane in host memory stays STALE.
  * stream_id is that of the stream that wants it. */
-tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, uint64_t stream_id);
+tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, tn_stream stream);
 
 /* To ABSENT: see tn_plane_drop and tn_plane_release. */
 tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,

@@ -2,6 +2,7 @@
  * clock; no order of streams is left to chance; a driver that fails leaves one copy whole.
  */
 #include "tensor_fixture.h"
+#include "test_graphs.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -209,8 +210,39 @@ static void a_failing_driver_leaves_one_copy_whole(void **state) {
     }
 }
 
+/* A graph runs when it is launched, if ever: what it would move would be lost until then. */
+static void nothing_moves_while_a_stream_captures(void **state) {
+    tensor_fixture f;
+    tn_plane_view view;
+    tn_lease lease;
+    (void)state;
+    tensor_fixture_open_sim(&f);
+    tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, 130, 600, "w");
+    fixture_write(tensor, TN_PLANE_ROW, f.stream);
+    EXPECT_OK(tn_tensor_set_policy(tensor, TN_POLICY_OFFLOAD));
+    test_capture_begin(f.device, f.stream, TEST_CAPTURE_RELAXED);
+    EXPECT_STATUS(tn_plane_offload(tensor, TN_PLANE_ROW, f.stream), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("while the stream captures");
+    EXPECT_OK(tn_plane_release(tensor, TN_PLANE_ROW, f.stream));
+    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), TN_PLANE_VALID);
+    test_graph graph = test_capture_end(f.device, f.stream);
+    test_graph_destroy(f.device, &graph);
+    EXPECT_OK(tn_plane_offload(tensor, TN_PLANE_ROW, f.stream));
+    test_capture_begin(f.device, f.stream, TEST_CAPTURE_RELAXED);
+    EXPECT_STATUS(tn_plane_prefetch(tensor, TN_PLANE_ROW, f.stream), TN_INVALID_STATE);
+    EXPECT_STATUS(tn_lease_begin(tensor, TN_PLANE_ROW, TN_READ, f.stream, &lease, &view),
+                  TN_INVALID_STATE);
+    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), TN_PLANE_OFFLOADED);
+    graph = test_capture_end(f.device, f.stream);
+    test_graph_destroy(f.device, &graph);
+    EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_ROW, TN_READ, f.stream, &lease, &view));
+    EXPECT_OK(tn_lease_end(lease));
+    tensor_fixture_close(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_moves_while_a_stream_captures),
         cmocka_unit_test(copies_overlap_with_compute),
         cmocka_unit_test(no_copy_races),
         cmocka_unit_test(a_failing_driver_leaves_one_copy_whole),
