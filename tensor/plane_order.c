@@ -67,7 +67,7 @@ tn_status tn__plane_order_capture(tn_device *device, tn_stream stream, uint64_t 
     return TN_OK;
 }
 
-/* The id that a lease keeps of a stream of ours is the same in a capture, so the stream is asked. */
+/* The id that is kept of a stream of ours is the same in a capture, so the stream is asked. */
 tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_plane plane,
                                          tn_stream stream) {
     uint64_t capture = 0;
