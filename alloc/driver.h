@@ -164,6 +164,10 @@ typedef struct tn__driver {
      * touched it before must happen-before this point. Costs no virtual time. */
     tn_status (*note_take)(tn__driver_device *device, const void *address, size_t bytes,
                            tn_stream stream);
+    /* Simulated CUDA only, else NULL: a number that is another one once work that was put on any
+     * stream meanwhile writes to [address, +bytes). Costs no virtual time. */
+    tn_status (*write_stamp)(tn__driver_device *device, const void *address, size_t bytes,
+                             uint64_t *out);
     /* Microseconds since some start: the wall clock, or the simulated device's virtual clock
      * as the host sees it. */
     double (*now_us)(tn__driver_device *device);

@@ -288,6 +288,7 @@ const tn__driver tn__driver_cuda = {
     .with_current = cuda_with_current,
     .ghost_launch = tn__cuda_ghost_launch,
     .note_take = tn__cuda_note_take,
+    .write_stamp = tn__cuda_write_stamp,
     .now_us = cuda_now_us,
     .stats = cuda_stats,
 };

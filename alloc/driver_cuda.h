@@ -17,6 +17,7 @@ typedef struct tn__sim_calls {
     int (*launch)(void *stream, const char *kernel, const tnsim_range *ranges, size_t range_count,
                   double duration_us);
     int (*take)(void *stream, const void *address, size_t bytes);
+    int (*write_stamp)(const void *address, size_t bytes, uint64_t *out);
     double (*now_us)(void);
     double (*memory_call_us)(void);
 } tn__sim_calls;
@@ -158,5 +159,7 @@ tn_status tn__cuda_ghost_launch(tn__driver_device *device, const char *kernel,
                                 tn_stream stream);
 tn_status tn__cuda_note_take(tn__driver_device *device, const void *address, size_t bytes,
                              tn_stream stream);
+tn_status tn__cuda_write_stamp(tn__driver_device *device, const void *address, size_t bytes,
+                               uint64_t *out);
 
 #endif

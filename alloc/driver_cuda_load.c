@@ -84,7 +84,9 @@ static void find_sim_calls(tn__cuda_library *library) {
     *(void **)&sim.take = dlsym(library->handle, "tnsim_take");
     *(void **)&sim.now_us = dlsym(library->handle, "tnsim_now_us");
     *(void **)&sim.memory_call_us = dlsym(library->handle, "tnsim_memory_call_us");
-    library->is_simulated = sim.launch && sim.take && sim.now_us && sim.memory_call_us;
+    *(void **)&sim.write_stamp = dlsym(library->handle, "tnsim_write_stamp");
+    library->is_simulated =
+        sim.launch && sim.take && sim.write_stamp && sim.now_us && sim.memory_call_us;
     if (library->is_simulated) library->sim = sim;
 }
 

@@ -380,3 +380,12 @@ tn_status tn__cuda_note_take(tn__driver_device *device, const void *address, siz
     return tn__cuda_end(&call, code, "tnsim_take(%p, %zu bytes, stream %p)", address, bytes,
                         stream);
 }
+
+tn_status tn__cuda_write_stamp(tn__driver_device *device, const void *address, size_t bytes,
+                               uint64_t *out) {
+    tn__cuda_call call;
+    TN_TRY(require_simulated(device, "write_stamp"));
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->library->sim.write_stamp(address, bytes, out);
+    return tn__cuda_end(&call, code, "tnsim_write_stamp(%p, %zu bytes)", address, bytes);
+}

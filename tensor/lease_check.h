@@ -3,6 +3,10 @@
  * Its bytes are hashed behind the work that is on the lease's stream, when the lease begins and
  * when it ends. That copies the plane to host memory and waits for the stream: a mode for finding
  * who writes what it may only read. Not while the stream captures. No lock is held.
+ *
+ * On a simulated device, whose kernels compute nothing, the hash is of who wrote each byte last: of
+ * the ranges that kernels, copies and fills declare. There a write is found though it leaves the
+ * bytes as they were, and there is nothing to wait for.
  */
 #ifndef TENURE_LEASE_CHECK_H
 #define TENURE_LEASE_CHECK_H

@@ -301,10 +301,10 @@ TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn
 
 /* The work is on the stream: records the use there; a written plane is valid from here, and under
  * any policy but KEEP a derivable plane that it has made stale is freed, in the stream's order.
- * With TENURE_CHECK_LEASES=1 a READ lease under which the plane's bytes have changed is
- * TN_INVALID_STATE. A lease ended before is TN_STALE_HANDLE. Another failure leaves it open:
- * abandon it, or end it again. A lease on a per-thread default stream is ended by the thread that
- * began it. */
+ * With TENURE_CHECK_LEASES=1 a READ lease under which the plane's bytes have changed (on a
+ * simulated device: were written) is TN_INVALID_STATE. A lease ended before is TN_STALE_HANDLE.
+ * Another failure leaves it open: abandon it, or end it again. A lease on a per-thread default
+ * stream is ended by the thread that began it. */
 TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);
 
 /* Ends a lease whose work was not (wholly) put on the stream: a written plane's contents are

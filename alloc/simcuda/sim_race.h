@@ -57,6 +57,14 @@ typedef struct sim_operation {
     sim_conflict conflicts[SIM_CONFLICTS_MAX];
 } sim_operation;
 
+/* Who wrote a range last, as one number: begin with zeros, and go over it by rising addresses.
+ * The same whatever reads have split the range into. */
+typedef struct sim_stamp {
+    uint64_t hash;
+    uint64_t position; /* in the range */
+    sim_use last;      /* who wrote the byte before */
+} sim_stamp;
+
 /* ---- sim_race.c ------------------------------------------------------------------------------ */
 
 /* Of work that tn__sim_stream_begin has begun. */
@@ -78,6 +86,9 @@ void tn__sim_races_reset(void);
 /* The operation touches bytes of the mapping's handle, from offset on. */
 void tn__sim_touch(sim_operation *operation, struct sim_mapping *mapping, size_t offset,
                    size_t bytes, sim_access_kind kind);
+/* Goes on with the stamp over bytes of the mapping's handle, from offset on. */
+void tn__sim_stamp_add(sim_stamp *stamp, const struct sim_mapping *mapping, size_t offset,
+                       size_t bytes);
 void tn__sim_shadow_clear(sim_shadow *shadow);
 void tn__sim_use_list_put(sim_use_list *list, sim_use use);
 void tn__sim_use_list_clear(sim_use_list *list);

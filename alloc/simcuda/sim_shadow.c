@@ -171,6 +171,49 @@ void tn__sim_touch(sim_operation *operation, struct sim_mapping *mapping, size_t
     }
 }
 
+/* ---- stamps ---------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ hash >> 29;
+}
+
+static void stamp_bytes(sim_stamp *stamp, sim_use write, size_t bytes) {
+    if (write.epoch != stamp->last.epoch || write.slot != stamp->last.slot) {
+        stamp->hash = mix(mix(mix(stamp->hash, stamp->position), write.slot), write.epoch);
+        stamp->last = write;
+    }
+    stamp->position += bytes;
+}
+
+static void stamp_chunk(sim_stamp *stamp, const sim_chunk *chunk, size_t begin, size_t end) {
+    uint32_t index = chunk->count ? find_segment(chunk, begin) : 0;
+    if (!chunk->count) stamp_bytes(stamp, (sim_use){0, 0, 0}, end - begin);
+    for (; index < chunk->count && chunk->segments[index].begin < end; index++) {
+        size_t from = chunk->segments[index].begin;
+        size_t to = end_of(chunk, index);
+        if (from < begin) from = begin;
+        if (to > end) to = end;
+        stamp_bytes(stamp, chunk->segments[index].write, to - from);
+    }
+}
+
+void tn__sim_stamp_add(sim_stamp *stamp, const struct sim_mapping *mapping, size_t offset,
+                       size_t bytes) {
+    const sim_shadow *shadow = &mapping->handle->shadow;
+    if (!shadow->chunks) {
+        stamp_bytes(stamp, (sim_use){0, 0, 0}, bytes);
+        return;
+    }
+    while (bytes) {
+        size_t begin = offset % CHUNK_BYTES;
+        size_t part = CHUNK_BYTES - begin < bytes ? CHUNK_BYTES - begin : bytes;
+        stamp_chunk(stamp, &shadow->chunks[offset / CHUNK_BYTES], begin, begin + part);
+        offset += part;
+        bytes -= part;
+    }
+}
+
 void tn__sim_shadow_clear(sim_shadow *shadow) {
     for (size_t i = 0; i < shadow->chunk_count; i++) {
         sim_chunk *chunk = &shadow->chunks[i];

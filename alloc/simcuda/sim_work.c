@@ -1,5 +1,5 @@
 /* Calls that give streams work: copies, fills, host functions, declared kernels; and the control
- * functions that declare a take and stall a stream.
+ * functions that declare a take, tell who wrote last and stall a stream.
  *
  * Whether memory may be touched is decided when the work is submitted, in this order: is it mapped
  * with access (else error 700, after which the context is dead), does it race. Bytes move
@@ -215,7 +215,7 @@ void tn__sim_work_move(const sim_stream *stream, const sim_work *work) {
         memmove(dst, src, work->bytes);
 }
 
-/* ---- control: take, stall -------------------------------------------------------------------- */
+/* ---- control: take, stamp, stall ------------------------------------------------------------ */
 
 /* As tn__sim_enter for a control function that is about a stream: not counted, no faults. */
 static CUresult enter_control(void) {
@@ -241,6 +241,25 @@ int tnsim_take(void *stream, const void *address, size_t bytes) {
     CUresult result = enter_control();
     if (result != CUDA_SUCCESS) return result;
     return tn__sim_leave(take(stream, (uintptr_t)address, bytes));
+}
+
+static CUresult stamp_of(CUdeviceptr address, size_t bytes, uint64_t *out) {
+    const sim_region *region = tn__sim_region_containing(address, bytes);
+    CUdeviceptr end = address + bytes;
+    sim_stamp stamp = {0};
+    sim_span span;
+    while (region && address < end && tn__sim_span_next(region, &address, end, &span)) {
+        tn__sim_stamp_add(&stamp, span.mapping, span.offset, span.bytes);
+    }
+    if (stamp.position != bytes) return CUDA_ERROR_INVALID_VALUE; /* not all of it is mapped */
+    *out = stamp.hash;
+    return CUDA_SUCCESS;
+}
+
+int tnsim_write_stamp(const void *address, size_t bytes, uint64_t *out) {
+    CUresult result = enter_control();
+    if (result != CUDA_SUCCESS) return result;
+    return tn__sim_leave(stamp_of((uintptr_t)address, bytes, out));
 }
 
 static CUresult stall(CUstream handle, int is_stalled) {

@@ -49,6 +49,11 @@ int tnsim_launch(void *stream, const char *kernel, const tnsim_range *ranges, si
  * must happen-before this point, else it is a race. What an allocator hands out is declared so. */
 int tnsim_take(void *stream, const void *address, size_t bytes);
 
+/* A number for who wrote the bytes of [address, +bytes) last: another one once work that was given
+ * to a stream meanwhile, in a graph that was launched too, writes any of them. Reads, and work that
+ * is only captured, leave it as it is. Made where the memory is made: another one, too. */
+int tnsim_write_stamp(const void *address, size_t bytes, uint64_t *out);
+
 /* Fails the nth call from now (1 is the next) of `call` ("cuMemMap"; NULL: any call) with
  * `code`; if and_after, all later ones too. nth 0 ends it. */
 int tnsim_fault(const char *call, long nth, int and_after, int code);

@@ -9,6 +9,7 @@
 #define SIMCUDA_CONTROLS(X)                                                                        \
     X(tnsim_configure)                                                                             \
     X(tnsim_take)                                                                                  \
+    X(tnsim_write_stamp)                                                                           \
     X(tnsim_fault)                                                                                 \
     X(tnsim_call_count)                                                                            \
     X(tnsim_set_memory)                                                                            \
