@@ -174,9 +174,10 @@ static void leave_run(tn__piece *piece) {
 
 /* ---- index of VOID ------------------------------------------------------------------------- */
 
+/* Segments that are on their way back may be at one address: see pool_segments.c. */
 static void enter_voids(tn__piece *piece) {
     tn__zone *zone = piece->region->zone;
-    tn__tree_insert(&zone->voids, &piece->node, piece->address, 0);
+    tn__tree_insert(&zone->voids, &piece->node, piece->address, piece->region->number);
     zone->void_count++;
 }
 
@@ -476,6 +477,7 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     region->map.begin = (uintptr_t)address;
     region->map.end = (uintptr_t)address + bytes;
     region->map.pool = pool;
+    region->number = heap->region_count++;
     region->zone = &heap->zones[zone];
     region->page_bytes = page_bytes;
     region->page_count = bytes / page_bytes;

@@ -93,7 +93,7 @@ struct tn__piece {
     int is_owned;       /* LIVE: by a tensor */
     tn__piece_kind kind;
     uint64_t age; /* in operations: LIVE: when it was made; FREE, CACHED, HANDED: last freed */
-    tn__tree_node node; /* VOID: by address; first of a run: by (bytes, address) */
+    tn__tree_node node; /* VOID: by (address, region); first of a run: by (bytes, address) */
     tn__piece *previous;
     tn__piece *next;
     tn__region *region;
@@ -117,6 +117,7 @@ struct tn__zone {
 struct tn__region {
     tn__mapped_region map;
     tn__region *next;
+    uint64_t number; /* differs from that of every other region of the heap */
     tn__zone *zone;
     size_t page_bytes;
     size_t page_count;
@@ -141,7 +142,8 @@ typedef struct tn__heap {
     tn__piece_slab *slabs;   /* what the pieces lie in */
     tn__piece *spare_pieces; /* linked by next */
     size_t spare_count;
-    uint64_t operation; /* counts allocs and frees: the clock of ages */
+    uint64_t region_count; /* made so far */
+    uint64_t operation;    /* counts allocs and frees: the clock of ages */
     tn__heap_track track;
     size_t live_bytes;  /* of LIVE pieces, as asked for */
     size_t owned_bytes; /* part of live_bytes that tensors own */

@@ -199,7 +199,7 @@ static tn_status check_index(tn__piece *piece, size_t zone_index, tn__heap *heap
         return check_run(piece, zone);
     default:
         walk->voids[zone_index]++;
-        HOLDS(is_in_tree(zone->voids, &piece->node, piece->address, 0), piece);
+        HOLDS(is_in_tree(zone->voids, &piece->node, piece->address, piece->region->number), piece);
         return TN_OK;
     }
 }

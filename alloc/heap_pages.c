@@ -78,7 +78,8 @@ tn__piece *tn__page_idle_piece(const tn__region *region, size_t page) {
 
 tn__piece *tn__page_void_piece(const tn__region *region, size_t page) {
     TN_ASSERT(!tn__page_bit(region->mapped, page));
-    return tn__piece_of(tn__tree_at_most(region->zone->voids, tn__page_address(region, page), 0));
+    return tn__piece_of(
+        tn__tree_at_most(region->zone->voids, tn__page_address(region, page), region->number));
 }
 
 /* The last piece that begins in the page, not after the address, which lies behind it or in it. */

@@ -12,7 +12,8 @@
  * A provider of the caller's is called without the pool's mutex, so that it may use what it likes.
  * Meanwhile the bytes count as held (transit_bytes), a segment on its way back is one VOID piece,
  * the request's stream is kept from being forgotten, and what limits growth is up to who has the
- * mutex.
+ * mutex. The provider may give the memory anew before its free returns, and have it back again: any
+ * number of segments on their way back may be at one address.
  */
 #include "host_alloc.h"
 #include "no_wait.h"
@@ -282,23 +283,31 @@ static void set_found(tn_pool *pool, tn__region *region, int is_found) {
     tn__heap_change(&pool->heap, region->first, is_found ? TN__PIECE_FREE : TN__PIECE_VOID);
 }
 
+/* The provider did not take it. If it gave it anew meanwhile, it did take it, whatever it says: the
+ * memory is somebody's, and not this segment's any more. */
+static int is_kept(tn_pool *pool, tn__region *region) {
+    tn__saved_error saved;
+    int is_ours;
+    tn__error_save(&saved);
+    is_ours = tn__page_map_add(&region->map) == TN_OK;
+    tn__error_restore(&saved);
+    if (!is_ours) return 0;
+    if (pool->backing->is_unlocked) set_found(pool, region, 1);
+    tell_begin(pool, region);
+    return 1;
+}
+
 tn_status tn__segment_give(tn_pool *pool, tn__region *region) {
     size_t bytes = segment_bytes(region);
-    int is_hidden = pool->backing->is_unlocked;
     tn_status status;
     tell_end(pool, region);
     tn__page_map_remove(&region->map);
-    if (is_hidden) set_found(pool, region, 0);
+    if (pool->backing->is_unlocked) set_found(pool, region, 0);
     status = give(pool, (void *)region->map.begin, bytes);
-    if (status != TN_OK) {
-        if (is_hidden) set_found(pool, region, 1);
-        tn__page_map_restore(&region->map);
-        tell_begin(pool, region);
-        return status;
-    }
+    if (status != TN_OK && is_kept(pool, region)) return status;
     unclaim(pool, bytes);
     tn__heap_remove_region(&pool->heap, region);
-    return TN_OK;
+    return status;
 }
 
 tn_status tn__segments_release(tn_pool *pool, tn__release *release) {

@@ -175,11 +175,98 @@ static void a_request_keeps_its_stream_while_segments_go(void **state) {
     test_close_sim(p.device);
 }
 
+/* ---- a provider that is done before its free returns ----------------------------------------- */
+
+/* It has one piece of memory, and gives it anew while the free of it is on its way back: here by
+ * what its free itself does with the pool, as another thread would. */
+typedef struct one_piece {
+    tn_pool *pool;
+    void *memory;
+    int is_given;
+    int frees;
+    int failing_frees; /* bit n: free n says that it failed */
+    int failures;
+    void *block; /* taken in the first free, if it is to stay */
+    int is_kept;
+} one_piece;
+
+static tn_status one_alloc(void *context, size_t bytes, void **out) {
+    one_piece *p = context;
+    if (p->is_given || bytes > 4 * MIB) return TN_OUT_OF_DEVICE_MEMORY;
+    p->is_given = 1;
+    *out = p->memory;
+    return TN_OK;
+}
+
+static tn_status one_free(void *context, void *address, size_t bytes) {
+    one_piece *p = context;
+    int number = p->frees++;
+    (void)bytes;
+    p->failures += address != p->memory;
+    p->is_given = 0;
+    if (number == 0) {
+        p->failures += tn_alloc(p->pool, 3 * MIB, NULL, NULL, &p->block) != TN_OK;
+        p->failures += tn_pool_check(p->pool) != TN_OK;
+        if (!p->is_kept) {
+            p->failures += tn_free(p->block, NULL) != TN_OK;
+            p->failures += tn_pool_trim(p->pool, 0, NULL) != TN_OK;
+        }
+    }
+    p->failures += tn_pool_check(p->pool) != TN_OK;
+    return p->failing_frees & 1 << number ? TN_DRIVER_ERROR : TN_OK;
+}
+
+static tn_device *open_one_piece(one_piece *p) {
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    tn_device *device = test_open_sim(0, 0);
+    EXPECT_OK(tn__device_driver(device)->mem_alloc(tn__device_state(device), 4 * MIB, &p->memory));
+    config.backing = TN_BACKING_CALLER;
+    config.functions = (tn_memory_functions){one_alloc, one_free, p};
+    EXPECT_OK(tn_pool_create(device, &config, &p->pool));
+    test_give(p->pool, test_take(p->pool, 3 * MIB, NULL), NULL);
+    return device;
+}
+
+static void close_one_piece(tn_device *device, one_piece *p) {
+    assert_int_equal(p->failures, 0);
+    EXPECT_OK(tn_pool_destroy(p->pool));
+    assert_int_equal(p->is_given, 0);
+    EXPECT_OK(tn__device_driver(device)->mem_free(tn__device_state(device), p->memory));
+    test_close_sim(device);
+}
+
+static void two_segments_of_one_address_go_back(void **state) {
+    one_piece p = {0};
+    tn_device *device = open_one_piece(&p);
+    (void)state;
+    EXPECT_OK(tn_pool_trim(p.pool, 0, NULL));
+    assert_int_equal(p.frees, 2);
+    assert_int_equal(test_pool_stats(p.pool).reserved_bytes, 0);
+    close_one_piece(device, &p);
+}
+
+/* Its memory is a block's by then: the pool believes what it sees, and not the answer. */
+static void a_failed_free_does_not_take_memory_given_anew(void **state) {
+    one_piece p = {.failing_frees = 1, .is_kept = 1};
+    tn_device *device = open_one_piece(&p);
+    tn_pool_stats stats;
+    (void)state;
+    EXPECT_STATUS(tn_pool_trim(p.pool, 0, NULL), TN_DRIVER_ERROR);
+    assert_int_equal(p.frees, 1);
+    stats = test_pool_stats(p.pool);
+    assert_int_equal(stats.live_blocks, 1);
+    assert_int_equal(stats.reserved_bytes, 4 * MIB);
+    test_give(p.pool, p.block, NULL);
+    close_one_piece(device, &p);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_share_a_pool_of_the_simulated_device),
         cmocka_unit_test(threads_share_a_pool_of_the_host_driver),
         cmocka_unit_test(a_request_keeps_its_stream_while_segments_go),
+        cmocka_unit_test(two_segments_of_one_address_go_back),
+        cmocka_unit_test(a_failed_free_does_not_take_memory_given_anew),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
