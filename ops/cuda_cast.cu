@@ -4,277 +4,19 @@
  * (cuda_tile.cuh). Bytes that must move for N elements of s bytes: s N in, N out for each plane,
  * and 1/32 N (1D) or next to nothing (2D) for each plane's scales. From bf16 into both planes
  * that is 4.06 N: at 4.2 TB/s an H200 can not do it in less than 0.97 ns per 1000 elements.
- *
- * A tile at the edge holds zeros beyond it, which no amax sees; the last tiles of a row or
- * column of tiles write the zeros that pad the scales.
  */
-#include "cuda_scale.cuh"
+#include "cuda_quantize.cuh"
 
-/* ---- quantize, 1D ------------------------------------------------------------------------- */
+/* ---- quantize one tensor --------------------------------------------------------------------- */
 
-/* The 16 lanes of a half warp each hold maxima of 8 rows; returns, on lane c, the maximum of row
- * c / 2 over the 16 lanes. Each step halves the rows that a lane is still concerned with. */
-__device__ __forceinline__ float half_warp_row_max(const float (&row_max)[PATCH], int lane16) {
-    float four[4], two[2];
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        float keep = lane16 & 8 ? row_max[r + 4] : row_max[r];
-        float give = lane16 & 8 ? row_max[r] : row_max[r + 4];
-        four[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 8));
-    }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float keep = lane16 & 4 ? four[r + 2] : four[r];
-        float give = lane16 & 4 ? four[r] : four[r + 2];
-        two[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 4));
-    }
-    float keep = lane16 & 2 ? two[1] : two[0];
-    float give = lane16 & 2 ? two[0] : two[1];
-    float one = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 2));
-    return fmaxf(one, __shfl_xor_sync(0xFFFFFFFFu, one, 1));
-}
-
-/* Casts one row of the patch. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ uint2 cast_row(const uint32_t *words, float scale) {
-    uint32_t bytes[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int j = half * 4;
-        bytes[half] = cast_four<F>(__fmul_rn(element<T>::value(words, j), scale),
-                                   __fmul_rn(element<T>::value(words, j + 1), scale),
-                                   __fmul_rn(element<T>::value(words, j + 2), scale),
-                                   __fmul_rn(element<T>::value(words, j + 3), scale));
-    }
-    return make_uint2(bytes[0], bytes[1]);
-}
-
-/* Writes one row of the patch, byte by byte. */
-template <typename T>
-__device__ __forceinline__ void store_row_bytes(const tn__cuda_quantize_arguments &a,
-                                                const patch_place &at, int i, uint2 bytes) {
-    unsigned char *to = a.row.data + (at.row + i) * a.cols + at.tile_first_col;
-#pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        int column = patch_column<T>(at.lane16, j);
-        if (at.tile_first_col + column < a.cols)
-            to[column] = (unsigned char)((j < 4 ? bytes.x : bytes.y) >> (8 * (j % 4)));
-    }
-}
-
-/* Casts and writes the patch; `scale_of(i)` gives the scale of row i and is called by all lanes. */
-template <typename T, __nv_fp8_interpretation_t F, typename ScaleOf>
-__device__ __forceinline__ void
-store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
-           const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScaleOf scale_of) {
-    const int rows_in = patch_rows_in(a.rows, at);
-    if (!a.row.vectors) {
-#pragma unroll
-        for (int i = 0; i < PATCH; i++) {
-            const float scale = scale_of(i);
-            if (i < rows_in) store_row_bytes<T>(a, at, i, cast_row<T, F>(words[i], scale));
-        }
-        return;
-    }
-    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
-    const int height = at.tile_first_col + first < a.cols ? rows_in : 0;
-    const int second_height = at.tile_first_col + second < a.cols ? rows_in : 0;
-    unsigned char *to = a.row.data + at.row * a.cols + at.tile_first_col + first;
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const float scale = scale_of(i);
-        if (i < height) { /* the cast too: a branch keeps the compiler from mixing all rows */
-            const uint2 bytes = cast_row<T, F>(words[i], scale);
-            if constexpr (sizeof(T) == 2) {
-                *(uint2 *)to = bytes;
-            } else {
-                *(uint32_t *)to = bytes.x;
-                if (i < second_height) *(uint32_t *)(to + (second - first)) = bytes.y;
-            }
-        }
-        to += a.cols;
-    }
-}
-
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments &a,
-                                              const patch_place &at,
-                                              uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    float row_max[PATCH];
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        row_max[i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            row_max[i] = fmaxf(row_max[i], fabsf(element<T>::value(words[i], j)));
-    }
-    const float amax = half_warp_row_max(row_max, at.lane16);
-    patch_stay_packed<T>(words);
-    const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
-    const int64_t own_row = at.row + at.lane16 / 2;
-    if (at.lane16 % 2 == 0 && own_row < a.row.scale_stride)
-        a.row.scale[at.tile_col * a.row.scale_stride + own_row] =
-            own_row < a.rows ? inverse_scale(scale) : 0.0f;
-    store_rows<T, F>(a, at, words,
-                     [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
-}
-
-/* Maxima of the 8 columns over the warp's 16 rows, to shared memory. */
-template <typename T>
-__device__ __forceinline__ void
-column_max_put(float (*warp_max)[TN__TILE], const patch_place &at,
-               const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    float column_max[PATCH];
-#pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        column_max[j] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            column_max[j] = fmaxf(column_max[j], fabsf(element<T>::value(words[i], j)));
-    }
-    const int upper = at.unit & 1; /* the upper half warp keeps columns 4 ... 7 */
-    float kept[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float keep = upper ? column_max[j + 4] : column_max[j];
-        float give = upper ? column_max[j] : column_max[j + 4];
-        kept[j] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 16));
-    }
-    int column = patch_column<T>(at.lane16, upper * 4);
-    *(float4 *)&warp_max[at.unit / 2][column] = make_float4(kept[0], kept[1], kept[2], kept[3]);
-}
-
-/* Thread c < 128: the scale of column c from the warps' maxima. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void
-column_scale_put(const tn__cuda_quantize_arguments &a, const patch_place &at,
-                 const float (*warp_max)[TN__TILE], float *column_scale) {
-    const int column = (int)threadIdx.x;
-    if (column >= TN__TILE) return;
-    float amax = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        amax = fmaxf(amax, warp_max[w][column]);
-    const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
-    const int64_t col = at.tile_first_col + column;
-    column_scale[column] = scale;
-    if (col < a.col.scale_stride)
-        a.col.scale[at.tile_row * a.col.scale_stride + col] =
-            col < a.cols ? inverse_scale(scale) : 0.0f;
-}
-
-/* The 8 x 8 patch as bytes into the transposed tile. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, int j,
-                                           const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
-                                           float scale) {
-    float scaled[PATCH];
-#pragma unroll
-    for (int i = 0; i < PATCH; i++)
-        scaled[i] = __fmul_rn(element<T>::value(words[i], j), scale);
-    uint2 bytes = make_uint2(cast_four<F>(scaled[0], scaled[1], scaled[2], scaled[3]),
-                             cast_four<F>(scaled[4], scaled[5], scaled[6], scaled[7]));
-    transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit, bytes);
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+__device__ __forceinline__ void quantize_tensor_1d(const tn__cuda_quantize_arguments &a) {
+    quantize_1d<T, F, ROW, COL>(a, patch_of_thread(a.tiles_across));
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
-__device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a) {
-    __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
-    __shared__ __align__(16) float warp_max[WARPS][TN__TILE];
-    __shared__ __align__(16) float column_scale[TN__TILE];
-    const patch_place at = patch_of_thread(a.tiles_across);
-    uint32_t words[PATCH][patch_words<T>::COUNT];
-
-    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    if constexpr (COL) {
-        column_max_put<T>(warp_max, at, words);
-        patch_stay_packed<T>(words);
-    }
-    /* The row plane's stores are under way while the block waits for the columns' maxima. */
-    if constexpr (ROW) quantize_rows<T, F>(a, at, words);
-    if constexpr (COL) {
-        patch_stay_packed<T>(words);
-        __syncthreads();
-        column_scale_put<T, F>(a, at, warp_max, column_scale);
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < PATCH; j += 4) {
-            float4 scale = *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];
-            column_put<T, F>(transposed, at, j, words, scale.x);
-            column_put<T, F>(transposed, at, j + 1, words, scale.y);
-            column_put<T, F>(transposed, at, j + 2, words, scale.z);
-            column_put<T, F>(transposed, at, j + 3, words, scale.w);
-        }
-        __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                             at);
-    }
-}
-
-/* ---- quantize, 2D ------------------------------------------------------------------------- */
-
-/* The largest |x| of the tile, on every thread. */
-template <typename T>
-__device__ __forceinline__ float tile_max(float *warp_max,
-                                          const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            amax = fmaxf(amax, fabsf(element<T>::value(words[i], j)));
-    }
-    /* Floats that are not negative compare as their bits do. */
-    amax = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax)));
-    if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = amax;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        amax = fmaxf(amax, warp_max[w]);
-    return amax;
-}
-
-/* One thread writes the tile's scale and, in the last tile of a row of scales, its padding. */
-__device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int64_t scale_row,
-                                               int64_t scale_col, int64_t scale_cols,
-                                               float inverse) {
-    float *to = plane.scale + scale_row * plane.scale_stride;
-    to[scale_col] = inverse;
-    if (scale_col + 1 < scale_cols) return;
-    for (int64_t c = scale_cols; c < plane.scale_stride; c++)
-        to[c] = 0.0f;
-}
-
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
-__device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a) {
-    __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
-    __shared__ float warp_max[WARPS];
-    const patch_place at = patch_of_thread(a.tiles_across);
-    uint32_t words[PATCH][patch_words<T>::COUNT];
-
-    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    const float amax = tile_max<T>(warp_max, words);
-    patch_stay_packed<T>(words);
-    const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
-    if (threadIdx.x == 0) {
-        const float inverse = inverse_scale(scale);
-        if (ROW) tile_scale_put(a.row, at.tile_row, at.tile_col, a.tiles_across, inverse);
-        if (COL)
-            tile_scale_put(a.col, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
-                           inverse);
-    }
-    if constexpr (ROW) {
-        store_rows<T, F>(a, at, words, [=](int) { return scale; });
-        patch_stay_packed<T>(words);
-    }
-    if constexpr (COL) {
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            column_put<T, F>(transposed, at, j, words, scale);
-        __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                             at);
-    }
+__device__ __forceinline__ void quantize_tensor_2d(const tn__cuda_quantize_arguments &a) {
+    quantize_2d<T, F, ROW, COL>(a, patch_of_thread(a.tiles_across));
 }
 
 /* ---- dequantize --------------------------------------------------------------------------- */
@@ -553,17 +295,17 @@ extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
     }
 #define QUANTIZE(source, T, format, F)                                                             \
     KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,                 \
-           (quantize_1d<T, F, true, false>))                                                       \
+           (quantize_tensor_1d<T, F, true, false>))                                                \
     KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,                 \
-           (quantize_1d<T, F, false, true>))                                                       \
+           (quantize_tensor_1d<T, F, false, true>))                                                \
     KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,                \
-           (quantize_1d<T, F, true, true>))                                                        \
+           (quantize_tensor_1d<T, F, true, true>))                                                 \
     KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,                 \
-           (quantize_2d<T, F, true, false>))                                                       \
+           (quantize_tensor_2d<T, F, true, false>))                                                \
     KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,                 \
-           (quantize_2d<T, F, false, true>))                                                       \
+           (quantize_tensor_2d<T, F, false, true>))                                                \
     KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,                \
-           (quantize_2d<T, F, true, true>))                                                        \
+           (quantize_tensor_2d<T, F, true, true>))                                                 \
     KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,                \
            (dequantize_row<T, F>))                                                                 \
     KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,                \

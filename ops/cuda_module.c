@@ -1,6 +1,6 @@
 /* The kernels of a device: loading the embedded images, names, launches.
  *
- * The images are built from cuda_cast.cu and cuda_small.cu and lie in this library as data
+ * The images are built from ops/cuda_*.cu and lie in this library as data
  * (cmake/cuda_kernels.cmake): machine code for sm_90a, and PTX that the driver compiles for any
  * other GPU from sm_80 on. There is no CUDA runtime in between, so a context that another library
  * made current is used as it is.
@@ -14,8 +14,13 @@
 extern const unsigned char tn__cuda_cast_image[];
 extern const unsigned char tn__cuda_small_image[];
 
-static const unsigned char *const images[] = {tn__cuda_cast_image, tn__cuda_small_image};
-enum { IMAGE_COUNT = sizeof images / sizeof *images };
+enum { CAST_IMAGE = 0, SMALL_IMAGE, IMAGE_COUNT };
+
+static const unsigned char *const images[IMAGE_COUNT] = {
+    [CAST_IMAGE] = tn__cuda_cast_image,
+    [SMALL_IMAGE] = tn__cuda_small_image,
+};
+_Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
 /* ---- kernels by name ---------------------------------------------------------------------- */
 
@@ -53,27 +58,72 @@ static void pair_name(const char *family, int index, char name[TN__KERNEL_NAME_B
              float_names[index % 3]);
 }
 
+static void quantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_%s_%s_%s_%s", index / 18 ? "2d" : "1d",
+             plane_names[index / 6 % 3], float_names[index / 2 % 3], fp8_names[index % 2]);
+}
+
+static void dequantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "dequantize_%s_%s_%s", plane_names[index / 6],
+             fp8_names[index / 3 % 2], float_names[index % 3]);
+}
+
+static void finish_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    pair_name("finish", index, name);
+}
+
+static void convert_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    pair_name("convert", index, name);
+}
+
+static void axpy_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    pair_name("axpy", index, name);
+}
+
+static void cross_entropy_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    pair_name("cross_entropy", index, name);
+}
+
+static void single_cast_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const names[] = {"transpose_plane"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
+}
+
+static void single_small_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const names[] = {"pad_bytes", "embed_rows"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
+}
+
+/* ---- families ----------------------------------------------------------------------------- */
+
+/* In the order of their numbers: each ends where the next begins. */
+static const struct kernel_family {
+    int first;
+    int image;
+    void (*name)(int index, char name[TN__KERNEL_NAME_BYTES]);
+} families[] = {
+    {TN__KERNEL_QUANTIZE, CAST_IMAGE, quantize_name},
+    {TN__KERNEL_DEQUANTIZE, CAST_IMAGE, dequantize_name},
+    {TN__KERNEL_TRANSPOSE, CAST_IMAGE, single_cast_name},
+    {TN__KERNEL_FINISH, SMALL_IMAGE, finish_name},
+    {TN__KERNEL_CONVERT, SMALL_IMAGE, convert_name},
+    {TN__KERNEL_AXPY, SMALL_IMAGE, axpy_name},
+    {TN__KERNEL_CROSS_ENTROPY, SMALL_IMAGE, cross_entropy_name},
+    {TN__KERNEL_PAD, SMALL_IMAGE, single_small_name},
+};
+enum { FAMILY_COUNT = sizeof families / sizeof *families };
+
+static const struct kernel_family *family_of(int kernel) {
+    const struct kernel_family *family = families + FAMILY_COUNT - 1;
+    TN_CHECK(kernel >= 0 && kernel < TN__KERNEL_COUNT);
+    while (kernel < family->first)
+        family--;
+    return family;
+}
+
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]) {
-    int at = kernel;
-    if (kernel >= TN__KERNEL_TRANSPOSE) {
-        static const char *const single[] = {"transpose_plane", "pad_bytes", "embed_rows"};
-        snprintf(name, TN__KERNEL_NAME_BYTES, "%s", single[kernel - TN__KERNEL_TRANSPOSE]);
-    } else if (kernel >= TN__KERNEL_CROSS_ENTROPY) {
-        pair_name("cross_entropy", kernel - TN__KERNEL_CROSS_ENTROPY, name);
-    } else if (kernel >= TN__KERNEL_AXPY) {
-        pair_name("axpy", kernel - TN__KERNEL_AXPY, name);
-    } else if (kernel >= TN__KERNEL_CONVERT) {
-        pair_name("convert", kernel - TN__KERNEL_CONVERT, name);
-    } else if (kernel >= TN__KERNEL_FINISH) {
-        pair_name("finish", kernel - TN__KERNEL_FINISH, name);
-    } else if (kernel >= TN__KERNEL_DEQUANTIZE) {
-        at -= TN__KERNEL_DEQUANTIZE;
-        snprintf(name, TN__KERNEL_NAME_BYTES, "dequantize_%s_%s_%s", plane_names[at / 6],
-                 fp8_names[at / 3 % 2], float_names[at % 3]);
-    } else {
-        snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_%s_%s_%s_%s", at / 18 ? "2d" : "1d",
-                 plane_names[at / 6 % 3], float_names[at / 2 % 3], fp8_names[at % 2]);
-    }
+    const struct kernel_family *family = family_of(kernel);
+    family->name(kernel - family->first, name);
 }
 
 /* ---- a device's context ------------------------------------------------------------------- */
@@ -96,14 +146,13 @@ static tn_status load_images(tn__cuda_context *context) {
     return TN_OK;
 }
 
-/* A kernel is in the image of the casts or in the other one. */
 static tn_status find_kernels(tn__cuda_context *context) {
     for (int kernel = 0; kernel < TN__KERNEL_COUNT; kernel++) {
-        int is_cast = kernel < TN__KERNEL_FINISH || kernel == TN__KERNEL_TRANSPOSE;
+        void *module = context->modules[family_of(kernel)->image];
         char name[TN__KERNEL_NAME_BYTES];
         tn__kernel_name(kernel, name);
-        TN_TRY(context->driver->module_function(context->state, context->modules[is_cast ? 0 : 1],
-                                                name, &context->kernels[kernel]));
+        TN_TRY(context->driver->module_function(context->state, module, name,
+                                                &context->kernels[kernel]));
     }
     return TN_OK;
 }

@@ -10,7 +10,8 @@
 #include "cuda_arguments.h"
 #include "op_kernels.h"
 
-/* Kernels by number: a family's first, plus the index that the functions below compute. */
+/* Kernels by number: a family's first, plus the index that the functions below compute. A new
+ * family is a range here and, in cuda_module.c, a row of `families` (and of `images`). */
 enum {
     TN__QUANTIZE_KERNELS = 2 * 3 * 3 * 2,
     TN__DEQUANTIZE_KERNELS = 2 * 2 * 3,
@@ -18,12 +19,12 @@ enum {
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
-    TN__KERNEL_FINISH = TN__KERNEL_DEQUANTIZE + TN__DEQUANTIZE_KERNELS,
+    TN__KERNEL_TRANSPOSE = TN__KERNEL_DEQUANTIZE + TN__DEQUANTIZE_KERNELS,
+    TN__KERNEL_FINISH,
     TN__KERNEL_CONVERT = TN__KERNEL_FINISH + TN__PAIR_KERNELS,
     TN__KERNEL_AXPY = TN__KERNEL_CONVERT + TN__PAIR_KERNELS,
     TN__KERNEL_CROSS_ENTROPY = TN__KERNEL_AXPY + TN__PAIR_KERNELS,
-    TN__KERNEL_TRANSPOSE = TN__KERNEL_CROSS_ENTROPY + TN__PAIR_KERNELS,
-    TN__KERNEL_PAD,
+    TN__KERNEL_PAD = TN__KERNEL_CROSS_ENTROPY + TN__PAIR_KERNELS,
     TN__KERNEL_EMBED,
     TN__KERNEL_COUNT
 };
@@ -34,7 +35,7 @@ int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 2 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */
@@ -45,7 +46,7 @@ typedef struct tn__cuda_context {
     const tn__driver *driver;
     tn__driver_device *state;
     tn_device_info info;
-    void *modules[2];
+    void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
     tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
 } tn__cuda_context;

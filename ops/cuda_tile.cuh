@@ -96,16 +96,22 @@ struct patch_place {
     int64_t tile_first_col;
 };
 
-__device__ __forceinline__ patch_place patch_of_thread(uint32_t tiles_across) {
+__device__ __forceinline__ patch_place patch_in_tile(uint32_t tile_row, uint32_t tile_col) {
     patch_place at;
-    at.tile_row = blockIdx.x / tiles_across;
-    at.tile_col = blockIdx.x - at.tile_row * tiles_across;
+    at.tile_row = tile_row;
+    at.tile_col = tile_col;
     at.lane16 = (int)(threadIdx.x % 16);
     at.unit = (int)(threadIdx.x / 16);
     at.tile_first_row = (int64_t)at.tile_row * TN__TILE;
     at.tile_first_col = (int64_t)at.tile_col * TN__TILE;
     at.row = at.tile_first_row + at.unit * PATCH;
     return at;
+}
+
+/* Of the tile that is this block's, where the grid covers one matrix. */
+__device__ __forceinline__ patch_place patch_of_thread(uint32_t tiles_across) {
+    const uint32_t tile_row = blockIdx.x / tiles_across;
+    return patch_in_tile(tile_row, blockIdx.x - tile_row * tiles_across);
 }
 
 /* Column in the tile of the lane's element j. */
