@@ -176,22 +176,24 @@ __device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, i
     transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit, bytes);
 }
 
+/* The tile whose patches the threads hold in `words`, which a producer may have made. Of the planes
+ * that a kernel is compiled for, the one whose data is NULL is left out. */
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
-__device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a,
-                                            const patch_place &at) {
+__device__ __forceinline__ void
+quantize_patches_1d(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                    uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
     __shared__ __align__(16) float warp_max[WARPS][TN__TILE];
     __shared__ __align__(16) float column_scale[TN__TILE];
-    uint32_t words[PATCH][patch_words<T>::COUNT];
-
-    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    if constexpr (COL) {
+    const bool has_col = COL && a.col.data;
+    if (has_col) {
         column_max_put<T>(warp_max, at, words);
         patch_stay_packed<T>(words);
     }
     /* The row plane's stores are under way while the block waits for the columns' maxima. */
-    if constexpr (ROW) quantize_rows<T, F>(a, at, words);
-    if constexpr (COL) {
+    if constexpr (ROW)
+        if (a.row.data) quantize_rows<T, F>(a, at, words);
+    if (has_col) {
         patch_stay_packed<T>(words);
         __syncthreads();
         column_scale_put<T, F>(a, at, warp_max, column_scale);
@@ -208,6 +210,15 @@ __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a
         transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
                                              at);
     }
+}
+
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+__device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a,
+                                            const patch_place &at) {
+    uint32_t words[PATCH][patch_words<T>::COUNT];
+
+    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    quantize_patches_1d<T, F, ROW, COL>(a, at, words);
 }
 
 /* ---- quantize, 2D ------------------------------------------------------------------------- */
@@ -245,28 +256,27 @@ __device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int6
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
-__device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a,
-                                            const patch_place &at) {
+__device__ __forceinline__ void
+quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                    uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
     __shared__ float warp_max[WARPS];
-    uint32_t words[PATCH][patch_words<T>::COUNT];
-
-    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    const bool has_row = ROW && a.row.data, has_col = COL && a.col.data;
     const float amax = tile_max<T>(warp_max, words);
     patch_stay_packed<T>(words);
     const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
     if (threadIdx.x == 0) {
         const float inverse = inverse_scale(scale);
-        if (ROW) tile_scale_put(a.row, at.tile_row, at.tile_col, a.tiles_across, inverse);
-        if (COL)
+        if (has_row) tile_scale_put(a.row, at.tile_row, at.tile_col, a.tiles_across, inverse);
+        if (has_col)
             tile_scale_put(a.col, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
                            inverse);
     }
-    if constexpr (ROW) {
+    if (has_row) {
         store_rows<T, F>(a, at, words, [=](int) { return scale; });
         patch_stay_packed<T>(words);
     }
-    if constexpr (COL) {
+    if (has_col) {
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
             column_put<T, F>(transposed, at, j, words, scale);
@@ -274,6 +284,15 @@ __device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a
         transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
                                              at);
     }
+}
+
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+__device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a,
+                                            const patch_place &at) {
+    uint32_t words[PATCH][patch_words<T>::COUNT];
+
+    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    quantize_patches_2d<T, F, ROW, COL>(a, at, words);
 }
 
 #endif

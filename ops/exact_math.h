@@ -1,0 +1,75 @@
+/* Elementary functions whose bits are the same on the host and on every GPU.
+ *
+ * A math library gives other last bits on other machines, so none of a result here comes from one.
+ * These are made of IEEE additions, multiplications, fused multiply-adds, divisions and square
+ * roots alone, each rounded to nearest, with denormals. The build sees to it that no compiler
+ * changes them: -ffp-contract=off on the host; -fmad=false, -ftz=false, -prec-div=true and
+ * -prec-sqrt=true (which is nvcc's default) for kernels. NaN gives NaN, of whatever bits: whoever
+ * stores it makes it canonical.
+ *
+ * Bounds, against the true value, in units of the last place of the result; tests/unit/
+ * test_ops_exact_math.c holds them:
+ *
+ *     tn__exact_exp_minus   1 ulp    x from 0 to 87; from there on 0
+ *     tn__exact_sigmoid     2 ulp    x of -87 and above; below 0
+ *     tn__exact_rsqrt       1.5 ulp  every positive x
+ */
+#ifndef TENURE_EXACT_MATH_H
+#define TENURE_EXACT_MATH_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__CUDACC__)
+#define TN__EXACT static __device__ __forceinline__
+#else
+#define TN__EXACT static inline __attribute__((always_inline))
+#endif
+
+/* exp(-x) for x of at least 0 (NaN gives NaN).
+ *
+ * -x = n ln 2 + r with n whole and |r| at most ln(2) / 2, where ln 2 is two floats, so that n times
+ * the first is exact; exp(r) = 1 + r + r^2 q(r), q the minimax polynomial of degree 4, whose
+ * relative error in exp(r) is 3.1e-9. */
+TN__EXACT float tn__exact_exp_minus(float x) {
+    const float shift = 0x1.8p23f; /* a sum with it is whole, and its low bits are the number */
+    const float shifted = fmaf(x, -0x1.715476p0f, shift);
+    const float n = shifted - shift;
+    const float r = fmaf(n, -0x1.7f7d1cp-20f, fmaf(n, -0x1.62e4p-1f, -x));
+    float q = fmaf(1.381459646998016e-3f, r, 8.368716850262454e-3f);
+    uint32_t bits;
+    float power;
+    q = fmaf(q, r, 4.166838807216392e-2f);
+    q = fmaf(q, r, 0.1666652063216066f);
+    q = fmaf(q, r, 0.49999993447799307f);
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127) << 23; /* 2^n; the high bits of `shifted` fall off */
+    memcpy(&power, &bits, sizeof power);
+    const float value = (1.0f + fmaf(q, r * r, r)) * power;
+    return x > 87.0f ? 0.0f : value;
+}
+
+/* 1 / (1 + exp(-x)).
+ *
+ * With e = exp(-|x|) it is 1 / (1 + e), or e / (1 + e) for a negative x, whose small results keep
+ * their digits so. The divisor lies in [1, 2], where a division needs no care for range: 1 / d is
+ * begun by the minimax parabola, which is 1.1% off at most, and one step of Newton's makes that
+ * 1.1e-4; the quotient of this is then corrected by its remainder, in which what d has lost by
+ * rounding counts as well: that leaves 1.3e-8 and the last rounding. */
+TN__EXACT float tn__exact_sigmoid(float x) {
+    const float e = tn__exact_exp_minus(fabsf(x));
+    const float d = 1.0f + e;
+    const float over = x < 0.0f ? e : 1.0f;
+    float inverse = fmaf(fmaf(32.0f / 99.0f, d, -144.0f / 99.0f), d, 210.0f / 99.0f);
+    inverse = fmaf(inverse, fmaf(-d, inverse, 1.0f), inverse);
+    const float quotient = over * inverse;
+    const float lost = e - (d - 1.0f); /* by the rounding of d */
+    const float remainder = fmaf(-lost, quotient, fmaf(-d, quotient, over));
+    return fmaf(remainder, inverse, quotient);
+}
+
+/* 1 / sqrt(x). */
+TN__EXACT float tn__exact_rsqrt(float x) { return 1.0f / sqrtf(x); }
+
+#endif
