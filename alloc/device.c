@@ -6,7 +6,8 @@
  * Invariants, under the device's lock:
  *   - streams holds each stream made by tn_stream_create and not yet destroyed, and each one that
  *     was adopted and not yet forgotten, once;
- *   - a watcher is freed by its unwatch alone, and never while its callback runs;
+ *   - a watcher is freed by its unwatch alone, and never while its callback runs, or a wait is put
+ *     on a stream that it hears of;
  *   - spare_events are recorded nowhere that still matters: an event may be recorded anew as soon
  *     as the wait for it was put on a stream.
  * No driver call that waits, and no callback, is made under the lock.
@@ -31,9 +32,13 @@ typedef struct watcher {
     struct watcher *next;
     tn__stream_end_callback callback;
     tn__user_wait_callback wait_callback; /* NULL: does not care */
+    const _Atomic uint64_t *known_bits;   /* of the streams whose waits it cares for */
     void *argument;
-    int running; /* callbacks under way */
+    int running; /* callbacks under way, and waits that it hears of */
 } watcher;
+
+/* Who hears of one wait. Others that would do without: they wait once more when they have to. */
+enum { TOLD_MAX = 4 };
 
 struct tn_device {
     const tn__driver *driver;
@@ -46,6 +51,7 @@ struct tn_device {
     size_t stream_count;
     size_t stream_capacity;
     watcher *watchers;
+    size_t unwatching;                     /* threads that wait for a callback to end */
     _Atomic(tn__attachment *) attachments; /* only grows while the device lives */
     tn__event spare_events[SPARE_EVENTS_MAX];
     size_t spare_event_count;
@@ -317,34 +323,22 @@ static void settle_ending(tn_device *device, tn_stream stream, int has_ended) {
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Of a stream that ends, or of a wait. */
-typedef struct news {
-    tn_stream ending;
-    uint64_t ending_id;
-    const tn__user_wait *wait; /* NULL: a stream ends */
-} news;
-
-/* The lock is held, and let go for the call: a watcher asks for waits after it is added. */
-static void tell_watcher_locked(tn_device *device, const watcher *told, const news *what) {
-    tn__user_wait_callback wait_callback = told->wait_callback;
-    pthread_mutex_unlock(&device->lock);
-    if (!what->wait) {
-        told->callback(told->argument, what->ending, what->ending_id);
-    } else if (wait_callback) {
-        wait_callback(told->argument, what->wait);
+static void let_go_locked(tn_device *device, watcher *told) {
+    if (--told->running == 0 && device->unwatching) {
+        pthread_cond_broadcast(&device->callback_ended);
     }
-    pthread_mutex_lock(&device->lock);
 }
 
 /* A watcher under way can not be freed: its unwatch waits. Its successor is read, and put under
  * way, before the lock is let go. */
-static void tell_watchers(tn_device *device, const news *what) {
+static void tell_stream_end(tn_device *device, tn_stream stream, uint64_t id) {
     pthread_mutex_lock(&device->lock);
     for (watcher *now = device->watchers; now; now = now->next) {
         now->running++;
-        tell_watcher_locked(device, now, what);
-        now->running--;
-        pthread_cond_broadcast(&device->callback_ended);
+        pthread_mutex_unlock(&device->lock);
+        now->callback(now->argument, stream, id);
+        pthread_mutex_lock(&device->lock);
+        let_go_locked(device, now);
     }
     pthread_mutex_unlock(&device->lock);
 }
@@ -354,7 +348,7 @@ static tn_status end_uses(tn_device *device, tn_stream stream) {
     uint64_t id;
     TN_TRY(device->driver->stream_id(device->state, stream, &id));
     TN_TRY(device->driver->stream_synchronize(device->state, stream));
-    tell_watchers(device, &(news){.ending = stream, .ending_id = id});
+    tell_stream_end(device, stream, id);
     return TN_OK;
 }
 
@@ -424,26 +418,62 @@ tn_status tn_stream_synchronize(tn_device *device, tn_stream stream) {
     return device->driver->stream_synchronize(device->state, stream);
 }
 
-static tn_status take_event(tn_device *device, tn__event *out) {
-    tn__event event = NULL;
-    pthread_mutex_lock(&device->lock);
-    if (device->spare_event_count) event = device->spare_events[--device->spare_event_count];
-    pthread_mutex_unlock(&device->lock);
-    if (!event) return device->driver->event_create(device->state, out);
-    *out = event;
-    return TN_OK;
+/* ---- waits --------------------------------------------------------------------------------- */
+
+/* A wait under way: its event, and who hears of it. */
+typedef struct waiting {
+    tn__user_wait wait;
+    tn__event event; /* NULL: none was to spare */
+    size_t told_count;
+    struct {
+        watcher *watcher;
+        tn__user_wait_callback callback;
+    } told[TOLD_MAX];
+} waiting;
+
+/* Those that know both streams stay until the wait is over. */
+static void pin_watchers_locked(tn_device *device, waiting *w) {
+    uint64_t bits = tn__stream_bit(w->wait.stream) | tn__stream_bit(w->wait.other);
+    for (watcher *now = device->watchers; now && w->told_count < TOLD_MAX; now = now->next) {
+        if (!now->wait_callback) continue;
+        if (bits & ~atomic_load_explicit(now->known_bits, memory_order_relaxed)) continue;
+        now->running++;
+        w->told[w->told_count].watcher = now;
+        w->told[w->told_count++].callback = now->wait_callback;
+    }
 }
 
-static void give_event(tn_device *device, tn__event event) {
+static void begin_wait(tn_device *device, waiting *w) {
+    w->event = NULL;
+    w->told_count = 0;
     pthread_mutex_lock(&device->lock);
-    int is_kept = device->spare_event_count < SPARE_EVENTS_MAX;
-    if (is_kept) device->spare_events[device->spare_event_count++] = event;
+    pin_watchers_locked(device, w);
+    if (device->spare_event_count) w->event = device->spare_events[--device->spare_event_count];
     pthread_mutex_unlock(&device->lock);
-    if (is_kept) return;
+}
+
+static void tell_wait(const waiting *w) {
+    for (size_t i = 0; i < w->told_count; i++)
+        w->told[i].callback(w->told[i].watcher->argument, &w->wait);
+}
+
+static void destroy_event(tn_device *device, tn__event event) {
     tn__saved_error error;
     tn__error_save(&error);
     (void)device->driver->event_destroy(device->state, event);
     tn__error_restore(&error);
+}
+
+static void end_wait(tn_device *device, waiting *w) {
+    pthread_mutex_lock(&device->lock);
+    for (size_t i = 0; i < w->told_count; i++)
+        let_go_locked(device, w->told[i].watcher);
+    if (w->event && device->spare_event_count < SPARE_EVENTS_MAX) {
+        device->spare_events[device->spare_event_count++] = w->event;
+        w->event = NULL;
+    }
+    pthread_mutex_unlock(&device->lock);
+    if (w->event) destroy_event(device, w->event);
 }
 
 /* What was recorded in a capture is waited for in the graph alone; a stream that waits for it is in
@@ -456,21 +486,29 @@ static int is_in_capture(tn_device *device, tn_stream stream) {
     return is_capturing;
 }
 
+static tn_status put_wait(tn_device *device, waiting *w) {
+    const tn__driver *driver = device->driver;
+    if (!w->event) TN_TRY(driver->event_create(device->state, &w->event));
+    tell_wait(w);
+    TN_TRY(driver->event_record(device->state, w->event, w->wait.other));
+    TN_TRY(driver->stream_wait_event(device->state, w->wait.stream, w->event));
+    if (w->told_count && !is_in_capture(device, w->wait.stream)) {
+        w->wait.is_put = 1;
+        tell_wait(w);
+    }
+    return TN_OK;
+}
+
 tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
     static atomic_uint_fast64_t last_number;
     TN_REQUIRE(device, "tn_stream_wait: device is NULL");
     TN_TRY(tn__driver_require_present("tn_stream_wait"));
-    tn__event event;
-    TN_TRY(take_event(device, &event));
-    tn__user_wait wait = {++last_number, stream, other, 0};
-    tell_watchers(device, &(news){.wait = &wait});
-    tn_status status = device->driver->event_record(device->state, event, other);
-    if (status == TN_OK) status = device->driver->stream_wait_event(device->state, stream, event);
-    if (status == TN_OK && !is_in_capture(device, stream)) {
-        wait.is_put = 1;
-        tell_watchers(device, &(news){.wait = &wait});
-    }
-    give_event(device, event);
+    waiting w; /* not all of it is set: there is room for some that do not hear of it */
+    w.wait = (tn__user_wait){.stream = stream, .other = other};
+    begin_wait(device, &w);
+    if (w.told_count) w.wait.number = ++last_number;
+    tn_status status = put_wait(device, &w);
+    end_wait(device, &w);
     return status;
 }
 
@@ -512,20 +550,23 @@ static watcher **find_watcher_locked(tn_device *device, const void *argument) {
 }
 
 void tn__device_watch_waits(tn_device *device, tn__user_wait_callback callback,
-                            const void *argument) {
+                            const _Atomic uint64_t *known_bits, const void *argument) {
     pthread_mutex_lock(&device->lock);
     watcher *found = *find_watcher_locked(device, argument);
     TN_CHECK(found);
     found->wait_callback = callback;
+    found->known_bits = known_bits;
     pthread_mutex_unlock(&device->lock);
 }
 
 void tn__device_unwatch_streams(tn_device *device, void *argument) {
     watcher *removed = NULL;
     pthread_mutex_lock(&device->lock);
+    device->unwatching++;
     while (*find_watcher_locked(device, argument) &&
            (*find_watcher_locked(device, argument))->running)
         pthread_cond_wait(&device->callback_ended, &device->lock);
+    device->unwatching--;
     watcher **link = find_watcher_locked(device, argument);
     if (*link) {
         removed = *link;

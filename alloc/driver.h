@@ -219,11 +219,19 @@ typedef struct tn__user_wait {
     int is_put; /* 0: the event for it is about to be recorded */
 } tn__user_wait;
 
-/* Who watches (the argument tells) hears of such waits, too: before the event is recorded, and once
- * the wait is on the stream; not of those in a capture, nor a second time of one that failed. */
+/* One of 64 bits for a stream's handle: both names of the legacy stream have the same. */
+static inline uint64_t tn__stream_bit(tn_stream stream) {
+    const uintptr_t legacy = 1;
+    uint64_t handle = (uintptr_t)stream == legacy ? 0 : (uint64_t)(uintptr_t)stream;
+    return (uint64_t)1 << (handle * 0x9E3779B97F4A7C15u >> 58);
+}
+
+/* Who watches (the argument tells) hears of such waits, too, if *known_bits has the bits of both
+ * streams: before the event is recorded, and once the wait is on the stream; not of those in a
+ * capture, nor a second time of one that failed. A few at most hear of one wait. */
 typedef void (*tn__user_wait_callback)(void *argument, const tn__user_wait *wait);
 void tn__device_watch_waits(tn_device *device, tn__user_wait_callback callback,
-                            const void *argument);
+                            const _Atomic uint64_t *known_bits, const void *argument);
 
 /* Waits for a callback under way: the caller holds no lock that its callback takes. */
 void tn__device_unwatch_streams(tn_device *device, void *argument);

@@ -50,9 +50,7 @@ static tn__piece *new_piece(tn__heap *heap, tn__region *region, uintptr_t addres
 
 /* ---- the list of pieces ---------------------------------------------------------------------- */
 
-static size_t page_of(const tn__piece *piece) {
-    return (piece->address - piece->region->map.begin) / piece->region->page_bytes;
-}
+static size_t page_of(const tn__piece *piece) { return tn__page_at(piece->region, piece->address); }
 
 /* The piece is new at its address, before any that is still there. */
 static void enter_begins(tn__piece *piece) {
@@ -465,6 +463,11 @@ static tn__region *make_region(size_t page_count, int has_views) {
     return NULL;
 }
 
+static void set_page_bytes(tn__region *region, size_t bytes) {
+    region->page_bytes = bytes;
+    region->page_shift = (bytes & (bytes - 1)) == 0 ? (unsigned)__builtin_ctzll(bytes) : 0;
+}
+
 tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kind zone,
                               void *address, size_t bytes, size_t page_bytes, int is_mapped,
                               tn__region **out) {
@@ -479,7 +482,7 @@ tn_status tn__heap_add_region(tn__heap *heap, struct tn_pool *pool, tn__zone_kin
     region->map.pool = pool;
     region->number = heap->region_count++;
     region->zone = &heap->zones[zone];
-    region->page_bytes = page_bytes;
+    set_page_bytes(region, page_bytes);
     region->page_count = bytes / page_bytes;
     status = tn__page_map_add(&region->map);
     if (status != TN_OK) {
@@ -514,7 +517,7 @@ tn_status tn__heap_add_guest(tn__heap *heap, struct tn_pool *pool, void *address
     region->map.begin = (uintptr_t)address;
     region->map.end = (uintptr_t)address + bytes;
     region->map.pool = pool;
-    region->page_bytes = bytes;
+    set_page_bytes(region, bytes);
     region->page_count = 1;
     status = tn__page_map_add(&region->map);
     if (status != TN_OK) {

@@ -120,6 +120,7 @@ struct tn__region {
     uint64_t number; /* differs from that of every other region of the heap */
     tn__zone *zone;
     size_t page_bytes;
+    unsigned page_shift; /* its logarithm; 0: it is no power of two */
     size_t page_count;
     uint64_t *mapped;                /* a bit a page: its memory is active here */
     uint64_t *idle;                  /* a bit a page: it lies in a run as a whole */
@@ -284,6 +285,11 @@ tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintpt
 tn__page_span tn__pages_touched(const tn__region *region, uintptr_t begin, uintptr_t end);
 static inline uintptr_t tn__page_address(const tn__region *region, size_t page) {
     return region->map.begin + page * region->page_bytes;
+}
+/* The page that the address lies in; one past the last for the region's end. */
+static inline size_t tn__page_at(const tn__region *region, uintptr_t address) {
+    size_t offset = address - region->map.begin;
+    return region->page_shift ? offset >> region->page_shift : offset / region->page_bytes;
 }
 static inline int tn__page_bit(const uint64_t *bits, size_t page) {
     return (bits[page / 64] >> (page % 64)) & 1;

@@ -58,12 +58,13 @@ static int is_noted(const tn__history *history, uint64_t position, uint64_t key)
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
-/* The hash of the context that ends with the key at the position. */
-static uint64_t next_hash(const tn__history *history, int order, uint64_t position, uint64_t key) {
+/* The hash of the context that ends with the key at the position, of which `mixed` is the hash. */
+static uint64_t next_hash(const tn__history *history, int order, uint64_t position,
+                          uint64_t mixed) {
     uint32_t length = order_length[order];
-    uint64_t hash = history->hash[order] * BASE + mix(key);
+    uint64_t hash = history->hash[order] * BASE + mixed;
     if (position < length) return hash;
-    return hash - base_power(length) * mix(past_at(history, position - length)->key);
+    return hash - history->power[order] * mix(past_at(history, position - length)->key);
 }
 
 static uint32_t *last_slot(const tn__history *history, int order, uint64_t hash) {
@@ -71,9 +72,9 @@ static uint32_t *last_slot(const tn__history *history, int order, uint64_t hash)
 }
 
 static void remember_contexts(tn__history *history, uint64_t position) {
-    uint64_t key = past_at(history, position)->key;
+    uint64_t mixed = mix(past_at(history, position)->key);
     for (int order = 0; order < TN__HISTORY_ORDERS; order++) {
-        history->hash[order] = next_hash(history, order, position, key);
+        history->hash[order] = next_hash(history, order, position, mixed);
         *last_slot(history, order, history->hash[order]) = (uint32_t)position;
     }
 }
@@ -92,7 +93,7 @@ static int agreement(const tn__history *history, uint64_t position) {
 /* Where the context that the key completes ended last. Others may have the same hash: the end of it
  * is looked at. */
 static uint64_t find_context(const tn__history *history, int order, uint64_t key) {
-    uint64_t hash = next_hash(history, order, history->count, key);
+    uint64_t hash = next_hash(history, order, history->count, mix(key));
     uint32_t last = *last_slot(history, order, hash);
     uint64_t position = history->count - (uint32_t)((uint32_t)history->count - last);
     int least =
@@ -161,6 +162,7 @@ static void grow(tn__history *history) {
     for (int order = 0; order < TN__HISTORY_ORDERS; order++) {
         history->last[order] = tables[order];
         history->hash[order] = 0;
+        history->power[order] = base_power(order_length[order]);
     }
     for (uint64_t position = 0; position < history->count; position++)
         remember_contexts(history, position);

@@ -42,6 +42,7 @@ typedef struct tn__history {
     uint64_t count;                     /* noted so far; the next position */
     uint32_t *last[TN__HISTORY_ORDERS]; /* by hash of a context: the position where it ended last */
     uint64_t hash[TN__HISTORY_ORDERS];  /* of the newest contexts */
+    uint64_t power[TN__HISTORY_ORDERS]; /* of the base: what the oldest key of a context counts */
     uint64_t follow;                    /* the position that is expected next */
     uint32_t run;    /* requests that were as expected, with few others between */
     uint32_t others; /* in a row that were not */

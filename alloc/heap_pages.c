@@ -9,16 +9,16 @@
 
 tn__page_span tn__pages_inside(const tn__region *region, uintptr_t begin, uintptr_t end) {
     tn__page_span span;
-    span.first = (begin - region->map.begin + region->page_bytes - 1) / region->page_bytes;
-    span.end = (end - region->map.begin) / region->page_bytes;
+    span.first = tn__page_at(region, begin + region->page_bytes - 1);
+    span.end = tn__page_at(region, end);
     if (span.end < span.first) span.end = span.first;
     return span;
 }
 
 tn__page_span tn__pages_touched(const tn__region *region, uintptr_t begin, uintptr_t end) {
     tn__page_span span;
-    span.first = (begin - region->map.begin) / region->page_bytes;
-    span.end = (end - region->map.begin + region->page_bytes - 1) / region->page_bytes;
+    span.first = tn__page_at(region, begin);
+    span.end = tn__page_at(region, end + region->page_bytes - 1);
     return span;
 }
 
@@ -39,6 +39,7 @@ size_t tn__bits_count(const uint64_t *bits, tn__page_span span) {
 }
 
 void tn__bits_set(uint64_t *bits, tn__page_span span, int is_set) {
+    if (span.first == span.end) return;
     for (size_t word = span.first / 64; word * 64 < span.end; word++) {
         if (is_set) {
             bits[word] |= span_mask(span, word);
@@ -96,7 +97,7 @@ static tn__piece *last_begin(const tn__region *region, size_t page, uintptr_t ad
 /* Where the page is neither idle nor VOID as a whole, an open piece begins in it or in the one
  * before; or else that one is idle. */
 tn__piece *tn__open_piece_at(const tn__region *region, uintptr_t address) {
-    size_t page = (address - region->map.begin) / region->page_bytes;
+    size_t page = tn__page_at(region, address);
     tn__piece *piece;
     if (!tn__page_bit(region->mapped, page)) return tn__page_void_piece(region, page);
     piece = last_begin(region, page, address);

@@ -275,6 +275,14 @@ int tn__heap_find_window(tn__heap *heap, const tn__request *request, int is_plen
 
 /* ---- places of before, and new ones ---------------------------------------------------------- */
 
+/* What most requests of a job that repeats itself find: one piece, with memory behind all of it. */
+static int take_past_piece(const tn__request *request, tn__piece *piece, uintptr_t address,
+                           tn__place *out) {
+    if (must_be_ready(request) && !tn__order_is_ready(request->stream, &piece->uses)) return 0;
+    set_place(out, tn__run_first(piece), address);
+    return 1;
+}
+
 int tn__heap_find_past(tn__heap *heap, const tn__request *request, const tn__past *past,
                        tn__place *out) {
     gap_search search = {.heap = heap, .request = request, .is_plentiful = 1};
@@ -282,7 +290,11 @@ int tn__heap_find_past(tn__heap *heap, const tn__request *request, const tn__pas
     gap within = {.begin = past->address, .end = end};
     if (!past->region || past->address % request->alignment) return 0;
     within.first = tn__open_piece_at(past->region, past->address);
-    if (!within.first || !is_open_until(within.first, end)) return 0;
+    if (!within.first) return 0;
+    if (within.first->kind == TN__PIECE_FREE && tn__piece_end(within.first) >= end) {
+        return take_past_piece(request, within.first, past->address, out);
+    }
+    if (!is_open_until(within.first, end)) return 0;
     try_window(&search, &within, past->address);
     if (!search.is_found || search.best.cost > search.best.missing_pages) return 0;
     *out = search.best;

@@ -255,7 +255,7 @@ tn_status tn__pool_create(tn_device *device, const tn_pool_config *config, tn__g
             status = tn__device_watch_streams(device, tn__pool_on_stream_end, pool);
         }
         if (status == TN_OK) {
-            tn__device_watch_waits(device, tn__pool_on_user_wait, pool);
+            tn__device_watch_waits(device, tn__pool_on_user_wait, &pool->order.known_bits, pool);
         } else {
             abandon_pool(pool);
         }

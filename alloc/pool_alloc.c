@@ -70,23 +70,27 @@ static tn_status find_past_room(tn_pool *pool, const tn__request *request, int *
 }
 
 /* What threads keep for themselves comes before anything is asked of the driver. But not for a
- * small block while the job repeats itself: large ones would miss what the threads had then. */
-static int is_worth_a_drain(tn_pool *pool, const tn__request *request) {
-    tn__place place;
-    if (request->zone == TN__ZONE_SMALL && tn__history_is_trusted(&pool->heap.history)) return 0;
-    return !tn__heap_find_run(&pool->heap, request, &place);
+ * small block while the job repeats itself: large ones would miss what the threads had then.
+ * *is_found: there is a run, and nothing is drained. */
+static void drain_if_needed(tn_pool *pool, const tn__request *request, int *is_drained,
+                            tn__place *run, int *is_found) {
+    *is_found = 0;
+    if (*is_drained) return;
+    if (request->zone == TN__ZONE_SMALL && tn__history_is_trusted(&pool->heap.history)) return;
+    *is_found = tn__heap_find_run(&pool->heap, request, run);
+    if (*is_found) return;
+    (void)tn__caches_drain(pool);
+    *is_drained = 1;
 }
 
 static tn_status find_room(tn_pool *pool, tn__request *request, int *is_drained, tn__place *out) {
+    tn__place run;
     int is_found;
     if (pool->graph) return tn__graph_find_room(pool, request, out);
     TN_TRY(find_past_room(pool, request, is_drained, out, &is_found));
     if (is_found) return TN_OK;
-    if (!*is_drained && is_worth_a_drain(pool, request)) {
-        (void)tn__caches_drain(pool);
-        *is_drained = 1;
-    }
-    return tn__pool_find_room(pool, request, out);
+    drain_if_needed(pool, request, is_drained, &run, &is_found);
+    return tn__pool_find_room(pool, request, is_found ? &run : NULL, out);
 }
 
 /* Meanwhile the mutex may have been let go, and the lane with its stream have ended. */
@@ -176,23 +180,23 @@ static tn__cache_want want_of(const tn__request *request, tn_stream stream) {
 }
 
 /* A warm call that found its cache closed is served from it here. */
-static tn_status allocate_locked(tn_pool *pool, tn__request *request, tn_stream stream,
-                                 void **out) {
+static int take_closed(tn_pool *pool, const tn__request *request, tn_stream stream, void **out) {
     tn__cache_want want = want_of(request, stream);
     tn__cache *cache = is_cacheable(request) ? tn__cache_mine(pool) : NULL;
-    if (cache && !atomic_load(&cache->closed) && tn__cache_take_locked(cache, &want, out)) {
-        note_take(pool, pool->state, *out, request->bytes, stream);
-        return TN_OK;
-    }
-    return allocate_from_heap(pool, request, stream, out);
+    if (!cache || atomic_load(&cache->closed)) return 0;
+    if (!tn__cache_take_locked(cache, &want, out)) return 0;
+    note_take(pool, pool->state, *out, request->bytes, stream);
+    return 1;
 }
 
 static tn_status allocate_slowly(tn_pool *pool, tn__request *request, tn_stream stream,
-                                 void **out) {
-    tn_status status;
+                                 int was_closed, void **out) {
+    tn_status status = TN_OK;
     pthread_mutex_lock(&pool->mutex);
     tn__cache_set_clock(pool);
-    status = allocate_locked(pool, request, stream, out);
+    if (!was_closed || !take_closed(pool, request, stream, out)) {
+        status = allocate_from_heap(pool, request, stream, out);
+    }
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }
@@ -229,7 +233,8 @@ static inline tn__cache_result take_warm(tn_pool *pool, size_t bytes, tn_stream 
 }
 
 static tn_status alloc_cold(tn_pool *pool, size_t bytes, tn_stream stream,
-                            const tn_alloc_options *options, int is_owned, void **out) {
+                            const tn_alloc_options *options, int is_owned, int was_closed,
+                            void **out) {
     tn__request request = {.asked_bytes = bytes, .is_owned = is_owned};
     TN_REQUIRE(pool, "tn_alloc: pool is NULL");
     TN_REQUIRE(out, "tn_alloc: out is NULL");
@@ -249,7 +254,7 @@ static tn_status alloc_cold(tn_pool *pool, size_t bytes, tn_stream stream,
         request.bytes = tn__dedicated_bytes(pool, bytes);
         request.zone = TN__ZONE_DEDICATED;
     }
-    return allocate_slowly(pool, &request, stream, out);
+    return allocate_slowly(pool, &request, stream, was_closed, out);
 }
 
 /* Threads that found their caches stopped have their blocks before they go on to settle: so one of
@@ -276,7 +281,7 @@ static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream strea
     }
     if (result == TN__CACHE_IN_DEBT) settle(pool);
     if (result == TN__CACHE_DONE || result == TN__CACHE_IN_DEBT) return TN_OK;
-    return alloc_cold(pool, bytes, stream, options, is_owned, out);
+    return alloc_cold(pool, bytes, stream, options, is_owned, result == TN__CACHE_CLOSED, out);
 }
 
 tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream, const tn_alloc_options *options,

@@ -198,8 +198,10 @@ void tn__pool_note_free(tn_pool *pool, const tn__piece *block);
 /* ---- pool_pressure.c ------------------------------------------------------------------------- */
 
 /* A place for the request that its stream can use: in a run, and behind the waits that it needs.
- * May let the pool's mutex go meanwhile. TN_OUT_OF_DEVICE_MEMORY without the report. */
-tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out);
+ * `run` is what tn__heap_find_run has found for it just now; NULL if it was not asked, or found
+ * none. May let the pool's mutex go meanwhile. TN_OUT_OF_DEVICE_MEMORY without the report. */
+tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, const tn__place *run,
+                             tn__place *out);
 
 /* Before memory is taken from the driver: TN_OUT_OF_DEVICE_MEMORY with words if a limit of the pool
  * or the process, soft or hard as pool->growth says, leaves no `bytes` beyond what the pool counts

@@ -1,6 +1,7 @@
 /* Streams, epochs and events: see pool_order.h. */
 #include "pool_order.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "canary.h"
@@ -111,6 +112,7 @@ tn_status tn__order_find(tn__order *order, tn_stream handle, tn__pool_stream **o
     TN_TRY(order->driver->stream_id(order->home.state, handle, &id));
     stream = tn__order_known(order, id);
     if (!stream) TN_TRY(add_stream(order, handle, id, &stream));
+    atomic_fetch_or_explicit(&order->known_bits, tn__stream_bit(handle), memory_order_relaxed);
     if (id & TN__STREAM_ID_IN_CAPTURE) {
         *out = stream; /* the handle means another when the capture has ended */
         return TN_OK;
@@ -335,29 +337,42 @@ tn_status tn__order_poll(tn__order *order, int *any) {
 
 /* ---- waits -------------------------------------------------------------------------------- */
 
-/* How far `stream` has waited for the other. */
-static uint64_t waited_for(const tn__pool_stream *stream, const tn__pool_stream *source) {
-    for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
-        if (stream->waited[i].source_number == source->number) return stream->waited[i].epoch;
+static uint32_t home_of(uint64_t number) { return (uint32_t)(number % TN__WAITS_MAX); }
+
+/* Whoever finds its home taken lies anywhere. Streams are numbered one after the other, so that few
+ * do, and a question is one comparison. TN__WAITS_MAX: it is not there. */
+static uint32_t find_wait(const tn__pool_stream *stream, uint64_t number) {
+    uint32_t i = home_of(number);
+    if (stream->waited[i].source_number == number) return i;
+    for (i = 0; i < TN__WAITS_MAX; i++) {
+        if (stream->waited[i].source_number == number) break;
     }
-    return 0;
+    return i;
 }
 
-static tn__stream_waited *entry_of(tn__pool_stream *stream, uint64_t number) {
-    for (uint32_t i = 0; i < TN__WAITS_MAX; i++) {
-        if (stream->waited[i].source_number == number) return &stream->waited[i];
+/* How far `stream` has waited for the other. */
+static uint64_t waited_for(const tn__pool_stream *stream, const tn__pool_stream *source) {
+    uint32_t i = find_wait(stream, source->number);
+    return i < TN__WAITS_MAX ? stream->waited[i].epoch : 0;
+}
+
+/* At home, or where there is room; 0 if there is none: then the wait is not known. */
+static int add_wait(tn__pool_stream *stream, tn__stream_waited wait) {
+    uint32_t i = find_wait(stream, wait.source_number);
+    if (i == TN__WAITS_MAX) {
+        i = home_of(wait.source_number);
+        if (stream->waited[i].source_number) i = find_wait(stream, 0);
+        if (i == TN__WAITS_MAX) return 0;
+        stream->waited[i] = wait;
     }
-    return NULL;
+    if (stream->waited[i].epoch < wait.epoch) stream->waited[i].epoch = wait.epoch;
+    return 1;
 }
 
 static void remember_wait(tn__pool_stream *stream, tn__stream_waited wait) {
-    tn__stream_waited *entry = entry_of(stream, wait.source_number);
-    if (!entry) {
-        entry = &stream->waited[stream->waited_next];
-        stream->waited_next = (stream->waited_next + 1) % TN__WAITS_MAX;
-        *entry = wait;
-    }
-    if (entry->epoch < wait.epoch) entry->epoch = wait.epoch;
+    if (add_wait(stream, wait)) return;
+    stream->waited[stream->waited_next] = wait;
+    stream->waited_next = (stream->waited_next + 1) % TN__WAITS_MAX;
 }
 
 static int is_after(const tn__pool_stream *stream, tn__use use) {
@@ -439,9 +454,8 @@ void tn__order_wait_is_put(tn__order *order, const tn__user_wait *wait) {
     if (!stream || stream->number == told->source.source_number) return;
     remember_wait(stream, told->source);
     for (size_t i = 0; i < TN__WAITS_MAX; i++) {
-        const tn__stream_waited *known = &told->known[i];
-        int has_room = entry_of(stream, known->source_number) || entry_of(stream, 0);
-        if (known->source_number && has_room) remember_wait(stream, *known);
+        uint64_t number = told->known[i].source_number;
+        if (number && number != stream->number) (void)add_wait(stream, told->known[i]);
     }
 }
 

@@ -124,7 +124,7 @@ struct tn__pool_stream {
     uint32_t closed_count;
     uint32_t waited_next; /* the one to forget next */
     tn__closed_epoch closed[TN__CLOSED_MAX];
-    tn__stream_waited waited[TN__WAITS_MAX];
+    tn__stream_waited waited[TN__WAITS_MAX]; /* each source once, where its number says if it can */
     int64_t trace_number; /* in the trace that is being written; -1: not seen there yet */
 };
 
@@ -164,7 +164,8 @@ typedef struct tn__order {
     _Atomic uint64_t use_stamp; /* grows before a use that was recorded stops to cover what its
                                  * stream does next; read without the mutex, too (pool_owned.h) */
     tn__told_wait told[TN__TOLD_WAITS];
-    unsigned told_next; /* the one to forget next */
+    unsigned told_next;          /* the one to forget next */
+    _Atomic uint64_t known_bits; /* tn__stream_bit of all handles that have a state, or had one */
 } tn__order;
 
 /* The state of a stream, made when it is new. TN_INVALID_ARGUMENT if it belongs to a device that

@@ -149,7 +149,7 @@ tn_status tn_pool_peer_enable(tn_pool *pool, tn_device *peer) {
     status = add_peer_locked(pool, added, &is_added);
     pthread_mutex_unlock(&pool->mutex);
     if (is_added) {
-        tn__device_watch_waits(peer, tn__pool_on_user_wait, pool);
+        tn__device_watch_waits(peer, tn__pool_on_user_wait, &pool->order.known_bits, pool);
     } else {
         end_peer(pool, added);
     }

@@ -31,7 +31,8 @@ typedef struct ladder {
     tn_pool *pool;
     tn__request *request;
     tn_stream stream;
-    double wait_us; /* what may still be waited on the host for this request */
+    double wait_us;       /* what may still be waited on the host for this request */
+    const tn__place *run; /* what find_run has found, and nothing has changed since; or NULL */
 } ladder;
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -357,6 +358,10 @@ static tn_status find_room_apart(ladder *l, tn__place *out) {
 static tn_status find_room_shared(ladder *l, tn__place *out) {
     tn_status status;
     int is_found = 0;
+    if (l->run) {
+        *out = *l->run;
+        return tn__heap_wait_place(&l->pool->order, l->request, out);
+    }
     if (find_run(l->pool, l->request, out)) {
         return tn__heap_wait_place(&l->pool->order, l->request, out);
     }
@@ -364,14 +369,17 @@ static tn_status find_room_shared(ladder *l, tn__place *out) {
     return status != TN_OK || is_found ? status : climb(l, out);
 }
 
-tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, tn__place *out) {
-    ladder l = {pool, request, request->stream->handle, pool->wait_us_max};
+tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, const tn__place *run,
+                             tn__place *out) {
+    ladder l = {pool, request, request->stream->handle, pool->wait_us_max, NULL};
     tn_status status = TN_OUT_OF_DEVICE_MEMORY;
     tn__error_scope_begin();
     if (pool->keep_streams_apart) {
         request->only_ready = 1;
         status = find_room_apart(&l, out);
         request->only_ready = 0;
+    } else if (request->zone != TN__ZONE_DEDICATED) {
+        l.run = run;
     }
     if (is_shortage(status)) status = find_room_shared(&l, out);
     if (status == TN_INVALID_STATE) status = find_ready_room(&l, out);
