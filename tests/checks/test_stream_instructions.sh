@@ -1,6 +1,6 @@
 # What two streams cost, in driver calls and in instructions of the library, which no other load of
-# the machine changes: a block that one allocates and frees and the other uses, and a wait of one for
-# the other, with pools that know both streams and with pools that do not.
+# the machine changes: a block that one allocates and frees and the other uses, and a wait of one
+# for the other, with pools that know both streams and with pools that do not.
 set -eu
 build=$1
 most_block=3950 most_stranger=450 most_known=1000 most_pool=12
@@ -12,7 +12,9 @@ if nm "$build/libtenure.so" | grep -q -E '__(asan|tsan)_init|__gcov_init'; then
 fi
 
 # A build with assertions looks at its structures more often.
-if grep -q 'tn__tensor_is_valid(tensor)' "$build/libtenure.so"; then most_block=4700 most_known=1150; fi
+if grep -q 'tn__tensor_is_valid(tensor)' "$build/libtenure.so"; then
+    most_block=4700 most_known=1150
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
