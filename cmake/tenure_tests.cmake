@@ -1,6 +1,7 @@
 # Tests: every tests/<kind>/test_*.c is one cmocka program, ctest name <kind>/<name>.
 #
 #   unit, sim, fault, fuzz   linked with the static archives: they see private symbols
+#   emulation                likewise, and with a device that runs the CUDA kernels on the CPU
 #   api, gpu, misuse         linked with the shared libraries: public headers only
 #   process                  linked with no library of ours: they load them
 #   cli                      likewise, and with what the programs under bench share
@@ -79,6 +80,17 @@ foreach(kind unit sim fault fuzz)
   foreach(source ${sources})
     tenure_add_test(${kind} ${source} -internal)
   endforeach()
+endforeach()
+include(emulation)
+tenure_add_kind_support(emulation)
+target_sources(tenure_emulation_support PRIVATE tests/gpu/gpu_support.c)
+target_include_directories(tenure_emulation_support PUBLIC tests/gpu tests/emulation)
+file(GLOB sources CONFIGURE_DEPENDS tests/emulation/test_*.c)
+foreach(source ${sources})
+  tenure_add_test(emulation ${source} -internal)
+  get_filename_component(name ${source} NAME_WE)
+  tenure_use_emulation(emulation_${name})
+  target_include_directories(emulation_${name} PRIVATE tests/gpu)
 endforeach()
 foreach(kind api cli gpu misuse)
   tenure_add_kind_support(${kind})

@@ -160,17 +160,6 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t *words, uint32_t *c
     columns[3] = __byte_perm(c, d, 0x7632);
 }
 
-/* 16 bytes that leave the L2 cache first. */
-__device__ __forceinline__ uint4 load_once(const void *from) {
-    uint64_t policy;
-    uint4 piece;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w)
-                 : "l"(from), "l"(policy));
-    return piece;
-}
-
 /* Where this lane's 4 rows and 16 columns lie, and which word of a column they become. */
 struct lane_place {
     int64_t row, col;
@@ -258,13 +247,6 @@ __device__ __forceinline__ void store_columns(const tn__cuda_transpose_arguments
         }
         to += 32 * a.rows;
     }
-}
-
-/* Launched before the kernel ahead of it has ended (cuda_table.c): it waits for it here. */
-__device__ __forceinline__ void wait_for_the_kernel_ahead() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)

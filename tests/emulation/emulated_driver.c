@@ -1,0 +1,108 @@
+/* The emulated device as a driver: see emulated_driver.h. */
+#include "emulated_driver.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda_module.h"
+#include "emulator.h"
+#include "test_support.h"
+
+/* Where the linker finds tn__driver_cuda (cmake/emulation.cmake). */
+extern tn__driver tn__driver_emulated;
+tn__driver tn__driver_emulated;
+
+static atomic_uint_fast64_t launch_count;
+
+/* ---- the calls that the host driver lacks --------------------------------------------------- */
+
+static tn_status open_device(const tn_device_config *config, tn_device_info *info,
+                             tn__driver_device **out) {
+    TN_TRY(tn__driver_host.open(config, info, out));
+    info->driver = TN_DRIVER_CUDA;
+    info->compute_major = 9;
+    info->compute_minor = 0;
+    return TN_OK;
+}
+
+/* An image is the name of the file that it was made from. */
+static tn_status module_load(tn__driver_device *device, const void *image, void **out) {
+    (void)device;
+    *out = (void *)(uintptr_t)image;
+    return TN_OK;
+}
+
+static tn_status module_unload(tn__driver_device *device, void *module) {
+    (void)device, (void)module;
+    return TN_OK;
+}
+
+static tn_status module_function(tn__driver_device *device, void *module, const char *name,
+                                 tn__function *out) {
+    const emulated_kernel *kernel = emulated_kernel_find(module, name);
+    (void)device;
+    if (!kernel) return TN_FAIL(TN_DRIVER_ERROR, "%s has no kernel %s", (const char *)module, name);
+    *out = (tn__function)(uintptr_t)kernel;
+    return TN_OK;
+}
+
+typedef struct queued_launch {
+    emulated_launch launch;
+    max_align_t argument[]; /* a copy: the caller's ends with its call */
+} queued_launch;
+
+static void run_launch(void *argument) {
+    queued_launch *queued = argument;
+    emulated_run(&queued->launch);
+    free(queued);
+}
+
+static tn_status launch(tn__driver_device *device, tn__function function, const tn__launch *wanted,
+                        tn_stream stream) {
+    const emulated_kernel *kernel = function;
+    queued_launch *queued = malloc(sizeof *queued + kernel->argument_bytes);
+    TN_CHECK(wanted->grid[1] == 1 && wanted->grid[2] == 1);
+    TN_CHECK(wanted->block[1] == 1 && wanted->block[2] == 1 && wanted->shared_bytes == 0);
+    if (!queued) return TN_OUT_OF_HOST_MEMORY;
+    memcpy(queued->argument, wanted->parameters[0], kernel->argument_bytes);
+    queued->launch = (emulated_launch){kernel, queued->argument, wanted->grid[0], wanted->block[0]};
+    atomic_fetch_add(&launch_count, 1);
+    tn_status status = tn__driver_host.host_task(device, run_launch, queued, stream);
+    if (status != TN_OK) free(queued);
+    return status;
+}
+
+static __attribute__((constructor)) void make_driver(void) {
+    tn__driver_emulated = tn__driver_host;
+    tn__driver_emulated.name = "cuda";
+    tn__driver_emulated.open = open_device;
+    tn__driver_emulated.module_load = module_load;
+    tn__driver_emulated.module_unload = module_unload;
+    tn__driver_emulated.module_function = module_function;
+    tn__driver_emulated.launch = launch;
+}
+
+tn_device *emulated_open(void) {
+    tn_device_config config = TN_DEVICE_CONFIG_INIT;
+    tn_device *device = NULL;
+    config.driver = TN_DRIVER_CUDA;
+    EXPECT_OK(tn_device_create(&config, &device));
+    return device;
+}
+
+uint64_t emulated_launch_count(void) { return atomic_load(&launch_count); }
+
+/* ---- in the place of cuda_gemm.c ------------------------------------------------------------ */
+
+tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
+    (void)device, (void)work, (void)out;
+    return TN_FAIL(TN_UNSUPPORTED, "the emulated device has no cuBLASLt");
+}
+
+tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return TN_FAIL(TN_UNSUPPORTED, "the emulated device has no cuBLASLt");
+}
+
+void tn__cuda_gemm_end(tn__cuda_context *context) { (void)context; }

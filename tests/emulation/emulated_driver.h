@@ -1,0 +1,19 @@
+/* A CUDA driver whose device runs the kernels on the CPU.
+ *
+ * A program that is linked with it has this in the place of alloc/driver_cuda.c: TN_DRIVER_CUDA
+ * opens a device with the host driver's memory, streams and events, on which the CUDA table of the
+ * ops loads its images, finds its kernels and launches them as it does on a GPU. cuBLASLt is not
+ * there.
+ */
+#ifndef TENURE_EMULATED_DRIVER_H
+#define TENURE_EMULATED_DRIVER_H
+
+#include "tenure_alloc.h"
+
+/* Fails the test if it can not be opened. */
+tn_device *emulated_open(void);
+
+/* Kernels that were launched since the program began: shows that a test has run any. */
+uint64_t emulated_launch_count(void);
+
+#endif
