@@ -16,6 +16,17 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     return built_without_kernels("quantize");
 }
 
+static size_t list_scratch_bytes(int64_t tensors) {
+    (void)tensors;
+    return 0;
+}
+
+static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
+                                  tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("grouped_quantize");
+}
+
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("dequantize");
@@ -61,6 +72,8 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
 const tn__op_table tn__op_table_cuda = {
     .name = "cuda",
     .quantize = quantize,
+    .list_scratch_bytes = list_scratch_bytes,
+    .grouped_quantize = grouped_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -13,12 +13,14 @@
 
 extern const unsigned char tn__cuda_cast_image[];
 extern const unsigned char tn__cuda_small_image[];
+extern const unsigned char tn__cuda_list_image[];
 
-enum { CAST_IMAGE = 0, SMALL_IMAGE, IMAGE_COUNT };
+enum { CAST_IMAGE = 0, SMALL_IMAGE, LIST_IMAGE, IMAGE_COUNT };
 
 static const unsigned char *const images[IMAGE_COUNT] = {
     [CAST_IMAGE] = tn__cuda_cast_image,
     [SMALL_IMAGE] = tn__cuda_small_image,
+    [LIST_IMAGE] = tn__cuda_list_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -38,11 +40,12 @@ static int fp8_index(tn_dtype dtype) {
     return dtype == TN_E5M2;
 }
 
-int tn__kernel_of_quantize(int is_1d, int has_row, int has_col, tn_dtype src, tn_dtype format) {
+int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_dtype src,
+                           tn_dtype format) {
     TN_CHECK(has_row || has_col);
     int planes = has_row && has_col ? 2 : has_col ? 1 : 0;
     int index = ((!is_1d * 3 + planes) * 3 + float_index(src)) * 2 + fp8_index(format);
-    return TN__KERNEL_QUANTIZE + index;
+    return family + index;
 }
 
 int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst) {
@@ -60,6 +63,11 @@ static void pair_name(const char *family, int index, char name[TN__KERNEL_NAME_B
 
 static void quantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_%s_%s_%s_%s", index / 18 ? "2d" : "1d",
+             plane_names[index / 6 % 3], float_names[index / 2 % 3], fp8_names[index % 2]);
+}
+
+static void quantize_list_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_list_%s_%s_%s_%s", index / 18 ? "2d" : "1d",
              plane_names[index / 6 % 3], float_names[index / 2 % 3], fp8_names[index % 2]);
 }
 
@@ -94,6 +102,11 @@ static void single_small_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
 }
 
+static void single_list_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const names[] = {"list_groups"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -110,6 +123,8 @@ static const struct kernel_family {
     {TN__KERNEL_AXPY, SMALL_IMAGE, axpy_name},
     {TN__KERNEL_CROSS_ENTROPY, SMALL_IMAGE, cross_entropy_name},
     {TN__KERNEL_PAD, SMALL_IMAGE, single_small_name},
+    {TN__KERNEL_LIST_GROUPS, LIST_IMAGE, single_list_name},
+    {TN__KERNEL_QUANTIZE_LIST, LIST_IMAGE, quantize_list_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

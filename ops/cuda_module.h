@@ -26,19 +26,28 @@ enum {
     TN__KERNEL_CROSS_ENTROPY = TN__KERNEL_AXPY + TN__PAIR_KERNELS,
     TN__KERNEL_PAD = TN__KERNEL_CROSS_ENTROPY + TN__PAIR_KERNELS,
     TN__KERNEL_EMBED,
-    TN__KERNEL_COUNT
+    TN__KERNEL_LIST_GROUPS,
+    TN__KERNEL_QUANTIZE_LIST,
+    TN__KERNEL_COUNT = TN__KERNEL_QUANTIZE_LIST + TN__QUANTIZE_KERNELS
 };
 
-/* src is fp32, bf16 or fp16; format E4M3 or E5M2; one of has_row, has_col. */
-int tn__kernel_of_quantize(int is_1d, int has_row, int has_col, tn_dtype src, tn_dtype format);
+/* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
+ * has_row, has_col. */
+int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_dtype src,
+                           tn_dtype format);
 int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 2 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 3 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
-typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */
+typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_list_table.c */
+size_t tn__cuda_list_scratch_bytes(int64_t tensors);
+tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
+                                    tn_stream stream);
+
+/* cuda_gemm.c */
 
 typedef struct tn__cuda_context {
     tn__attachment attachment; /* first: what the device holds is this */

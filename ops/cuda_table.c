@@ -48,8 +48,8 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     TN_TRY(tn__cuda_context_of(device, &context));
     if (work->has_row) argument.row = plane_of(&work->row, vector_of(src->dtype));
     if (work->has_col) argument.col = plane_of(&work->col, 16);
-    int kernel = tn__kernel_of_quantize(work->format == TN_FORMAT_FP8_BLOCK_1D, work->has_row,
-                                        work->has_col, src->dtype, work->dtype);
+    int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE, work->format == TN_FORMAT_FP8_BLOCK_1D,
+                                        work->has_row, work->has_col, src->dtype, work->dtype);
     return tn__kernel_launch(context, kernel, tiles_of(src->rows) * tiles_of(src->cols),
                              TN__TILE_THREADS, &argument, stream);
 }
@@ -143,6 +143,8 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
 const tn__op_table tn__op_table_cuda = {
     .name = "cuda",
     .quantize = quantize,
+    .list_scratch_bytes = tn__cuda_list_scratch_bytes,
+    .grouped_quantize = tn__cuda_grouped_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = tn__cuda_gemm_scratch_bytes,

@@ -8,7 +8,7 @@
  */
 #include "host_kernels.h"
 
-enum { RANGES_MAX = 8 };
+enum { RANGES_MAX = 12 };
 
 static const double bytes_per_us = 4.0e6;
 static const double launch_us = 2.0;
@@ -55,6 +55,31 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     if (work->has_row) touch_plane(&kernel, &work->row, 1);
     if (work->has_col) touch_plane(&kernel, &work->col, 1);
     return launch(device, "quantize", &kernel, stream);
+}
+
+/* As the CUDA table asks for: the list of tensors. */
+static size_t list_scratch_bytes(int64_t tensors) { return ((size_t)tensors + 1) * 128; }
+
+static void touch_grouped_plane(ghost *kernel, const tn_plane_view *view, size_t data_bytes,
+                                int64_t scale_floats) {
+    touch(kernel, view->data, data_bytes, 1);
+    touch(kernel, view->scale, (size_t)scale_floats * sizeof(float), 1);
+}
+
+/* As if the groups filled the source: where they end only the device would know. */
+static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
+                                  tn_stream stream) {
+    const tn__quantize_work *all = &work->all;
+    size_t elements = (size_t)all->src.rows * (size_t)all->src.cols;
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->groups.offsets, ((size_t)work->groups.count + 1) * sizeof(int64_t), 0);
+    touch(&kernel, work->groups.error, sizeof(uint32_t), 1);
+    if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
+    touch(&kernel, work->scratch, list_scratch_bytes(work->groups.count), 1);
+    touch_matrix(&kernel, &all->src, 0);
+    if (all->has_row) touch_grouped_plane(&kernel, &all->row, elements, work->row_scale_floats);
+    if (all->has_col) touch_grouped_plane(&kernel, &all->col, elements, work->col_scale_floats);
+    return launch(device, "grouped_quantize", &kernel, stream);
 }
 
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
@@ -159,6 +184,8 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
 const tn__op_table tn__op_table_ghost = {
     .name = "ghost",
     .quantize = quantize,
+    .list_scratch_bytes = list_scratch_bytes,
+    .grouped_quantize = grouped_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -4,7 +4,7 @@
  * can not put its task on the stream frees it itself. What a table function gets from its caller
  * is only valid during the call; the addresses in it are valid until the stream has done the work.
  */
-#include "host_kernels.h"
+#include "host_grouped.h"
 #include "host_alloc.h"
 
 typedef struct conversion {
@@ -15,6 +15,7 @@ typedef struct host_task {
     void (*run)(const struct host_task *task);
     union {
         tn__quantize_work quantize;
+        tn__grouped_quantize_work grouped_quantize;
         tn__dequantize_work dequantize;
         tn__transpose_work transpose;
         tn__gemm_work gemm;
@@ -61,6 +62,23 @@ static void run_transpose(const host_task *task) { tn__host_transpose(&task->wor
 
 static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
     host_task task = {.run = run_transpose, .work.transpose = *work};
+    return enqueue(device, &task, stream);
+}
+
+/* ---- grouped ------------------------------------------------------------------------------- */
+
+static size_t list_scratch_bytes(int64_t tensors) {
+    (void)tensors;
+    return 0;
+}
+
+static void run_grouped_quantize(const host_task *task) {
+    tn__host_grouped_quantize(&task->work.grouped_quantize);
+}
+
+static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
+                                  tn_stream stream) {
+    host_task task = {.run = run_grouped_quantize, .work.grouped_quantize = *work};
     return enqueue(device, &task, stream);
 }
 
@@ -118,6 +136,8 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
 const tn__op_table tn__op_table_host = {
     .name = "host",
     .quantize = quantize,
+    .list_scratch_bytes = list_scratch_bytes,
+    .grouped_quantize = grouped_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -90,6 +90,21 @@ tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tens
     return TN_OK;
 }
 
+tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out) {
+    tn_tensor_info info;
+    tn_plane_view view;
+    *out = NULL;
+    if (tn__is_no_tensor(skip)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "skip", skip, &info));
+    TN_TRY(tn__op_require_format(call, "skip", &info, TN_FORMAT_PLAIN));
+    TN_TRY(tn__op_require_dtype(call, "skip", &info, TN_FP32));
+    TN_REQUIRE(info.rows * info.cols == 1, "%s: skip (tensor %s) has %lld elements, expected 1",
+               call->name, info.name, (long long)(info.rows * info.cols));
+    TN_TRY(tn__op_lease(call, skip, TN_PLANE_DATA, TN_READ, &view));
+    *out = view.data;
+    return TN_OK;
+}
+
 static void note_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane) {
     TN_CHECK(call->derived_count < TN__OP_DERIVED_MAX);
     call->derived[call->derived_count++] = (tn__op_derived){tensor, plane};

@@ -92,6 +92,10 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
 tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
                               tn_access access, tn__matrix *matrix);
 
+/* The flag in device memory that says whether to leave all outputs alone: an fp32 tensor of one
+ * element, under READ; NULL for {0}. With one, outputs are leased for UPDATE. */
+tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out);
+
 /* READ of a plane that is derived if it is not valid, and dropped again if the call fails. */
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view);

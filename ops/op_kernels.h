@@ -37,6 +37,22 @@ typedef struct tn__quantize_work {
     tn_plane_view row, col;
 } tn__quantize_work;
 
+/* Groups of the rows of one tensor: see tenure_cast.h. */
+typedef struct tn__groups {
+    const int64_t *offsets; /* count + 1, in device memory */
+    int64_t count;
+    uint32_t *error;
+} tn__groups;
+
+typedef struct tn__grouped_quantize_work {
+    tn__quantize_work all; /* as if there were one group; of the views only dtype and addresses */
+    tn__groups groups;
+    int64_t row_scale_floats; /* that there is room for */
+    int64_t col_scale_floats;
+    const float *skip; /* NULL: never */
+    void *scratch;     /* of list_scratch_bytes(count of groups), 512-aligned; NULL if 0 */
+} tn__grouped_quantize_work;
+
 typedef struct tn__dequantize_work {
     tn_format format;
     tn_plane_view src; /* ROW or COL */
@@ -97,6 +113,10 @@ typedef struct tn__cross_entropy_work {
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
     tn_status (*quantize)(tn_device *device, const tn__quantize_work *work, tn_stream stream);
+    /* Bytes of scratch for a list of tensors that one launch works on. */
+    size_t (*list_scratch_bytes)(int64_t tensors);
+    tn_status (*grouped_quantize)(tn_device *device, const tn__grouped_quantize_work *work,
+                                  tn_stream stream);
     tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work, tn_stream stream);
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */

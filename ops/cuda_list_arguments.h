@@ -1,0 +1,37 @@
+/* What the kernels that work on a list of tensors in one launch take: see cuda_list.cu.
+ *
+ * The list lies in scratch memory of the call: for each tensor the argument that the kernel of one
+ * tensor would take, and the number of its first tile among the tiles of all, with the number of
+ * all behind the last. Who makes the list decides what a tensor of it is: a kernel that reads the
+ * offsets of groups, or one that writes down what the host knows.
+ */
+#ifndef TENURE_CUDA_LIST_ARGUMENTS_H
+#define TENURE_CUDA_LIST_ARGUMENTS_H
+
+#include "cuda_arguments.h"
+
+/* As in tenure_cast.h, which cuda_list_table.c holds them against. */
+enum { TN__GROUPS_OK = 0, TN__GROUPS_BAD_OFFSETS = 1, TN__GROUPS_OVER_CAPACITY = 2 };
+
+typedef struct tn__cuda_list {
+    int64_t *first_tile;                 /* count + 1 */
+    tn__cuda_quantize_arguments *tensor; /* count */
+    int64_t count;
+} tn__cuda_list;
+
+/* Writes the list of the groups of one tensor. */
+typedef struct tn__cuda_group_arguments {
+    tn__cuda_list list;
+    tn__cuda_quantize_arguments all; /* of a group: what all have; addresses: of the first one */
+    const int64_t *offsets;
+    uint32_t *error;
+    const float *skip; /* NULL: never */
+    int64_t src_element_bytes;
+    int64_t row_scale_floats;
+    int64_t col_scale_floats;
+    int is_1d;
+    int has_row;
+    int has_col;
+} tn__cuda_group_arguments;
+
+#endif

@@ -1,0 +1,77 @@
+/* The CUDA table's ops on many tensors at once: what cuda_list.cu wants to know. */
+#include "cuda_list_arguments.h"
+#include "cuda_module.h"
+#include "op_grouped.h"
+#include "tenure_cast.h"
+
+_Static_assert((int)TN__GROUPS_BAD_OFFSETS == (int)TN_GROUPED_BAD_OFFSETS, "one numbering");
+_Static_assert((int)TN__GROUPS_OVER_CAPACITY == (int)TN_GROUPED_OVER_CAPACITY, "one numbering");
+
+/* ---- the list in scratch memory ------------------------------------------------------------- */
+
+static size_t numbers_bytes(int64_t tensors) { return ((size_t)tensors + 1) * sizeof(int64_t); }
+
+size_t tn__cuda_list_scratch_bytes(int64_t tensors) {
+    return numbers_bytes(tensors) + (size_t)tensors * sizeof(tn__cuda_quantize_arguments);
+}
+
+/* Both parts are made of 8-byte words, so one may follow the other. */
+static tn__cuda_list list_in(void *scratch, int64_t tensors) {
+    tn__cuda_list list = {.first_tile = scratch, .count = tensors};
+    list.tensor = (tn__cuda_quantize_arguments *)((char *)scratch + numbers_bytes(tensors));
+    return list;
+}
+
+/* ---- groups --------------------------------------------------------------------------------- */
+
+static int is_multiple(uint64_t number, uint64_t of) { return number % of == 0; }
+
+/* Of a group: what all groups have. Rows of the source and of ROW begin at multiples of a piece in
+ * all groups or in none; those of COL are as long as the group, so the device says. */
+static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all) {
+    uint64_t element_bytes = tn_dtype_bytes(all->src.dtype);
+    uint64_t cols = (uint64_t)all->src.cols, src = (uint64_t)(uintptr_t)all->src.data;
+    tn__cuda_quantize_arguments argument = {
+        .src = all->src.data,
+        .rows = all->src.rows,
+        .cols = all->src.cols,
+        .tiles_across = (uint32_t)tn__units_of(all->src.cols, TN__TILE),
+        .amax_epsilon = all->amax_epsilon,
+        .is_pow2 = all->scale_mode == TN_SCALE_POW2,
+        .src_vectors = is_multiple(src | cols * element_bytes, 16),
+    };
+    argument.row = (tn__cuda_plane){.data = all->row.data, .scale = all->row.scale};
+    argument.col = (tn__cuda_plane){.data = all->col.data, .scale = all->col.scale};
+    argument.row.vectors =
+        is_multiple((uint64_t)(uintptr_t)all->row.data | cols, 16 / element_bytes);
+    return argument;
+}
+
+tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
+                                    tn_stream stream) {
+    const tn__quantize_work *all = &work->all;
+    const int64_t groups = work->groups.count;
+    tn__cuda_context *context;
+    tn__cuda_group_arguments argument = {
+        .list = list_in(work->scratch, groups),
+        .all = argument_of_all(all),
+        .offsets = work->groups.offsets,
+        .error = work->groups.error,
+        .skip = work->skip,
+        .src_element_bytes = (int64_t)tn_dtype_bytes(all->src.dtype),
+        .row_scale_floats = work->row_scale_floats,
+        .col_scale_floats = work->col_scale_floats,
+        .is_1d = all->format == TN_FORMAT_FP8_BLOCK_1D,
+        .has_row = all->has_row,
+        .has_col = all->has_col,
+    };
+    int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE_LIST, argument.is_1d, all->has_row,
+                                        all->has_col, all->src.dtype, all->dtype);
+    int64_t tiles =
+        tn__groups_units_max(groups, all->src.rows, TN__TILE) * argument.all.tiles_across;
+    TN_TRY(tn__cuda_context_of(device, &context));
+    TN_TRY(
+        tn__kernel_launch(context, TN__KERNEL_LIST_GROUPS, 1, TN__FLAT_THREADS, &argument, stream));
+    if (tiles == 0) return TN_OK;
+    return tn__kernel_launch(context, kernel, tiles, TN__TILE_THREADS, &argument.list, stream);
+}

@@ -1,0 +1,16 @@
+/* The host kernels of grouped operations: plain functions on memory, as in host_kernels.h. */
+#ifndef TENURE_HOST_GROUPED_H
+#define TENURE_HOST_GROUPED_H
+
+#include "host_kernels.h"
+#include "op_grouped.h"
+
+/* TN_GROUPED_OK, or what is wrong with the offsets of groups in `rows` rows. */
+uint32_t tn__host_groups_check(const tn__groups *groups, int64_t rows);
+
+/* Notes the error, the first one only; 0 if there is none. */
+int tn__host_groups_fail(const tn__groups *groups, uint32_t error);
+
+void tn__host_grouped_quantize(const tn__grouped_quantize_work *work);
+
+#endif
