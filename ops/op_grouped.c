@@ -38,12 +38,17 @@ static tn_status check_offsets(tn__op_call *call, tn_tensor offsets, int64_t *gr
 }
 
 static tn_status check_error(tn__op_call *call, tn_tensor error) {
+    tn_plane_state state;
     tn_tensor_info info;
     TN_TRY(tn__op_tensor(call, "error", error, &info));
     TN_TRY(tn__op_require_plain(call, "error", &info, TN_BYTE));
     TN_REQUIRE(elements_of(&info) == (int64_t)sizeof(uint32_t),
                "%s: error (tensor %s) has %lld bytes, expected 4", call->name, info.name,
                (long long)elements_of(&info));
+    TN_TRY(tn_plane_state_get(error, TN_PLANE_DATA, &state));
+    if (state != TN_PLANE_VALID && state != TN_PLANE_OFFLOADED)
+        return TN_FAIL(TN_INVALID_STATE, "%s: error (tensor %s) is not valid: write 0 there first",
+                       call->name, info.name);
     return TN_OK;
 }
 
@@ -62,14 +67,17 @@ tn_status tn__op_check_groups(tn__op_call *call, tn_tensor offsets, tn_tensor er
     return check_error(call, error);
 }
 
-tn_status tn__op_lease_groups(tn__op_call *call, tn_tensor offsets, tn_tensor error,
-                              tn__groups *groups) {
-    tn_plane_view of_offsets, of_error;
-    TN_TRY(tn__op_lease(call, offsets, TN_PLANE_DATA, TN_READ, &of_offsets));
-    TN_TRY(tn__op_lease(call, error, TN_PLANE_DATA, TN_UPDATE, &of_error));
-    groups->offsets = of_offsets.data;
-    groups->error = of_error.data;
-    TN_TRY(require_aligned(call, "offsets", groups->offsets, sizeof *groups->offsets));
+tn_status tn__op_lease_offsets(tn__op_call *call, tn_tensor offsets, tn__groups *groups) {
+    tn_plane_view view;
+    TN_TRY(tn__op_lease(call, offsets, TN_PLANE_DATA, TN_READ, &view));
+    groups->offsets = view.data;
+    return require_aligned(call, "offsets", groups->offsets, sizeof *groups->offsets);
+}
+
+tn_status tn__op_lease_error(tn__op_call *call, tn_tensor error, tn__groups *groups) {
+    tn_plane_view view;
+    TN_TRY(tn__op_lease(call, error, TN_PLANE_DATA, TN_UPDATE, &view));
+    groups->error = view.data;
     return require_aligned(call, "error", groups->error, sizeof *groups->error);
 }
 
@@ -187,7 +195,7 @@ static tn_status lease_plane(tn__op_call *call, const char *role, const tn_group
 static tn_status lease_quantize(tn__op_call *call, const tn_grouped_quantize_args *args,
                                 const tn_tensor_info *src, tn__grouped_quantize_work *work) {
     tn_access access = tn__is_no_tensor(args->skip) ? TN_WRITE : TN_UPDATE;
-    TN_TRY(tn__op_lease_groups(call, args->offsets, args->error, &work->groups));
+    TN_TRY(tn__op_lease_offsets(call, args->offsets, &work->groups));
     TN_TRY(tn__op_lease_skip(call, args->skip, &work->skip));
     TN_TRY(tn__op_lease_matrix(call, args->src, src, TN_READ, &work->all.src));
     if (!tn__is_empty(src)) {
@@ -198,7 +206,7 @@ static tn_status lease_quantize(tn__op_call *call, const tn_grouped_quantize_arg
         TN_TRY(lease_plane(call, "scale of row", &args->row, access, &work->all.row));
     if (work->all.has_col)
         TN_TRY(lease_plane(call, "scale of col", &args->col, access, &work->all.col));
-    return TN_OK;
+    return tn__op_lease_error(call, args->error, &work->groups);
 }
 
 tn_status tn_grouped_quantize(const tn_grouped_quantize_args *args, tn_stream stream) {

@@ -8,11 +8,12 @@
 
 #include "op_call.h"
 
-/* The table of offsets and the word of errors: checked, giving the count, and leased for a call. */
+/* The table of offsets and the word of errors: checked, giving the count, and leased for a call.
+ * The word is updated, so it is leased last: a call that fails before has left it valid. */
 tn_status tn__op_check_groups(tn__op_call *call, tn_tensor offsets, tn_tensor error,
                               tn__groups *groups);
-tn_status tn__op_lease_groups(tn__op_call *call, tn_tensor offsets, tn_tensor error,
-                              tn__groups *groups);
+tn_status tn__op_lease_offsets(tn__op_call *call, tn_tensor offsets, tn__groups *groups);
+tn_status tn__op_lease_error(tn__op_call *call, tn_tensor error, tn__groups *groups);
 
 /* `tensor` is PLAIN of that type; a role for the message. */
 tn_status tn__op_require_plain(const tn__op_call *call, const char *role,

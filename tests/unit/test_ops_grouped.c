@@ -71,7 +71,7 @@ static void each_group_equals_the_tensor_alone(void **state) {
                              .mode = i % 3 ? TN_SCALE_POW2 : TN_SCALE_FP32,
                              .epsilon = i % 7 ? 0.0f : 0.25f,
                              .planes = 1 + i % 3,
-                             .spare_rows = i % 4 * 3};
+                             .spare_rows = (int64_t)(i % 4) * 3};
         test_grouped_counts(&made, counts[i % 5], sources[i / 4 % 3], cols[i / 2 % 4], i);
         check(&ops, &made);
     }

@@ -1,4 +1,4 @@
-/* What the grouped ops refuse: one row a mistake, with its status and words; nothing has changed. */
+/* What the grouped ops refuse: one row a mistake, with its status and words, nothing changed. */
 #include "ops_groups_support.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ typedef struct fixture {
     test_ops ops, other;
     tn_tensor src, offsets, error, row_data, row_scale, col_data, col_scale, skip;
     tn_grouped_plane none;
-    tn_tensor wrong_bytes, small, fp32_small, fp8, elsewhere, fresh;
+    tn_tensor wrong_bytes, small, fp32_small, fp8, elsewhere, fresh, fresh_word;
 } fixture;
 
 static tn_tensor valid(const test_ops *ops, tn_tensor tensor) {
@@ -36,6 +36,7 @@ static fixture open_fixture(void) {
     f.small = valid(&f.ops, test_plain(scope, TN_BYTE, ROWS, COLS - 1));
     f.fp32_small = valid(&f.ops, test_plain(scope, TN_FP32, 1, 2));
     f.fp8 = test_fp8(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, COLS);
+    f.fresh_word = test_plain(scope, TN_BYTE, 1, 4);
     f.fresh = test_plain(scope, TN_BYTE, ROWS, COLS);
     f.elsewhere = valid(&f.other, test_plain(f.other.scope, TN_BYTE, ROWS, COLS));
     return f;
@@ -78,6 +79,7 @@ SPOIL(absent_offsets, args->offsets = f->fresh)
 SPOIL(no_error_word, args->error.value = 0)
 SPOIL(long_error, args->error = f->offsets)
 SPOIL(fp32_error, args->error = f->skip)
+SPOIL(unwritten_error, args->error = f->fresh_word)
 SPOIL(plain_format, args->format = TN_FORMAT_PLAIN)
 SPOIL(bf16_dtype, args->dtype = TN_BF16)
 SPOIL(odd_mode, args->scale_mode = (tn_scale_mode)7)
@@ -112,6 +114,7 @@ static const struct mistake {
     {no_error_word, TN_STALE_HANDLE, ""},
     {long_error, TN_INVALID_ARGUMENT, "has 32 bytes, expected 4"},
     {fp32_error, TN_INVALID_ARGUMENT, "error"},
+    {unwritten_error, TN_INVALID_STATE, "write 0 there first"},
     {plain_format, TN_INVALID_ARGUMENT, "format is 0"},
     {bf16_dtype, TN_INVALID_ARGUMENT, "dtype is"},
     {odd_mode, TN_INVALID_ARGUMENT, "scale_mode is 7"},
@@ -133,6 +136,7 @@ static const struct mistake {
 static void expect_unchanged(const fixture *f, const tn_ledger *before) {
     tn_ledger after = test_ledger(f->ops.scope);
     test_expect_same_ledger(before, &after);
+    assert_int_equal(test_state(f->error, TN_PLANE_DATA), TN_PLANE_VALID);
     assert_int_equal(test_state(f->row_data, TN_PLANE_DATA), TN_PLANE_VALID);
     assert_int_equal(test_state(f->fresh, TN_PLANE_DATA), TN_PLANE_ABSENT);
 }
