@@ -16,6 +16,9 @@
 #define TN__CANARY_PLANE_USE       12 /* the pool is not told of a lease's use */
 #define TN__CANARY_PLANE_LAST_COPY 13 /* the last copy of a tensor's contents can be dropped */
 #define TN__CANARY_PLANE_REPLACED  14 /* the memory that a REPLACE leaves is forgotten */
+#define TN__CANARY_PLANE_SLOT      15 /* a derivation does not wait for who used the slot before */
+#define TN__CANARY_PLANE_FETCHED   16 /* the copy that fetched a plane is not waited for */
+#define TN__CANARY_PLANE_KEPT      17 /* a plane that is dropped stays on a budget's account */
 
 #ifdef TENURE_CANARY
 #define TN__CANARY(fault) (TENURE_CANARY == (fault))

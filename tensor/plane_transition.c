@@ -34,7 +34,7 @@ static tn_device *device_of(const tn__tensor_object *tensor) {
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void set_absent(tn__plane_object *plane) {
-    tn__budget_forget(plane);
+    if (!TN__CANARY(TN__CANARY_PLANE_KEPT)) tn__budget_forget(plane);
     plane->state = TN_PLANE_ABSENT;
     plane->is_derived = 0;
     plane->has_write = plane->has_skips = 0;
@@ -302,6 +302,7 @@ static TN__SLOW tn_status replace_memory(const tn__lease_object *lease) {
         end_replaced(plane);
         return status;
     }
+    tn__budget_forget(plane);
     tn__plane_order_note(plane, TN_READ, lease->stream, lease->stream_id);
     tn__plane_order_swap(plane, plane->replaced);
     return TN_OK;
@@ -383,10 +384,10 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     const tn__lease_object *holder = holder_against(lease);
     if (holder) return tn__fail_in_use(holder, tn__access_name(lease->access));
-    if (plane->kind == TN__MEMORY_HOST) TN_TRY(bring_back(lease));
-    if (!is_whole_write(lease->access) && plane->state != TN_PLANE_VALID) {
+    if (!is_whole_write(lease->access) && !tn__state_is_complete(plane->state)) {
         return fail_not_valid(lease);
     }
+    if (plane->kind == TN__MEMORY_HOST) TN_TRY(bring_back(lease));
     if (plane->foreign) TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
     lease->state_before = plane->state;
     lease->has_made_plane = needs_memory(lease);
@@ -688,6 +689,7 @@ static tn_status settle_relocated(tn__tensor_object *tensor, tn_plane plane,
     }
     object->state = to->state;
     object->is_derived = is_derived;
+    if (TN__CANARY(TN__CANARY_PLANE_FETCHED)) return TN_OK;
     tn__plane_order_note(object, TN_WRITE, to->on.stream, to->on.stream_id);
     return TN_OK;
 }

@@ -10,6 +10,7 @@
 #include "scratch_slot.h"
 
 #include "books.h"
+#include "canary.h"
 #include "format_table.h"
 #include "host_alloc.h"
 #include "plane_memory.h"
@@ -298,6 +299,7 @@ static tn_status prepare_buffer(tn__scratch_buffer *buffer, size_t needed, tn__t
         int index = (int)(buffer - slot->buffers);
         return grow(slot, index, index + 1, largest > needed ? largest : needed, on);
     }
+    if (TN__CANARY(TN__CANARY_PLANE_SLOT)) return TN_OK;
     tn__plane_object *holder = buffer->resident ? resident_of(buffer) : memory_of(buffer);
     return tn__plane_order_before(device, holder, TN_WRITE, on->stream, on->stream_id);
 }

@@ -1,17 +1,16 @@
 /* The rules of planes as the headers tell them; see plane_model.h. */
-#include "plane_model.h"
-
-#include <stdio.h>
 #include <string.h>
 
-enum { ROW = 0, COL = 1 };
+#include "plane_model_parts.h"
 
 void model_init(model *m, tn_format format, tn_plane_policy policy) {
     memset(m, 0, sizeof *m);
     m->format = (unsigned char)format;
     m->policy = (unsigned char)policy;
+    m->buffer_count = 1;
     for (int t = 0; t < MODEL_TENSORS; t++) {
         m->tensors[t].is_alive = t != MODEL_SAVED;
+        m->tensors[t].policy = m->tensors[t].is_alive ? m->policy : 0;
         for (int p = 0; p < MODEL_PLANES; p++)
             m->tensors[t].planes[p].writer = -1;
     }
@@ -19,18 +18,19 @@ void model_init(model *m, tn_format format, tn_plane_policy policy) {
 
 static int is_derivable(const model *m) { return m->format != TN_FORMAT_FP8_BLOCK_1D; }
 
-/* What the policy comes to: UNTIL_LAST_USE is for 2D, none for planes that can not be derived. */
-static tn_plane_policy policy_of(const model *m) {
+tn_plane_policy model_policy(const model *m, int tensor) {
+    tn_plane_policy policy = (tn_plane_policy)m->tensors[tensor].policy;
+    if (policy == TN_POLICY_OFFLOAD) return policy;
     if (!is_derivable(m)) return TN_POLICY_KEEP;
-    if (m->policy == TN_POLICY_UNTIL_LAST_USE && m->format != TN_FORMAT_FP8_BLOCK_2D) {
+    if (policy == TN_POLICY_UNTIL_LAST_USE && m->format != TN_FORMAT_FP8_BLOCK_2D) {
         return TN_POLICY_KEEP;
     }
-    return (tn_plane_policy)m->policy;
+    return policy;
 }
 
 /* ---- leases -------------------------------------------------------------------------------- */
 
-static int leases_on(const model *m, int tensor, int plane) {
+int model_leases_on(const model *m, int tensor, int plane) {
     int count = 0;
     for (int i = 0; i < m->lease_count; i++)
         count += m->leases[i].tensor == tensor && m->leases[i].plane == plane;
@@ -38,7 +38,7 @@ static int leases_on(const model *m, int tensor, int plane) {
 }
 
 static int leases_of(const model *m, int tensor) {
-    return leases_on(m, tensor, ROW) + leases_on(m, tensor, COL);
+    return model_leases_on(m, tensor, ROW) + model_leases_on(m, tensor, COL);
 }
 
 static const model_lease *writer_of(const model *m, int tensor, int plane) {
@@ -55,16 +55,22 @@ static int is_written(const model *m, int tensor) {
     return writer_of(m, tensor, ROW) || writer_of(m, tensor, COL);
 }
 
-/* ---- planes -------------------------------------------------------------------------------- */
-
-static void set_absent(model_plane *plane) {
-    memset(plane, 0, sizeof *plane);
-    plane->writer = -1;
+static int is_viewed(const model *m, int tensor) {
+    return m->view.is_alive && m->view.base == tensor;
 }
 
-/* Of what the plane would be if a REPLACE of it were given up. */
-static unsigned char *kept_state(model_plane *plane) {
-    return plane->has_old ? &plane->old_state : &plane->state;
+/* ---- planes -------------------------------------------------------------------------------- */
+
+void model_set_absent(model *m, int tensor, int plane) {
+    model_plane *at = &m->tensors[tensor].planes[plane];
+    model_leave_slot(m, tensor, plane);
+    memset(at, 0, sizeof *at);
+    at->writer = -1;
+}
+
+/* What the plane would be if a REPLACE of it were given up. */
+static model_memory *kept_memory(model_plane *plane) {
+    return plane->has_old ? &plane->old : &plane->now;
 }
 
 static void note_write(model_plane *plane, int stream) {
@@ -72,51 +78,66 @@ static void note_write(model_plane *plane, int stream) {
     plane->readers = 0;
 }
 
+void model_fetch(model_plane *at) {
+    if (at->now.place != PLACE_HOST) return;
+    at->now.place = PLACE_OWN;
+    at->now.is_kept = 0;
+    if (at->now.state == TN_PLANE_OFFLOADED) at->now.state = TN_PLANE_VALID;
+    note_write(at, COPY_STREAM);
+}
+
+/* Memory for what is derived: what is there, but for host memory and that of others. */
+static tn_status take_memory(model *m, int tensor, int plane) {
+    model_plane *at = &m->tensors[tensor].planes[plane];
+    if (at->now.place == PLACE_READ_ONLY) return TN_INVALID_STATE;
+    if (at->now.place == PLACE_HOST) at->now.place = PLACE_OWN;
+    if (at->now.state != TN_PLANE_ABSENT || model_policy(m, tensor) != TN_POLICY_SCRATCH) {
+        return TN_OK;
+    }
+    return model_take_buffer(m, tensor, plane, !plane);
+}
+
 static tn_status require(model *m, int tensor, int plane, int stream) {
     model_tensor *t = &m->tensors[tensor];
     model_plane *to = &t->planes[plane], *from = &t->planes[!plane];
-    if (to->state == TN_PLANE_VALID) return TN_OK;
+    if (to->now.state == TN_PLANE_OFFLOADED) model_fetch(to);
+    if (to->now.state == TN_PLANE_VALID) return TN_OK;
     if (is_written(m, tensor)) return TN_IN_USE;
-    if (from->state != TN_PLANE_VALID) return TN_INVALID_STATE;
+    if (!model_is_complete(&from->now)) return TN_INVALID_STATE;
     if (!is_derivable(m)) return TN_UNSUPPORTED;
+    model_fetch(from);
     from->readers |= (unsigned char)(1 << stream);
-    to->state = TN_PLANE_VALID;
-    to->is_derived = 1;
+    tn_status status = take_memory(m, tensor, plane);
+    if (status != TN_OK) return status;
+    to->now.state = TN_PLANE_VALID;
+    to->now.is_derived = 1;
+    to->now.is_kept = 0;
     note_write(to, stream);
     return TN_OK;
 }
 
 static tn_status make(model *m, int tensor, int plane, int stream) {
     model_plane *at = &m->tensors[tensor].planes[plane];
-    if (at->state != TN_PLANE_ABSENT) return TN_OK;
-    at->state = TN_PLANE_ALLOCATED;
+    if (at->now.state != TN_PLANE_ABSENT) return TN_OK;
+    at->now.state = TN_PLANE_ALLOCATED;
     note_write(at, stream);
     return TN_OK;
 }
 
 /* Dropping it would lose the contents: no other plane has them, nor would after an abandon. */
-static int is_last_copy(model *m, int tensor, int plane) {
-    model_tensor *t = &m->tensors[tensor];
-    const model_plane *at = &t->planes[plane];
-    model_plane *other = &t->planes[!plane];
+int model_is_last_copy(const model *m, int tensor, int plane) {
+    const model_tensor *t = &m->tensors[tensor];
+    const model_plane *at = &t->planes[plane], *other = &t->planes[!plane];
     const model_lease *writer = writer_of(m, tensor, !plane);
-    int may_return = at->state == TN_PLANE_STALE && writer && writer->has_staled;
-    if (at->state != TN_PLANE_VALID && !may_return) return 0;
-    return other->state != TN_PLANE_VALID && *kept_state(other) != TN_PLANE_VALID;
+    int may_return = at->now.state == TN_PLANE_STALE && writer && writer->has_staled;
+    if (!model_is_complete(&at->now) && !may_return) return 0;
+    return !model_is_copy(&other->now) && !(other->has_old && model_is_copy(&other->old));
 }
 
 static tn_status drop(model *m, int tensor, int plane) {
-    if (leases_on(m, tensor, plane)) return TN_IN_USE;
-    if (is_last_copy(m, tensor, plane)) return TN_INVALID_STATE;
-    set_absent(&m->tensors[tensor].planes[plane]);
-    return TN_OK;
-}
-
-static tn_status release(model *m, int tensor, int plane) {
-    model_tensor *t = &m->tensors[tensor];
-    int drops = policy_of(m) == TN_POLICY_UNTIL_LAST_USE && t->is_frozen &&
-                t->planes[!plane].state == TN_PLANE_VALID && !leases_on(m, tensor, plane);
-    if (drops) set_absent(&t->planes[plane]);
+    if (model_leases_on(m, tensor, plane)) return TN_IN_USE;
+    if (model_is_last_copy(m, tensor, plane)) return TN_INVALID_STATE;
+    model_set_absent(m, tensor, plane);
     return TN_OK;
 }
 
@@ -127,36 +148,47 @@ static int is_whole_write(int access) { return access == TN_WRITE || access == T
 static void begin_write(model *m, model_lease *lease) {
     model_tensor *t = &m->tensors[lease->tensor];
     model_plane *at = &t->planes[lease->plane];
-    unsigned char *other = kept_state(&t->planes[!lease->plane]);
-    lease->has_made = at->state == TN_PLANE_ABSENT;
-    lease->has_staled = *other == TN_PLANE_VALID;
+    model_memory *other = kept_memory(&t->planes[!lease->plane]);
+    int leaves_slot = at->now.place == PLACE_SLOT && lease->access == TN_WRITE;
+    lease->has_made = at->now.state == TN_PLANE_ABSENT || leaves_slot;
+    lease->has_staled = (unsigned char)model_is_complete(other);
+    if (leaves_slot) model_set_absent(m, lease->tensor, lease->plane);
     if (lease->access == TN_REPLACE && !lease->has_made) {
         at->has_old = 1;
-        at->old_state = at->state;
-        at->is_old_derived = at->is_derived;
-        at->is_derived = 0;
+        at->old = at->now;
+        at->old.is_kept = 0;
+        memset(&at->now, 0, sizeof at->now);
     }
-    at->state = TN_PLANE_ALLOCATED;
+    at->now.state = TN_PLANE_ALLOCATED;
     note_write(at, lease->stream);
-    if (lease->has_staled) *other = TN_PLANE_STALE;
+    if (lease->has_staled) other->state = TN_PLANE_STALE;
 }
 
-static tn_status begin(model *m, model_operation op, tn_access access) {
-    model_lease lease = {op.tensor, op.plane, (unsigned char)access, op.stream, 0, 0};
-    model_plane *at = &m->tensors[op.tensor].planes[op.plane];
-    if (access == TN_READ) {
-        tn_status status = require(m, op.tensor, op.plane, op.stream);
-        if (status != TN_OK) return status;
-        at->readers |= (unsigned char)(1 << op.stream);
-    } else {
-        const model_lease *other = writer_of(m, op.tensor, !op.plane);
-        if (leases_on(m, op.tensor, op.plane)) return TN_IN_USE;
-        if (leases_on(m, op.tensor, !op.plane) && !(other && is_whole_write(other->access))) {
-            return TN_IN_USE;
-        }
-        if (access == TN_UPDATE && at->state != TN_PLANE_VALID) return TN_INVALID_STATE;
-        begin_write(m, &lease);
+static tn_status check_write(const model *m, model_operation op, tn_access access) {
+    const model_lease *other = writer_of(m, op.tensor, !op.plane);
+    if (model_leases_on(m, op.tensor, op.plane)) return TN_IN_USE;
+    if (model_leases_on(m, op.tensor, !op.plane) && !(other && is_whole_write(other->access))) {
+        return TN_IN_USE;
     }
+    const model_memory *at = &m->tensors[op.tensor].planes[op.plane].now;
+    if (access == TN_UPDATE && !model_is_complete(at)) return TN_INVALID_STATE;
+    if (access == TN_UPDATE && at->place == PLACE_SLOT) return TN_INVALID_STATE;
+    if (access != TN_REPLACE && at->place == PLACE_READ_ONLY) return TN_INVALID_STATE;
+    return TN_OK;
+}
+
+static tn_status begin(model *m, model_operation op, tn_access access, int is_through) {
+    model_lease lease = {op.tensor, op.plane, (unsigned char)access,    op.stream,
+                         0,         0,        (unsigned char)is_through};
+    model_plane *at = &m->tensors[op.tensor].planes[op.plane];
+    tn_status status =
+        access == TN_READ ? require(m, op.tensor, op.plane, op.stream) : check_write(m, op, access);
+    if (status != TN_OK) return status;
+    model_fetch(at);
+    if (access == TN_READ)
+        at->readers |= (unsigned char)(1 << op.stream);
+    else
+        begin_write(m, &lease);
     m->leases[m->lease_count++] = lease;
     return TN_OK;
 }
@@ -170,15 +202,24 @@ static model_lease take_lease(model *m, int index) {
     return lease;
 }
 
+/* Host memory that is stale is of no use under any policy. */
 static tn_status end(model *m, int index) {
     model_lease lease = take_lease(m, index);
     model_tensor *t = &m->tensors[lease.tensor];
     model_plane *at = &t->planes[lease.plane], *other = &t->planes[!lease.plane];
     if (lease.access == TN_READ) return TN_OK;
-    at->state = TN_PLANE_VALID;
-    at->is_derived = at->has_old = at->old_state = at->is_old_derived = 0;
+    if (at->has_old && at->old.place == PLACE_SLOT) model_leave_slot(m, lease.tensor, lease.plane);
+    at->has_old = 0;
+    memset(&at->old, 0, sizeof at->old);
+    at->now.state = TN_PLANE_VALID;
+    at->now.is_derived = at->now.is_kept = 0;
     t->contents = ++m->writes;
-    if (other->state == TN_PLANE_STALE && policy_of(m) != TN_POLICY_KEEP) set_absent(other);
+    if (other->now.state != TN_PLANE_STALE) return TN_OK;
+    if (model_policy(m, lease.tensor) != TN_POLICY_KEEP && is_derivable(m)) {
+        model_set_absent(m, lease.tensor, !lease.plane);
+    } else if (other->now.place == PLACE_HOST) {
+        model_set_absent(m, lease.tensor, !lease.plane);
+    }
     return TN_OK;
 }
 
@@ -186,69 +227,95 @@ static tn_status abandon(model *m, int index) {
     model_lease lease = take_lease(m, index);
     model_tensor *t = &m->tensors[lease.tensor];
     model_plane *at = &t->planes[lease.plane];
-    unsigned char *other = kept_state(&t->planes[!lease.plane]);
+    model_memory *other = kept_memory(&t->planes[!lease.plane]);
     if (lease.access == TN_READ) return TN_OK;
     if (at->has_old) {
-        at->state = at->old_state;
-        at->is_derived = at->is_old_derived;
-        at->has_old = at->old_state = at->is_old_derived = 0;
+        at->now = at->old;
+        at->has_old = 0;
+        memset(&at->old, 0, sizeof at->old);
     } else if (lease.has_made) {
-        set_absent(at);
+        model_set_absent(m, lease.tensor, lease.plane);
     }
-    if (lease.has_staled && *other == TN_PLANE_STALE) *other = TN_PLANE_VALID;
+    if (lease.has_staled && other->state == TN_PLANE_STALE) {
+        other->state = other->place == PLACE_HOST ? TN_PLANE_OFFLOADED : TN_PLANE_VALID;
+    }
     return TN_OK;
 }
 
 /* ---- between tensors ----------------------------------------------------------------------- */
 
+static void make_third(model *m, int tensor) {
+    model_tensor *third = &m->tensors[MODEL_SAVED];
+    memset(third, 0, sizeof *third);
+    third->is_alive = third->is_moved = 1;
+    third->is_frozen = m->tensors[tensor].is_frozen;
+    third->policy = m->tensors[tensor].policy;
+    for (int p = 0; p < MODEL_PLANES; p++)
+        third->planes[p].writer = -1;
+}
+
+static void hand_over(model *m, int from, int plane, int to) {
+    m->tensors[to].planes[plane] = m->tensors[from].planes[plane];
+    m->tensors[to].planes[plane].now.is_kept = 0;
+    model_set_absent(m, from, plane);
+}
+
 static tn_status save(model *m, int tensor, int plane, int stream) {
-    model_tensor *t = &m->tensors[tensor], *saved = &m->tensors[MODEL_SAVED];
-    if (leases_on(m, tensor, plane)) return TN_IN_USE;
-    tn_status status = require(m, tensor, plane, stream);
-    if (status != TN_OK) return status;
-    memset(saved, 0, sizeof *saved);
-    saved->is_alive = saved->is_saved = 1;
-    saved->is_frozen = t->is_frozen;
-    saved->contents = t->contents;
-    set_absent(&saved->planes[!plane]);
-    saved->planes[plane] = t->planes[plane];
-    set_absent(&t->planes[plane]);
+    model_tensor *t = &m->tensors[tensor];
+    if (model_leases_on(m, tensor, plane)) return TN_IN_USE;
+    if (t->planes[plane].now.state != TN_PLANE_OFFLOADED) {
+        tn_status status = require(m, tensor, plane, stream);
+        if (status != TN_OK) return status;
+    }
+    if (t->planes[plane].now.place == PLACE_SLOT) return TN_INVALID_STATE;
+    make_third(m, tensor);
+    m->tensors[MODEL_SAVED].is_saved = 1;
+    m->tensors[MODEL_SAVED].contents = t->contents;
+    hand_over(m, tensor, plane, MODEL_SAVED);
+    return TN_OK;
+}
+
+static tn_status check_restore(const model *m, int tensor) {
+    const model_tensor *t = &m->tensors[tensor], *saved = &m->tensors[MODEL_SAVED];
+    if (!saved->is_saved) return TN_INVALID_STATE;
+    if (leases_of(m, MODEL_SAVED)) return TN_IN_USE;
+    if (is_viewed(m, MODEL_SAVED)) return TN_IN_USE;
+    for (int p = 0; p < MODEL_PLANES; p++) {
+        const model_memory *at = &t->planes[p].now;
+        if (writer_of(m, tensor, p)) return TN_IN_USE;
+        if (at->state != TN_PLANE_ABSENT && saved->planes[p].now.state != TN_PLANE_ABSENT) {
+            return TN_INVALID_STATE;
+        }
+        if (model_is_complete(at) && t->contents != saved->contents) return TN_INVALID_STATE;
+    }
     return TN_OK;
 }
 
 static tn_status restore(model *m, int tensor) {
-    model_tensor *t = &m->tensors[tensor], *saved = &m->tensors[MODEL_SAVED];
-    if (!saved->is_saved) return TN_INVALID_STATE;
-    if (leases_of(m, MODEL_SAVED)) return TN_IN_USE;
+    model_tensor *saved = &m->tensors[MODEL_SAVED];
+    tn_status status = check_restore(m, tensor);
+    if (status != TN_OK) return status;
     for (int p = 0; p < MODEL_PLANES; p++) {
-        const model_plane *at = &t->planes[p];
-        if (writer_of(m, tensor, p)) return TN_IN_USE;
-        if (at->state != TN_PLANE_ABSENT && saved->planes[p].state != TN_PLANE_ABSENT) {
-            return TN_INVALID_STATE;
-        }
-        if (at->state == TN_PLANE_VALID && t->contents != saved->contents) return TN_INVALID_STATE;
+        if (saved->planes[p].now.place == PLACE_SLOT) model_set_absent(m, MODEL_SAVED, p);
+        if (saved->planes[p].now.state != TN_PLANE_ABSENT) hand_over(m, MODEL_SAVED, p, tensor);
+        model_set_absent(m, MODEL_SAVED, p);
     }
-    for (int p = 0; p < MODEL_PLANES; p++) {
-        if (saved->planes[p].state != TN_PLANE_ABSENT) t->planes[p] = saved->planes[p];
-        set_absent(&saved->planes[p]);
-    }
-    t->contents = saved->contents;
-    saved->is_alive = saved->is_saved = saved->is_frozen = saved->contents = 0;
+    m->tensors[tensor].contents = saved->contents;
+    saved->is_alive = saved->is_saved = saved->is_frozen = saved->is_moved = saved->contents = 0;
+    saved->policy = 0;
     return TN_OK;
 }
 
 static tn_status clone(model *m, int tensor, int stream) {
     model_tensor *t = &m->tensors[tensor], *copy = &m->tensors[MODEL_SAVED];
     if (is_written(m, tensor)) return TN_IN_USE;
-    memset(copy, 0, sizeof *copy);
-    copy->is_alive = 1;
-    copy->is_frozen = t->is_frozen;
+    make_third(m, tensor);
     for (int p = 0; p < MODEL_PLANES; p++) {
-        set_absent(&copy->planes[p]);
-        if (t->planes[p].state != TN_PLANE_VALID) continue;
+        if (!model_is_copy(&t->planes[p].now)) continue;
+        model_fetch(&t->planes[p]);
         t->planes[p].readers |= (unsigned char)(1 << stream);
-        copy->planes[p].state = TN_PLANE_VALID;
-        copy->planes[p].is_derived = t->planes[p].is_derived;
+        copy->planes[p].now.state = TN_PLANE_VALID;
+        copy->planes[p].now.is_derived = t->planes[p].now.is_derived;
         copy->contents = ++m->writes;
         note_write(&copy->planes[p], stream);
     }
@@ -258,208 +325,57 @@ static tn_status clone(model *m, int tensor, int stream) {
 static tn_status destroy(model *m, int tensor) {
     model_tensor *t = &m->tensors[tensor];
     if (leases_of(m, tensor)) return TN_IN_USE;
-    memset(t, 0, sizeof *t);
+    if (is_viewed(m, tensor)) return TN_IN_USE;
     for (int p = 0; p < MODEL_PLANES; p++)
-        set_absent(&t->planes[p]);
+        model_set_absent(m, tensor, p);
+    t->is_alive = t->is_frozen = t->is_saved = t->is_moved = t->contents = t->policy = 0;
     return TN_OK;
 }
 
-/* The derived plane, of two written ones COL, that the other one can replace. */
-static int is_spare(const model *m, int tensor, int plane) {
-    const model_plane *at = &m->tensors[tensor].planes[plane];
-    const model_plane *other = &m->tensors[tensor].planes[!plane];
-    if (at->state == TN_PLANE_ABSENT || other->state != TN_PLANE_VALID) return 0;
-    if (at->state == TN_PLANE_ALLOCATED && !leases_on(m, tensor, plane)) return 0;
-    return at->is_derived || (plane == COL && !other->is_derived);
-}
-
-/* Both planes may have been derived, from each other: then the first one goes, the other stays. */
-static tn_status end_backward(model *m) {
-    if (policy_of(m) != TN_POLICY_UNTIL_BACKWARD_END) return TN_OK;
-    for (int t = 0; t < MODEL_TENSORS; t++) {
-        for (int p = 0; p < MODEL_PLANES; p++) {
-            if (is_spare(m, t, p) && leases_on(m, t, p)) return TN_IN_USE;
-        }
-    }
-    for (int t = 0; t < MODEL_TENSORS; t++) {
-        for (int p = 0; p < MODEL_PLANES; p++) {
-            if (is_spare(m, t, p)) set_absent(&m->tensors[t].planes[p]);
-        }
-    }
+static tn_status move(model *m, int tensor) {
+    model_tensor *t = &m->tensors[tensor];
+    t->is_moved = !t->is_moved;
+    for (int p = 0; p < MODEL_PLANES; p++)
+        t->planes[p].now.is_kept = 0;
     return TN_OK;
 }
 
 /* ---- steps --------------------------------------------------------------------------------- */
 
-tn_status model_step(model *m, model_operation op) {
+static tn_status step_tensor(model *m, model_operation op, int is_through) {
     model_tensor *t = &m->tensors[op.tensor];
-    if (op.kind == MODEL_END) return end(m, op.lease);
-    if (op.kind == MODEL_ABANDON) return abandon(m, op.lease);
-    if (op.kind == MODEL_END_BACKWARD) return end_backward(m);
-    if (!t->is_alive) return TN_STALE_HANDLE;
     switch ((model_kind)op.kind) {
     case MODEL_MAKE: return make(m, op.tensor, op.plane, op.stream);
     case MODEL_REQUIRE: return require(m, op.tensor, op.plane, op.stream);
     case MODEL_DROP: return drop(m, op.tensor, op.plane);
-    case MODEL_RELEASE: return release(m, op.tensor, op.plane);
-    case MODEL_READ: return begin(m, op, TN_READ);
-    case MODEL_WRITE: return begin(m, op, TN_WRITE);
-    case MODEL_UPDATE: return begin(m, op, TN_UPDATE);
-    case MODEL_REPLACE: return begin(m, op, TN_REPLACE);
+    case MODEL_RELEASE: return model_release(m, op.tensor, op.plane);
+    case MODEL_READ: return begin(m, op, TN_READ, is_through);
+    case MODEL_WRITE: return begin(m, op, TN_WRITE, is_through);
+    case MODEL_UPDATE: return begin(m, op, TN_UPDATE, is_through);
+    case MODEL_REPLACE: return begin(m, op, TN_REPLACE, is_through);
     case MODEL_SAVE: return save(m, op.tensor, op.plane, op.stream);
     case MODEL_RESTORE: return restore(m, op.tensor);
     case MODEL_CLONE: return clone(m, op.tensor, op.stream);
-    case MODEL_MOVE: t->is_moved = !t->is_moved; return TN_OK;
+    case MODEL_MOVE: return move(m, op.tensor);
     case MODEL_FREEZE: t->is_frozen = !t->is_frozen; return TN_OK;
     case MODEL_DESTROY: return destroy(m, op.tensor);
-    default: return TN_INVALID_ARGUMENT;
+    default: return model_step_place(m, op);
     }
 }
 
-static model_operation operation_of(int kind, int tensor, int plane, int stream) {
-    return (model_operation){(unsigned char)kind, (unsigned char)tensor, (unsigned char)plane,
-                             (unsigned char)stream, 0};
-}
-
-static int operations_of(const model *m, int tensor, int leases_max, model_operation *out) {
-    int count = 0, is_saved_there = m->tensors[MODEL_SAVED].is_alive;
-    for (int kind = 0; kind < MODEL_KINDS; kind++) {
-        int is_lease = kind >= MODEL_READ && kind <= MODEL_REPLACE;
-        int has_planes = kind <= MODEL_REPLACE || kind == MODEL_SAVE;
-        int has_streams = kind != MODEL_MOVE && kind != MODEL_FREEZE && kind != MODEL_RESTORE;
-        if (kind == MODEL_END || kind == MODEL_ABANDON || kind == MODEL_END_BACKWARD) continue;
-        if (is_lease && m->lease_count >= leases_max) continue;
-        if (kind == MODEL_RESTORE && (!is_saved_there || tensor == MODEL_SAVED)) continue;
-        if ((kind == MODEL_SAVE || kind == MODEL_CLONE) &&
-            (is_saved_there || tensor == MODEL_SAVED)) {
-            continue;
-        }
-        for (int p = 0; p < (has_planes ? MODEL_PLANES : 1); p++) {
-            for (int s = 0; s < (has_streams ? MODEL_STREAMS : 1); s++)
-                out[count++] = operation_of(kind, tensor, p, s);
-        }
+tn_status model_step(model *m, model_operation op) {
+    int is_through = op.tensor == MODEL_VIEW;
+    m->is_choosing = 0;
+    if (op.kind == MODEL_END) return end(m, op.lease);
+    if (op.kind == MODEL_ABANDON) return abandon(m, op.lease);
+    if (op.kind == MODEL_END_BACKWARD) return model_end_backward(m);
+    if (is_through && (op.kind == MODEL_DESTROY || op.kind == MODEL_MOVE)) {
+        return model_step_place(m, op);
     }
-    return count;
-}
-
-int model_operations(const model *m, int leases_max, model_operation *operations, int limit) {
-    model_operation all[256];
-    int count = 0;
-    for (int t = 0; t < MODEL_TENSORS; t++) {
-        if (t == MODEL_SAVED && !m->tensors[t].is_alive) continue;
-        count += operations_of(m, t, leases_max, all + count);
+    if (is_through) {
+        tn_status status = model_through_view(m, &op);
+        if (status != TN_OK) return status;
     }
-    for (unsigned char i = 0; i < m->lease_count; i++) {
-        all[count++] = (model_operation){MODEL_END, 0, 0, 0, i};
-        all[count++] = (model_operation){MODEL_ABANDON, 0, 0, 0, i};
-    }
-    for (int s = 0; s < MODEL_STREAMS; s++)
-        all[count++] = operation_of(MODEL_END_BACKWARD, 0, 0, s);
-    if (count > limit) return -1;
-    memcpy(operations, all, (size_t)count * sizeof *all);
-    return count;
-}
-
-/* ---- bytes --------------------------------------------------------------------------------- */
-
-/* Of 130 x 600 elements: blocks of 128, rows of scales padded to 4. */
-static size_t plane_bytes(int format, int plane) {
-    size_t data = (size_t)130 * 600;
-    if (format == TN_FORMAT_FP8_BLOCK_1D) return data + (plane == ROW ? 5 * 132 * 4 : 2 * 600 * 4);
-    if (format == TN_FORMAT_FP8_BLOCK_2D) return data + (plane == ROW ? 2 * 8 * 4 : 5 * 4 * 4);
-    return data + 16;
-}
-
-size_t model_bytes(const model *m) {
-    size_t bytes = 0;
-    for (int t = 0; t < MODEL_TENSORS; t++) {
-        for (int p = 0; p < MODEL_PLANES; p++) {
-            const model_plane *at = &m->tensors[t].planes[p];
-            if (at->state != TN_PLANE_ABSENT) bytes += plane_bytes(m->format, p);
-            if (at->has_old) bytes += plane_bytes(m->format, p);
-        }
-    }
-    return bytes;
-}
-
-/* ---- states that are alike ----------------------------------------------------------------- */
-
-static uint64_t mix(uint64_t hash, unsigned value) {
-    hash = (hash ^ value) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash ^ (hash >> 29);
-}
-
-static uint64_t hash_plane(uint64_t hash, const model_plane *at, int swaps_streams) {
-    int writer = at->writer < 0 ? 2 : at->writer ^ swaps_streams;
-    unsigned readers = at->readers;
-    if (swaps_streams) readers = ((readers & 1) << 1) | (readers >> 1);
-    hash = mix(hash, at->state | (unsigned)at->is_derived << 3 | (unsigned)at->has_old << 4 |
-                         (unsigned)at->old_state << 5 | (unsigned)at->is_old_derived << 8);
-    return mix(hash, (unsigned)writer | readers << 2);
-}
-
-/* Which of the tensors have the same contents is all that the numbers of writes mean. */
-static unsigned same_contents(const model *m, int a, int b) {
-    unsigned same = 0;
-    same |= m->tensors[a].contents == m->tensors[MODEL_SAVED].contents;
-    same |= (unsigned)(m->tensors[b].contents == m->tensors[MODEL_SAVED].contents) << 1;
-    return same;
-}
-
-/* Leases in any order: they are ended by index, but each index is tried. */
-static uint64_t hash_leases(const model *m, int swaps_tensors, int swaps_streams) {
-    uint64_t sum = 0;
-    for (int i = 0; i < m->lease_count; i++) {
-        const model_lease *lease = &m->leases[i];
-        unsigned tensor = lease->tensor;
-        if (tensor != MODEL_SAVED) tensor ^= (unsigned)swaps_tensors;
-        uint64_t one = mix(17, tensor | (unsigned)lease->plane << 2 | (unsigned)lease->access << 3);
-        one = mix(one, (lease->stream ^ (unsigned)swaps_streams) | (unsigned)lease->has_made << 1 |
-                           (unsigned)lease->has_staled << 2);
-        sum += one * UINT64_C(0xD6E8FEB86659FD93);
-    }
-    return sum;
-}
-
-static uint64_t hash_named(const model *m, int swaps_tensors, int swaps_streams) {
-    int order[MODEL_TENSORS] = {swaps_tensors, !swaps_tensors, MODEL_SAVED};
-    uint64_t hash = mix(1, m->format * 16u + m->policy);
-    for (int i = 0; i < MODEL_TENSORS; i++) {
-        const model_tensor *t = &m->tensors[order[i]];
-        hash = mix(hash, t->is_alive | (unsigned)t->is_frozen << 1 | (unsigned)t->is_saved << 2 |
-                             (unsigned)t->is_moved << 3);
-        for (int p = 0; p < MODEL_PLANES; p++)
-            hash = hash_plane(hash, &t->planes[p], swaps_streams);
-    }
-    hash = mix(hash, same_contents(m, order[0], order[1]));
-    return hash + hash_leases(m, swaps_tensors, swaps_streams);
-}
-
-uint64_t model_hash(const model *m) {
-    uint64_t least = UINT64_MAX;
-    for (int tensors = 0; tensors < 2; tensors++) {
-        for (int streams = 0; streams < 2; streams++) {
-            uint64_t hash = hash_named(m, tensors, streams);
-            if (hash < least) least = hash;
-        }
-    }
-    return least ? least : 1;
-}
-
-/* ---- words --------------------------------------------------------------------------------- */
-
-void model_describe(model_operation op, char *text, size_t text_bytes) {
-    static const char *const names[MODEL_KINDS] = {
-        "make",   "require", "drop",   "release", "read",        "write",
-        "update", "replace", "end",    "abandon", "save",        "restore",
-        "clone",  "move",    "freeze", "destroy", "end backward"};
-    const char *name = names[op.kind];
-    if (op.kind == MODEL_END || op.kind == MODEL_ABANDON) {
-        (void)snprintf(text, text_bytes, "%s lease %d", name, op.lease);
-    } else if (op.kind == MODEL_END_BACKWARD) {
-        (void)snprintf(text, text_bytes, "%s on stream %d", name, op.stream);
-    } else {
-        (void)snprintf(text, text_bytes, "%s %c.%s on stream %d", name, "ABS"[op.tensor],
-                       op.plane == ROW ? "ROW" : "COL", op.stream);
-    }
+    if (op.kind < MODEL_CREATE && !m->tensors[op.tensor].is_alive) return TN_STALE_HANDLE;
+    return step_tensor(m, op, is_through);
 }

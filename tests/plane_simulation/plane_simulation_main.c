@@ -20,7 +20,7 @@
 
 #include "plane_world.h"
 
-enum { DEPTH_MAX = 8, OPERATIONS_MAX = 256, NTH_MAX = 200, LEASES_IN_SEQUENCES = 5 };
+enum { DEPTH_MAX = 8, OPERATIONS_MAX = 512, NTH_MAX = 200, LEASES_IN_SEQUENCES = 5 };
 
 typedef struct command {
     int sequences, faults;
@@ -130,7 +130,7 @@ static void try_all(search *s, const path *p, int length, int is_last) {
     model_operation operations[OPERATIONS_MAX];
     model before, after;
     model_of(s, p, length, &before);
-    int count = model_operations(&before, LEASES_IN_SEQUENCES, operations, OPERATIONS_MAX);
+    int count = model_operations(&before, LEASES_IN_SEQUENCES, 0, operations, OPERATIONS_MAX);
     run_path(s, p, length);
     for (int i = 0; i < count; i++) {
         after = before;
@@ -155,7 +155,7 @@ static void extend(const search *s, const path *p, int length, reached *r, reach
     model_operation operations[OPERATIONS_MAX];
     model before, after;
     model_of(s, p, length, &before);
-    int count = model_operations(&before, LEASES_IN_SEQUENCES, operations, OPERATIONS_MAX);
+    int count = model_operations(&before, LEASES_IN_SEQUENCES, 0, operations, OPERATIONS_MAX);
     for (int i = 0; i < count; i++) {
         path longer = *p;
         after = before;
@@ -222,29 +222,92 @@ static uint64_t random_of(uint64_t *state) {
     return mixed ^ (mixed >> 33);
 }
 
-/* Runs of some hundred steps, each of a seed of its own. */
-static void run_random(plane_world *w, const command *c) {
+/* What ends much, or makes other operations of no effect, is done more seldom. */
+static int is_seldom(int kind) {
+    return kind == MODEL_DESTROY || kind == MODEL_POLICY || kind == MODEL_BUDGET ||
+           kind >= MODEL_SLOT_BUFFERS;
+}
+
+/* Not modelled: a budget's choice under a fault, which of two buffers a derivation that failed has
+ * taken, a stream that can not be made anew. */
+static int may_fail(const model *m, model_operation op) {
+    int tensor = op.tensor == MODEL_VIEW ? m->view.base : op.tensor;
+    if (op.kind == MODEL_RENEW || op.kind == MODEL_BUDGET) return 0;
+    return op.kind != MODEL_RELEASE || m->tensors[tensor].policy != TN_POLICY_BUDGET;
+}
+
+typedef struct random_run {
+    tn_format format;
+    tn_plane_policy policy;
+    int steps, leases_max, is_faulty;
+} random_run;
+
+typedef struct fault_counts {
+    uint64_t seeds, met, left; /* left: steps with memory that could not be given back */
+} fault_counts;
+
+/* Of all that can be tried most is refused while much is leased, so that leases end soon, and much
+ * changes nothing: what moves planes and contents comes twice as often. */
+static model_operation random_operation(const model *m, int leases_max, uint64_t *state) {
     model_operation operations[OPERATIONS_MAX];
+    if (m->lease_count && random_of(state) % 3 == 0) {
+        int kind = random_of(state) % 4 ? MODEL_END : MODEL_ABANDON;
+        return (model_operation){(unsigned char)kind, 0, 0, 0,
+                                 (unsigned char)(random_of(state) % m->lease_count)};
+    }
+    int count = model_operations(m, leases_max, 1, operations, OPERATIONS_MAX);
+    model_operation op = operations[random_of(state) % (uint64_t)count];
+    int moves = op.kind == MODEL_REQUIRE || (op.kind >= MODEL_RELEASE && op.kind <= MODEL_REPLACE);
+    if (!moves && random_of(state) % 2) op = operations[random_of(state) % (uint64_t)count];
+    return op;
+}
+
+static void random_step(plane_world *w, uint64_t *state, const random_run *run,
+                        fault_counts *counts) {
+    model_operation op = random_operation(&w->m, run->leases_max, state);
+    if (is_seldom(op.kind) && random_of(state) % 8) return;
+    if (run->is_faulty && op.kind == MODEL_SLOT_BUFFERS) return;
+    if (run->is_faulty && random_of(state) % 4 == 0 && may_fail(&w->m, op)) {
+        plane_fault fault = {(int)(random_of(state) % 2), (int)(random_of(state) % 2),
+                             1 + (long)(random_of(state) % (1 + random_of(state) % 12))};
+        counts->met += (uint64_t)plane_world_step_faulted(w, op, fault);
+    } else {
+        plane_world_step(w, op);
+    }
+    counts->left += w->remains > 0;
+}
+
+static random_run run_of(uint64_t *state) {
+    random_run run;
+    run.format = kinds[random_of(state) % KINDS].format;
+    run.policy = (tn_plane_policy)(TN_POLICY_KEEP + random_of(state) % (TN_POLICY_COUNT - 1));
+    run.steps = 20 + (int)(random_of(state) % 400);
+    run.leases_max = 1 + (int)(random_of(state) % MODEL_LEASES);
+    run.is_faulty = random_of(state) % 4 == 0;
+    return run;
+}
+
+/* Runs of some hundred steps, each of a seed of its own; in one of four, calls fail. */
+static void run_random(plane_world *w, const command *c) {
+    fault_counts counts = {0};
     uint64_t seed = c->seed;
     for (; w->steps < c->steps; seed++) {
         uint64_t state = seed * UINT64_C(0x9E3779B97F4A7C15);
-        int kind = (int)(random_of(&state) % KINDS), steps = 20 + (int)(random_of(&state) % 400);
+        random_run run = run_of(&state);
         (void)snprintf(w->label, sizeof w->label, "--seed %llu --steps 1",
                        (unsigned long long)seed);
-        plane_world_begin(w, kinds[kind].format, kinds[kind].policy);
-        for (int i = 0; i < steps; i++) {
-            if (w->m.writes > 250) break; /* they are numbered in a byte */
-            if (!w->m.tensors[0].is_alive && !w->m.tensors[1].is_alive) break;
-            int count = model_operations(&w->m, MODEL_LEASES, operations, OPERATIONS_MAX);
-            model_operation op = operations[random_of(&state) % (uint64_t)count];
-            if (op.kind == MODEL_DESTROY && random_of(&state) % 8) continue;
-            plane_world_step(w, op);
-        }
+        plane_world_begin(w, run.format, run.policy);
+        for (int i = 0; i < run.steps && w->m.writes < 250; i++) /* they are numbered in a byte */
+            random_step(w, &state, &run, &counts);
+        counts.seeds += (uint64_t)run.is_faulty;
         plane_world_end(w);
         plane_world_synchronize(w);
     }
-    printf("%llu steps of %llu seeds\n", (unsigned long long)w->steps,
-           (unsigned long long)(seed - c->seed));
+    printf("%llu steps of %llu seeds; %llu of them with failures, %llu met, %llu steps with memory "
+           "that could not be given back yet\n",
+           (unsigned long long)w->steps, (unsigned long long)(seed - c->seed),
+           (unsigned long long)counts.seeds, (unsigned long long)counts.met,
+           (unsigned long long)counts.left);
 }
 
 /* ---- command line -------------------------------------------------------------------------- */

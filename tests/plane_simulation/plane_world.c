@@ -1,4 +1,6 @@
-/* Operations on the real tensors, compared with the model after each; see plane_world.h. */
+/* The device, the scopes, the memory of others, and what is compared with the model; see
+ * plane_world.h.
+ */
 #include "plane_world.h"
 
 #include <dlfcn.h>
@@ -10,12 +12,7 @@
 #include "driver.h"
 #include "host_alloc.h"
 
-#define EXPECT_OK(w, call)                                                                         \
-    do {                                                                                           \
-        if ((call) != TN_OK) plane_world_fail((w), "%s: %s", #call, tn_error_last());              \
-    } while (0)
-
-static const tn_plane planes[MODEL_PLANES] = {TN_PLANE_ROW, TN_PLANE_COL};
+const tn_plane world_planes[MODEL_PLANES] = {TN_PLANE_ROW, TN_PLANE_COL};
 
 /* ---- failures ------------------------------------------------------------------------------ */
 
@@ -85,6 +82,8 @@ void plane_world_open(plane_world *w, const char *library) {
     pool.name = "planes";
     EXPECT_OK(w, tn_device_create(&device, &w->device));
     EXPECT_OK(w, tn_pool_create(w->device, &pool, &w->pool));
+    pool.name = "memory of others";
+    EXPECT_OK(w, tn_pool_create(w->device, &pool, &w->others));
     for (int i = 0; i < MODEL_STREAMS; i++)
         EXPECT_OK(w, tn_stream_create(w->device, &w->streams[i]));
     EXPECT_OK(w, tn_format_set_derive(TN_FORMAT_FP8_BLOCK_2D, derive));
@@ -100,6 +99,7 @@ void plane_world_close(plane_world *w) {
     EXPECT_OK(w, tn_ledger_check(w->pool));
     for (int i = 0; i < MODEL_STREAMS; i++)
         EXPECT_OK(w, tn_stream_destroy(w->device, w->streams[i]));
+    EXPECT_OK(w, tn_pool_destroy(w->others));
     EXPECT_OK(w, tn_pool_destroy(w->pool));
     EXPECT_OK(w, tn_device_destroy(w->device));
     if (w->driver.leftovers(left, sizeof left)) plane_world_fail(w, "left behind: %s", left);
@@ -108,9 +108,9 @@ void plane_world_close(plane_world *w) {
 
 /* ---- begin and end of a sequence ----------------------------------------------------------- */
 
-static size_t owned_bytes(const plane_world *w) {
+static size_t owned_bytes(const plane_world *w, tn_pool *pool) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
-    EXPECT_OK(w, tn_pool_stats_get(w->pool, &stats));
+    EXPECT_OK(w, tn_pool_stats_get(pool, &stats));
     return stats.owned_bytes;
 }
 
@@ -120,33 +120,46 @@ static tn_ledger ledger_of(const plane_world *w, tn_scope scope) {
     return ledger;
 }
 
-void plane_world_begin(plane_world *w, tn_format format, tn_plane_policy policy) {
+tn_tensor_config plane_world_tensor_config(const plane_world *w, int tensor) {
     static const char *const names[] = {"A", "B"};
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    config.format = (tn_format)w->m.format;
+    config.dtype = TN_E4M3;
+    config.rank = 2;
+    config.shape[0] = MODEL_ROWS;
+    config.shape[1] = MODEL_COLS;
+    config.policy = (tn_plane_policy)w->m.policy;
+    config.name = names[tensor];
+    return config;
+}
+
+void plane_world_begin(plane_world *w, tn_format format, tn_plane_policy policy) {
     model_init(&w->m, format, policy);
     w->path_length = 0;
+    w->remains = 0;
+    EXPECT_OK(w, tn_scope_budget_set(w->root, model_budget_of(&w->m, w->m.budget)));
     for (int i = 0; i < MODEL_SAVED; i++) {
-        tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
-        config.format = format;
-        config.dtype = TN_E4M3;
-        config.rank = 2;
-        config.shape[0] = 130;
-        config.shape[1] = 600;
-        config.policy = policy;
-        config.name = names[i];
+        tn_tensor_config config = plane_world_tensor_config(w, i);
         EXPECT_OK(w, tn_tensor_create(w->scopes[0], &config, &w->tensors[i]));
     }
-    w->tensors[MODEL_SAVED] = (tn_tensor){0};
+    w->tensors[MODEL_SAVED] = w->tensors[MODEL_VIEW] = (tn_tensor){0};
 }
 
 void plane_world_end(plane_world *w) {
     for (int i = 0; i < w->m.lease_count; i++)
         EXPECT_OK(w, tn_lease_abandon(w->leases[i]));
+    if (w->m.view.is_alive) EXPECT_OK(w, tn_tensor_destroy(w->tensors[MODEL_VIEW], NULL));
     for (int i = 0; i < MODEL_TENSORS; i++) {
         if (!w->m.tensors[i].is_alive) continue;
         EXPECT_OK(w, tn_tensor_destroy(w->tensors[i], w->streams[i % MODEL_STREAMS]));
     }
-    if (ledger_of(w, w->root).total_bytes != 0 || owned_bytes(w) != 0) {
+    EXPECT_OK(w, tn_scope_scratch_release(w->root, w->streams[0]));
+    tn_ledger ledger = ledger_of(w, w->root);
+    if (ledger.total_bytes != 0 || owned_bytes(w, w->pool) != 0) {
         plane_world_fail(w, "bytes are left at the end");
+    }
+    if (ledger.offloaded_bytes || ledger.foreign_bytes || w->lent) {
+        plane_world_fail(w, "memory of others is left at the end");
     }
 }
 
@@ -154,187 +167,146 @@ void plane_world_synchronize(const plane_world *w) {
     EXPECT_OK(w, tn_device_synchronize(w->device));
 }
 
-/* ---- faults -------------------------------------------------------------------------------- */
+/* ---- memory of others ------------------------------------------------------------------------ */
 
-static void set_fault(const plane_world *w, long nth) {
-    if (w->fault.is_host)
-        tn__host_alloc_fault(nth, w->fault.and_after);
-    else
-        (void)w->driver.fault(NULL, nth, w->fault.and_after, 999);
+static void use_by_owner(const world_loan *loan, tn_stream stream) {
+    const plane_world *w = loan->w;
+    tn__range range = {loan->block, loan->bytes, 1};
+    EXPECT_OK(w, tn__device_driver(w->device)->ghost_launch(tn__device_state(w->device), "owner",
+                                                            &range, 1, 20.0, stream));
 }
 
-static void arm(plane_world *w, plane_fault fault) {
-    w->fault = fault;
-    w->is_armed = 1;
-    w->calls = w->driver.call_count(NULL);
-    set_fault(w, fault.nth);
+/* The order of an owner's stream that has ended is that of any. */
+static void end_loan(void *context) {
+    world_loan *loan = context;
+    plane_world *w = loan->w;
+    plane_world_disarm(w);
+    if (!loan->block) plane_world_fail(w, "memory is given back twice");
+    int is_same = loan->generation == w->generations[loan->stream];
+    tn_stream stream = is_same ? w->streams[loan->stream] : NULL;
+    use_by_owner(loan, stream);
+    EXPECT_OK(w, tn_free(loan->block, stream));
+    loan->block = NULL;
+    w->lent--;
 }
 
-/* When the call is over: before work is put under a lease, at the latest after the step. */
-static void disarm(plane_world *w) {
-    if (!w->is_armed) return;
-    w->is_armed = 0;
-    w->calls = w->driver.call_count(NULL) - w->calls;
-    set_fault(w, 0);
+world_loan *plane_world_lend(plane_world *w, int plane, int stream) {
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    world_loan *loan = w->loans;
+    while (loan->block)
+        loan++;
+    if (loan == w->loans + WORLD_LOANS) plane_world_fail(w, "more is lent than there are planes");
+    loan->w = w;
+    loan->stream = stream;
+    loan->generation = w->generations[stream];
+    loan->data_bytes = (size_t)MODEL_ROWS * MODEL_COLS;
+    loan->scale_bytes = model_plane_bytes(&w->m, plane) - loan->data_bytes;
+    loan->scale_offset = (loan->data_bytes + 255) & ~(size_t)255;
+    loan->bytes = loan->scale_offset + loan->scale_bytes;
+    EXPECT_OK(w, tn_alloc(w->others, loan->bytes, w->streams[stream], &options, &loan->block));
+    use_by_owner(loan, w->streams[stream]);
+    w->lent++;
+    return loan;
 }
 
-/* ---- operations ---------------------------------------------------------------------------- */
-
-static void touch(const plane_world *w, const tn_plane_view *view, const tn_plane_view *old,
-                  int is_write, tn_stream stream) {
-    const tn__driver *driver = tn__device_driver(w->device);
-    tn__range ranges[4] = {{view->data, view->layout.data_bytes, is_write},
-                           {view->scale, view->layout.scale_bytes, is_write}};
-    size_t count = 2;
-    if (old) {
-        ranges[count++] = (tn__range){old->data, old->layout.data_bytes, 0};
-        ranges[count++] = (tn__range){old->scale, old->layout.scale_bytes, 0};
-    }
-    EXPECT_OK(w, driver->ghost_launch(tn__device_state(w->device), is_write ? "write" : "read",
-                                      ranges, count, 50.0, stream));
+tn_foreign_memory plane_world_memory_of(const plane_world *w, world_loan *loan, int plane) {
+    tn_foreign_memory memory = TN_FOREIGN_MEMORY_INIT;
+    memory.plane = world_planes[plane];
+    memory.data = loan->block;
+    memory.data_bytes = loan->data_bytes;
+    memory.scale = (char *)loan->block + loan->scale_offset;
+    memory.scale_bytes = loan->scale_bytes;
+    memory.stream = w->streams[loan->stream];
+    memory.release = end_loan;
+    memory.context = loan;
+    return memory;
 }
 
-static tn_status begin_lease(plane_world *w, model_operation op, tn_access access) {
-    tn_stream stream = w->streams[op.stream];
-    tn_plane_view view, old;
-    tn_lease lease;
-    tn_status status =
-        tn_lease_begin(w->tensors[op.tensor], planes[op.plane], access, stream, &lease, &view);
-    if (status != TN_OK) return status;
-    disarm(w);
-    int has_old = access == TN_REPLACE && tn_lease_old_view(lease, &old) == TN_OK;
-    touch(w, &view, has_old ? &old : NULL, access != TN_READ, stream);
-    w->leases[w->m.lease_count] = lease; /* the model counts it after */
-    return TN_OK;
-}
-
-static tn_status finish_lease(plane_world *w, int index, int is_end) {
-    tn_lease lease = w->leases[index];
-    tn_status status = is_end ? tn_lease_end(lease) : tn_lease_abandon(lease);
-    if (status != TN_OK) return status;
-    memmove(&w->leases[index], &w->leases[index + 1],
-            (size_t)(MODEL_LEASES - index - 1) * sizeof lease);
-    return TN_OK;
-}
-
-static tn_status end_backward(plane_world *w, tn_stream stream) {
-    EXPECT_OK(w, tn_scope_phase_set(w->root, TN_PHASE_BACKWARD, stream));
-    return tn_scope_phase_set(w->root, TN_PHASE_NONE, stream);
-}
-
-static tn_status real_step(plane_world *w, model_operation op) {
-    tn_tensor tensor = w->tensors[op.tensor], *saved = &w->tensors[MODEL_SAVED];
-    const model_tensor *t = &w->m.tensors[op.tensor];
-    tn_plane plane = planes[op.plane];
-    tn_stream stream = w->streams[op.stream];
-    switch ((model_kind)op.kind) {
-    case MODEL_MAKE: return tn_plane_make(tensor, plane, stream);
-    case MODEL_REQUIRE: return tn_plane_require(tensor, plane, stream);
-    case MODEL_DROP: return tn_plane_drop(tensor, plane, stream);
-    case MODEL_RELEASE: return tn_plane_release(tensor, plane, stream);
-    case MODEL_READ: return begin_lease(w, op, TN_READ);
-    case MODEL_WRITE: return begin_lease(w, op, TN_WRITE);
-    case MODEL_UPDATE: return begin_lease(w, op, TN_UPDATE);
-    case MODEL_REPLACE: return begin_lease(w, op, TN_REPLACE);
-    case MODEL_END: return finish_lease(w, op.lease, 1);
-    case MODEL_ABANDON: return finish_lease(w, op.lease, 0);
-    case MODEL_SAVE:
-        return tn_tensor_save(tensor, TN_PLANE_BIT(plane), w->scopes[1], stream, saved);
-    case MODEL_RESTORE: return tn_tensor_restore_into(*saved, tensor);
-    case MODEL_CLONE: return tn_tensor_clone(tensor, w->scopes[1], stream, saved);
-    case MODEL_MOVE: return tn_tensor_move(tensor, w->scopes[!t->is_moved]);
-    case MODEL_FREEZE: return tn_tensor_set_frozen(tensor, !t->is_frozen);
-    case MODEL_DESTROY: return tn_tensor_destroy(tensor, stream);
-    case MODEL_END_BACKWARD: return end_backward(w, stream);
-    default: return TN_INVALID_ARGUMENT;
-    }
-}
+void plane_world_take_back(world_loan *loan) { end_loan(loan); }
 
 /* ---- comparisons --------------------------------------------------------------------------- */
 
-static void compare_states(const plane_world *w, const model *m) {
-    for (int t = 0; t < MODEL_TENSORS; t++) {
-        tn_plane_state state;
-        if (!m->tensors[t].is_alive) {
-            if (!w->tensors[t].value) continue;
-            if (tn_plane_state_get(w->tensors[t], TN_PLANE_ROW, &state) == TN_STALE_HANDLE)
-                continue;
-            plane_world_fail(w, "tensor %c is alive after its end", "ABS"[t]);
+static void add_slot(void *argument, tn_tensor tensor, const tn_tensor_info *info,
+                     const size_t data[TN_PLANE_COUNT], const size_t scales[TN_PLANE_COUNT]) {
+    world_sight *sight = argument;
+    (void)tensor;
+    (void)scales;
+    if (strcmp(info->name, "scratch") == 0) sight->slot_bytes += data[TN_PLANE_DATA];
+}
+
+static void see_tensor(const plane_world *w, int t, int is_alive, world_sight *sight) {
+    tn_plane_state state = TN_PLANE_ABSENT;
+    for (int p = 0; p < MODEL_PLANES; p++) {
+        if (is_alive) {
+            EXPECT_OK(w, tn_plane_state_get(w->tensors[t], world_planes[p], &state));
+        } else if (w->tensors[t].value &&
+                   tn_plane_state_get(w->tensors[t], world_planes[p], &state) != TN_STALE_HANDLE) {
+            plane_world_fail(w, "tensor %c is alive after its end", "ABSV"[t]);
         }
-        for (int p = 0; p < MODEL_PLANES; p++) {
-            int expected = m->tensors[t].planes[p].state;
-            EXPECT_OK(w, tn_plane_state_get(w->tensors[t], planes[p], &state));
-            if ((int)state == expected) continue;
-            plane_world_fail(w, "%c.%s is in state %d, not %d", "ABS"[t], p ? "COL" : "ROW",
-                             (int)state, expected);
-        }
+        sight->states[t][p] = (unsigned char)state;
     }
 }
 
-static void compare_books(plane_world *w, const model *m, int is_exact) {
-    tn_ledger ledger = ledger_of(w, w->root);
-    size_t bytes = model_bytes(m), owned = owned_bytes(w);
-    if (ledger.total_bytes != owned || ledger.total_bytes < bytes ||
-        (is_exact && ledger.total_bytes != bytes)) {
-        plane_world_fail(w, "the ledger has %zu bytes, the pool %zu, the model %zu",
-                         ledger.total_bytes, owned, bytes);
+void plane_world_see(const plane_world *w, const model *m, world_sight *sight) {
+    tn_plane_budget budget = TN_PLANE_BUDGET_INIT;
+    memset(sight, 0, sizeof *sight);
+    for (int t = 0; t < MODEL_TENSORS; t++)
+        see_tensor(w, t, m->tensors[t].is_alive, sight);
+    see_tensor(w, MODEL_VIEW, m->view.is_alive, sight);
+    EXPECT_OK(w, tn_scope_visit(w->root, add_slot, sight));
+    EXPECT_OK(w, tn_scope_budget_get(w->root, &budget));
+    sight->kept_bytes = budget.kept_bytes;
+    sight->budget_bytes = budget.limit_bytes;
+    sight->ledger = ledger_of(w, w->root);
+}
+
+static int are_states_equal(const world_sight *sight, const model *m, char *text) {
+    for (int t = 0; t <= MODEL_TENSORS; t++) {
+        int of = t == MODEL_VIEW ? m->view.base : t;
+        for (int p = 0; p < MODEL_PLANES && (t < MODEL_VIEW || m->view.is_alive); p++) {
+            int expected = m->tensors[of].planes[p].now.state, seen = sight->states[t][p];
+            if (seen == expected) continue;
+            (void)snprintf(text, WORLD_TEXT, "%c.%s is in state %d, not %d", "ABSV"[t],
+                           p ? "COL" : "ROW", seen, expected);
+            return 0;
+        }
     }
-    if (ledger.leases != m->lease_count) plane_world_fail(w, "leases are counted wrong");
+    return 1;
+}
+
+static int are_bytes_equal(const char *what, size_t seen, size_t expected, char *text) {
+    if (seen == expected) return 1;
+    (void)snprintf(text, WORLD_TEXT, "%s: %zu bytes, not %zu", what, seen, expected);
+    return 0;
+}
+
+int plane_world_agrees(const world_sight *sight, const model *m, size_t remains, char *text) {
+    const tn_ledger *ledger = &sight->ledger;
+    size_t bytes = model_bytes(m), total = ledger->total_bytes;
+    if (total > bytes && total - bytes <= remains) total = bytes;
+    return are_states_equal(sight, m, text) &&
+           are_bytes_equal("in host memory", ledger->offloaded_bytes, model_offloaded_bytes(m),
+                           text) &&
+           are_bytes_equal("of others", ledger->foreign_bytes, model_foreign_bytes(m), text) &&
+           are_bytes_equal("in the slot", sight->slot_bytes, model_slot_bytes(m), text) &&
+           are_bytes_equal("kept", sight->kept_bytes, model_kept_bytes(m), text) &&
+           are_bytes_equal("budget", sight->budget_bytes, model_budget_of(m, m->budget), text) &&
+           are_bytes_equal("in all", total, bytes, text);
+}
+
+void plane_world_check(const plane_world *w, const world_sight *sight) {
+    size_t owned = owned_bytes(w, w->pool);
+    if (sight->ledger.total_bytes != owned) {
+        plane_world_fail(w, "the ledger has %zu bytes, the pool %zu", sight->ledger.total_bytes,
+                         owned);
+    }
+    if (sight->ledger.leases != w->m.lease_count) plane_world_fail(w, "leases are counted wrong");
+    if (w->lent != model_foreign_planes(&w->m)) {
+        plane_world_fail(w, "%d planes of others' memory are there, %d are lent",
+                         model_foreign_planes(&w->m), w->lent);
+    }
     EXPECT_OK(w, tn_ledger_check(w->pool));
     if (w->driver.race_count() != w->races) {
         plane_world_fail(w, "a race: %s", w->driver.race_text(w->races));
     }
-}
-
-static void note_step(plane_world *w, model_operation op) {
-    w->path[w->path_length++ % WORLD_PATH_MAX] = op;
-    w->steps++;
-}
-
-void plane_world_step(plane_world *w, model_operation op) {
-    model next = w->m;
-    tn_status expected = model_step(&next, op);
-    note_step(w, op);
-    tn_status status = real_step(w, op);
-    if (status != expected) {
-        plane_world_fail(w, "the status is %s (%s), not %s", tn_status_name(status),
-                         status == TN_OK ? "" : tn_error_last(), tn_status_name(expected));
-    }
-    w->m = next;
-    compare_states(w, &w->m);
-    compare_books(w, &w->m, 1);
-}
-
-/* ---- steps under a fault ------------------------------------------------------------------- */
-
-/* What a call may have done before it failed: derived what it was to read, save or copy. */
-static int may_have_derived(plane_world *w, model_operation op, model *m) {
-    model_operation derivation = {MODEL_REQUIRE, op.tensor, op.plane, op.stream, 0};
-    tn_plane_state state;
-    if (op.kind != MODEL_READ && op.kind != MODEL_SAVE) return 0;
-    EXPECT_OK(w, tn_plane_state_get(w->tensors[op.tensor], planes[op.plane], &state));
-    if (state != TN_PLANE_VALID) return 0;
-    return model_step(m, derivation) == TN_OK;
-}
-
-int plane_world_step_faulted(plane_world *w, model_operation op, plane_fault fault) {
-    model next = w->m;
-    tn_status expected = model_step(&next, op);
-    note_step(w, op);
-    (void)snprintf(w->label, sizeof w->label, "--faults, %s call %ld fails%s",
-                   fault.is_host ? "host memory" : "driver", fault.nth,
-                   fault.and_after ? ", and all after it" : "");
-    arm(w, fault);
-    tn_status status = real_step(w, op);
-    disarm(w);
-    if (status == expected) {
-        w->m = next;
-    } else if (status == TN_OK) {
-        plane_world_fail(w, "success where %s was expected", tn_status_name(expected));
-    } else {
-        (void)may_have_derived(w, op, &w->m);
-    }
-    compare_states(w, &w->m);
-    compare_books(w, &w->m, 0); /* what a failing driver leaves is in the ledger, too */
-    return fault.is_host ? status != expected : (uint64_t)fault.nth <= w->calls;
 }

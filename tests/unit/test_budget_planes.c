@@ -212,6 +212,27 @@ static void a_leased_plane_is_no_victim(void **state) {
 }
 
 /* What ends a plane, or makes it more than a spare, takes it out of the budget. */
+/* A REPLACE is the end of the keeping, also if it is abandoned: the plane is kept again when it is
+ * released again. Nothing of it stands in the way of a smaller budget meanwhile. */
+static void a_plane_that_is_replaced_is_not_kept(void **state) {
+    const budget_fixture *f = *state;
+    tn_tensor first = f->layers[0];
+    tn_plane_view view;
+    tn_lease lease;
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, COL_BYTES));
+    use(f, first);
+    assert_int_equal(kept_layers(f), 1);
+    EXPECT_OK(tn_lease_begin(first, TN_PLANE_COL, TN_REPLACE, f->base.stream, &lease, &view));
+    assert_int_equal(budget_of(f->base.scope).kept_bytes, 0);
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, 0));
+    EXPECT_OK(tn_scope_budget_set(f->base.scope, COL_BYTES));
+    EXPECT_OK(tn_lease_abandon(lease));
+    assert_int_equal(fixture_state(first, TN_PLANE_COL), TN_PLANE_VALID);
+    assert_int_equal(budget_of(f->base.scope).kept_bytes, 0);
+    use(f, first);
+    assert_int_equal(budget_of(f->base.scope).kept_bytes, COL_BYTES);
+}
+
 static void the_budget_counts_only_what_it_keeps(void **state) {
     const budget_fixture *f = *state;
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
@@ -312,6 +333,7 @@ int main(void) {
         WITH_FIXTURE(a_plane_beyond_the_budget_displaces_nothing),
         WITH_FIXTURE(a_smaller_budget_drops_at_once_or_says_why_not),
         WITH_FIXTURE(a_leased_plane_is_no_victim),
+        WITH_FIXTURE(a_plane_that_is_replaced_is_not_kept),
         WITH_FIXTURE(the_budget_counts_only_what_it_keeps),
         WITH_FIXTURE(a_nearer_budget_takes_over_at_the_next_release),
         WITH_FIXTURE(a_policy_that_is_not_budget_ends_the_keeping),

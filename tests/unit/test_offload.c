@@ -353,6 +353,28 @@ static void what_can_not_be_offloaded_is_refused(void **state) {
 }
 
 /* Host memory fails at every place of the way there, and of the way back. */
+/* It is refused, and what is refused changes nothing: the plane is not brought back for it. */
+static void an_update_of_what_is_stale_in_host_memory_changes_nothing(void **state) {
+    tensor_fixture f;
+    tn_plane_view view;
+    tn_lease write, update;
+    size_t bytes = 0;
+    (void)state;
+    tensor_fixture_open(&f);
+    tn_tensor tensor = offloaded_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, TN_PLANE_COL, &bytes);
+    EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_ROW, TN_WRITE, f.stream, &write, &view));
+    size_t written = view.layout.data_bytes + view.layout.scale_bytes;
+    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), TN_PLANE_STALE);
+    EXPECT_STATUS(tn_lease_begin(tensor, TN_PLANE_COL, TN_UPDATE, f.stream, &update, &view),
+                  TN_INVALID_STATE);
+    expect_bytes(&f, written, bytes);
+    EXPECT_OK(tn_lease_abandon(write));
+    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), TN_PLANE_OFFLOADED);
+    expect_bytes(&f, 0, bytes);
+    expect_known(&f, tensor, TN_PLANE_COL);
+    tensor_fixture_close(&f);
+}
+
 static void host_memory_failures_leave_the_plane_whole(void **state) {
     tensor_fixture f;
     (void)state;
@@ -392,6 +414,7 @@ int main(void) {
         cmocka_unit_test(under_the_policy_a_release_offloads),
         cmocka_unit_test(pinned_memory_has_a_limit),
         cmocka_unit_test(what_can_not_be_offloaded_is_refused),
+        cmocka_unit_test(an_update_of_what_is_stale_in_host_memory_changes_nothing),
         cmocka_unit_test(host_memory_failures_leave_the_plane_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
