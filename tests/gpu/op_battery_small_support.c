@@ -1,0 +1,64 @@
+/* The battery's small operations. The cross entropy is not among them: its exp and log are those
+ * of the device, so that its results are near the host's (test_small_ops.c), not the same. */
+#include "op_battery_support.h"
+
+enum { PAIRS = 9, ALPHAS = 3 };
+
+static void prepare_map(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
+    battery_output_add(operands, "y",
+                       gpu_plain(side, battery_floats[c->way / 3 % 3], c->rows, c->cols),
+                       TN_PLANE_DATA);
+}
+
+static void launch_convert(gpu_side *side, const battery_case *c,
+                           const battery_operands *operands) {
+    tn_convert_args args = TN_CONVERT_ARGS_INIT;
+    (void)c;
+    args.x = operands->in[0];
+    args.y = operands->out[0].tensor;
+    EXPECT_OK(tn_convert(&args, side->stream));
+}
+
+/* y is an input too: it begins as a copy, so that every run begins with the same. */
+static void prepare_axpy(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    prepare_map(side, c, operands);
+    (void)battery_input(side, c, operands, battery_floats[c->way / 3 % 3], c->rows, c->cols, 1);
+}
+
+static void launch_axpy(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    static const float alphas[ALPHAS] = {1.0f, -0.37f, 0.0f};
+    tn_convert_args copy = TN_CONVERT_ARGS_INIT;
+    tn_axpy_args args = TN_AXPY_ARGS_INIT;
+    copy.x = operands->in[1];
+    copy.y = operands->out[0].tensor;
+    EXPECT_OK(tn_convert(&copy, side->stream));
+    args.x = operands->in[0];
+    args.y = operands->out[0].tensor;
+    args.alpha = alphas[c->way / PAIRS];
+    EXPECT_OK(tn_axpy(&args, side->stream));
+}
+
+static void prepare_embed(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    tn_dtype dtype = battery_floats[c->way % 3];
+    (void)battery_bytes(side, c, operands, c->rows);
+    (void)battery_input(side, c, operands, dtype, 256, c->cols, 1);
+    battery_output_add(operands, "y", gpu_plain(side, dtype, c->rows, c->cols), TN_PLANE_DATA);
+}
+
+static void launch_embed(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_embed_args args = TN_EMBED_ARGS_INIT;
+    (void)c;
+    args.tokens = operands->in[0];
+    args.table = operands->in[1];
+    args.y = operands->out[0].tensor;
+    EXPECT_OK(tn_embed(&args, side->stream));
+}
+
+static const battery_op ops[] = {
+    {"convert", PAIRS, prepare_map, launch_convert},
+    {"axpy", PAIRS *ALPHAS, prepare_axpy, launch_axpy},
+    {"embed", 3, prepare_embed, launch_embed},
+};
+
+const battery_table battery_small_ops = {ops, sizeof ops / sizeof *ops};

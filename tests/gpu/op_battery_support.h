@@ -1,0 +1,106 @@
+/* The battery: every op, over shapes and values, on two sides, bit for bit.
+ *
+ * An op is a row of a table: how it makes its operands for a case, and how it is put on the
+ * stream. The battery makes the operands on both sides from the same seed, fills the outputs with
+ * 0xFF (NaN, the padding of scales too), runs the op on each side and compares every byte of every
+ * output. It ends with a table of op, cases and failures.
+ *
+ * The sides are the host driver, which is the definition, and a CUDA device: a real one in
+ * tests/gpu/test_op_battery.c, the emulated one in tests/emulation/test_emulated_battery.c.
+ *
+ * A new family is a file op_battery_<family>_support.c with its table, and its line in
+ * battery_tables (op_battery_support.c).
+ */
+#ifndef TENURE_OP_BATTERY_SUPPORT_H
+#define TENURE_OP_BATTERY_SUPPORT_H
+
+#include "gpu_support.h"
+
+enum { BATTERY_INPUTS_MAX = 8, BATTERY_OUTPUTS_MAX = 6 };
+
+typedef struct battery_case {
+    int64_t rows, cols;
+    gpu_fill fill;
+    uint64_t seed;
+    unsigned way; /* below the op's `ways`: types, formats, modes */
+} battery_case;
+
+typedef struct battery_output {
+    const char *name;
+    tn_tensor tensor;
+    tn_plane plane;
+    int is_derived; /* the op makes it from another plane of its tensor: not to be written before */
+} battery_output;
+
+typedef struct battery_operands {
+    tn_tensor in[BATTERY_INPUTS_MAX];
+    int in_count;
+    battery_output out[BATTERY_OUTPUTS_MAX];
+    int out_count;
+    tn_tensor skip; /* what the op takes as its skip flag; {0}: it takes none */
+} battery_operands;
+
+typedef struct battery_op {
+    const char *name;
+    unsigned ways;
+    void (*prepare)(gpu_side *side, const battery_case *c, battery_operands *operands);
+    /* Asynchronous, the same for every call: it may be captured into a graph. */
+    void (*launch)(gpu_side *side, const battery_case *c, const battery_operands *operands);
+} battery_op;
+
+typedef struct battery_table {
+    const battery_op *ops;
+    int count;
+} battery_table;
+
+extern const battery_table battery_casts, battery_small_ops;
+
+/* ---- for prepare ---------------------------------------------------------------------------- */
+
+/* An input of the case's fill; `salt` tells inputs of one case apart. */
+tn_tensor battery_input(gpu_side *side, const battery_case *c, battery_operands *operands,
+                        tn_dtype dtype, int64_t rows, int64_t cols, uint64_t salt);
+
+/* Bytes, as tokens and classes are. */
+tn_tensor battery_bytes(gpu_side *side, const battery_case *c, battery_operands *operands,
+                        int64_t count);
+
+/* An input that is made already, to be destroyed with the others. */
+void battery_keep(battery_operands *operands, tn_tensor tensor);
+
+/* A plane of a tensor that the op writes, or derives. */
+void battery_derived_add(battery_operands *operands, const char *name, tn_tensor tensor,
+                         tn_plane plane);
+void battery_output_add(battery_operands *operands, const char *name, tn_tensor tensor,
+                        tn_plane plane);
+
+extern const tn_dtype battery_floats[3], battery_codes[2];
+
+/* ---- runs ----------------------------------------------------------------------------------- */
+
+typedef enum battery_extent {
+    BATTERY_SHORT, /* for each commit, on a CPU */
+    BATTERY_WHOLE  /* everything but what needs more than 2^31 elements */
+} battery_extent;
+
+/* Runs all of it; gpu_count_report tells how it went. */
+void battery_run(gpu_side *device, gpu_side *host, battery_extent extent);
+
+/* Calls `check` with each op of each table. */
+void battery_each_op(void (*check)(const battery_op *op));
+
+/* The op's operands on one side, outputs all 0xFF; and their end. */
+battery_operands battery_prepare(gpu_side *side, const battery_op *op, const battery_case *c);
+void battery_poison(gpu_side *side, const battery_operands *operands);
+void battery_end(gpu_side *side, battery_operands *operands);
+
+/* The bytes of all outputs; compared under a name, and freed. */
+typedef struct battery_results {
+    gpu_copy copies[BATTERY_OUTPUTS_MAX];
+} battery_results;
+battery_results battery_fetch(gpu_side *side, const battery_operands *operands);
+void battery_compare(const battery_operands *operands, const battery_results *actual,
+                     const battery_results *expected, const char *name, const char *what);
+void battery_results_end(const battery_operands *operands, battery_results *results);
+
+#endif
