@@ -27,6 +27,23 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
     return built_without_kernels("grouped_quantize");
 }
 
+static tn_status pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("pad_groups");
+}
+
+static tn_status gather_rows(tn_device *device, const tn__gather_rows_work *work,
+                             tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("gather_rows");
+}
+
+static tn_status combine_rows(tn_device *device, const tn__combine_rows_work *work,
+                              tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("combine_rows");
+}
+
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("dequantize");
@@ -74,6 +91,9 @@ const tn__op_table tn__op_table_cuda = {
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,
+    .pad_groups = pad_groups,
+    .gather_rows = gather_rows,
+    .combine_rows = combine_rows,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

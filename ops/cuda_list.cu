@@ -9,30 +9,12 @@
  * Bytes moved are those of the same casts one by one (cuda_cast.cu); the list is 120 bytes for each
  * tensor, and 1 to 2 us of latency ahead of the cast.
  */
-#include "cuda_list_arguments.h"
+#include "cuda_groups.cuh"
 #include "cuda_quantize.cuh"
 
 /* ---- the list of the groups of a tensor ----------------------------------------------------- */
 
 enum { LIST_THREADS = TN__FLAT_THREADS };
-
-/* Of what each thread gives, the sum up to and with it; all threads. */
-__device__ __forceinline__ int64_t sum_up_to(int64_t *shared, int64_t value) {
-    const int at = (int)threadIdx.x;
-    shared[at] = value;
-    __syncthreads();
-    for (int step = 1; step < LIST_THREADS; step *= 2) {
-        const int64_t before = at >= step ? shared[at - step] : 0;
-        __syncthreads();
-        shared[at] += before;
-        __syncthreads();
-    }
-    return shared[at];
-}
-
-__device__ __forceinline__ int64_t units_of(int64_t extent, int64_t unit) {
-    return (extent + unit - 1) / unit;
-}
 
 /* Rows of tiles, and fours of scales along the rows, that lie before a group. */
 struct group_place {
@@ -74,43 +56,14 @@ __device__ __forceinline__ void put_group(const tn__cuda_group_arguments &a, int
     a.list.first_tile[g] = at.tile_rows * a.all.tiles_across;
 }
 
-/* What is wrong with group g, TN__GROUPS_OK if nothing is. */
-__device__ __forceinline__ uint32_t group_error(const tn__cuda_group_arguments &a, int64_t g) {
-    const int64_t first = a.offsets[g], end = a.offsets[g + 1];
-    if ((g == 0 && first != 0) || end < first) return TN__GROUPS_BAD_OFFSETS;
-    return end > a.all.rows ? TN__GROUPS_OVER_CAPACITY : TN__GROUPS_OK;
-}
-
-/* Bad offsets come before what is too large, as on the host, whichever thread sees them. */
-__device__ __forceinline__ uint32_t worse_of(uint32_t a, uint32_t b) {
-    if (a == TN__GROUPS_BAD_OFFSETS || b == TN__GROUPS_BAD_OFFSETS) return TN__GROUPS_BAD_OFFSETS;
-    return a > b ? a : b;
-}
-
-/* The worst of what all threads found in all groups; all threads. */
-__device__ __forceinline__ uint32_t groups_error(const tn__cuda_group_arguments &a,
-                                                 uint32_t *shared) {
-    uint32_t worst = TN__GROUPS_OK;
-    for (int64_t g = threadIdx.x; g < a.list.count; g += LIST_THREADS)
-        worst = worse_of(worst, group_error(a, g));
-    if (a.list.count == 0 && a.offsets[0] != 0) worst = TN__GROUPS_BAD_OFFSETS;
-    shared[threadIdx.x] = worst;
-    __syncthreads();
-    for (int half = LIST_THREADS / 2; half > 0; half /= 2) {
-        if ((int)threadIdx.x < half)
-            shared[threadIdx.x] = worse_of(shared[threadIdx.x], shared[threadIdx.x + half]);
-        __syncthreads();
-    }
-    return shared[0];
-}
-
 extern "C" __global__ void __launch_bounds__(LIST_THREADS)
     list_groups(const __grid_constant__ tn__cuda_group_arguments a) {
     __shared__ int64_t sums[LIST_THREADS];
     __shared__ uint32_t errors[LIST_THREADS];
     const int is_skipped = a.skip && *a.skip != 0.0f;
     group_place before = {0, 0};
-    uint32_t error = is_skipped ? (uint32_t)TN__GROUPS_OK : groups_error(a, errors);
+    uint32_t error = is_skipped ? (uint32_t)TN__GROUPS_OK
+                                : groups_error(a.offsets, a.list.count, a.all.rows, errors);
 
     const int is_listed = !is_skipped && error == TN__GROUPS_OK;
     for (int64_t done = 0; is_listed && done < a.list.count; done += LIST_THREADS) {
@@ -139,27 +92,13 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS)
 
 /* ---- the casts ------------------------------------------------------------------------------ */
 
-/* The tensor whose tile `tile` is: the last one that begins at or before it. Tensors without tiles
- * begin where the next one does and are never the last. */
-__device__ __forceinline__ int64_t tensor_of_tile(const tn__cuda_list &list, int64_t tile) {
-    int64_t low = 0, high = list.count;
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        if (__ldg((const long long *)list.first_tile + middle) <= tile)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* The argument of this block's tensor into shared memory, and the tile's number in it; -1: none. */
 __device__ __forceinline__ int64_t take_tile(const tn__cuda_list &list,
                                              tn__cuda_quantize_arguments *argument) {
     const int words = (int)(sizeof *argument / sizeof(uint32_t));
     const int64_t tile = blockIdx.x;
     if (tile >= list.first_tile[list.count]) return -1;
-    const int64_t which = tensor_of_tile(list, tile);
+    const int64_t which = place_of(list.first_tile, list.count, tile);
     const uint32_t *from = (const uint32_t *)&list.tensor[which];
     for (int i = (int)threadIdx.x; i < words; i += TN__TILE_THREADS)
         ((uint32_t *)argument)[i] = from[i];

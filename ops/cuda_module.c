@@ -14,13 +14,15 @@
 extern const unsigned char tn__cuda_cast_image[];
 extern const unsigned char tn__cuda_small_image[];
 extern const unsigned char tn__cuda_list_image[];
+extern const unsigned char tn__cuda_rows_image[];
 
-enum { CAST_IMAGE = 0, SMALL_IMAGE, LIST_IMAGE, IMAGE_COUNT };
+enum { CAST_IMAGE = 0, SMALL_IMAGE, LIST_IMAGE, ROWS_IMAGE, IMAGE_COUNT };
 
 static const unsigned char *const images[IMAGE_COUNT] = {
     [CAST_IMAGE] = tn__cuda_cast_image,
     [SMALL_IMAGE] = tn__cuda_small_image,
     [LIST_IMAGE] = tn__cuda_list_image,
+    [ROWS_IMAGE] = tn__cuda_rows_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -107,6 +109,15 @@ static void single_list_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
 }
 
+static void combine_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    pair_name("combine_rows", index, name);
+}
+
+static void single_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const names[] = {"pad_offsets", "pad_map", "gather_rows", "gather_scales"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -123,6 +134,8 @@ static const struct kernel_family {
     {TN__KERNEL_AXPY, SMALL_IMAGE, axpy_name},
     {TN__KERNEL_CROSS_ENTROPY, SMALL_IMAGE, cross_entropy_name},
     {TN__KERNEL_PAD, SMALL_IMAGE, single_small_name},
+    {TN__KERNEL_COMBINE_ROWS, ROWS_IMAGE, combine_rows_name},
+    {TN__KERNEL_PAD_OFFSETS, ROWS_IMAGE, single_rows_name},
     {TN__KERNEL_LIST_GROUPS, LIST_IMAGE, single_list_name},
     {TN__KERNEL_QUANTIZE_LIST, LIST_IMAGE, quantize_list_name},
 };

@@ -26,6 +26,11 @@ enum {
     TN__KERNEL_CROSS_ENTROPY = TN__KERNEL_AXPY + TN__PAIR_KERNELS,
     TN__KERNEL_PAD = TN__KERNEL_CROSS_ENTROPY + TN__PAIR_KERNELS,
     TN__KERNEL_EMBED,
+    TN__KERNEL_COMBINE_ROWS,
+    TN__KERNEL_PAD_OFFSETS = TN__KERNEL_COMBINE_ROWS + TN__PAIR_KERNELS,
+    TN__KERNEL_PAD_MAP,
+    TN__KERNEL_GATHER_ROWS,
+    TN__KERNEL_GATHER_SCALES,
     TN__KERNEL_LIST_GROUPS,
     TN__KERNEL_QUANTIZE_LIST,
     TN__KERNEL_COUNT = TN__KERNEL_QUANTIZE_LIST + TN__QUANTIZE_KERNELS
@@ -39,13 +44,20 @@ int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 3 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 4 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_list_table.c */
 size_t tn__cuda_list_scratch_bytes(int64_t tensors);
 tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
                                     tn_stream stream);
+
+/* cuda_rows_table.c */
+tn_status tn__cuda_pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream);
+tn_status tn__cuda_gather_rows(tn_device *device, const tn__gather_rows_work *work,
+                               tn_stream stream);
+tn_status tn__cuda_combine_rows(tn_device *device, const tn__combine_rows_work *work,
+                                tn_stream stream);
 
 /* cuda_gemm.c */
 

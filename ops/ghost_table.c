@@ -82,6 +82,49 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
     return launch(device, "grouped_quantize", &kernel, stream);
 }
 
+static tn_status pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream) {
+    const size_t each = sizeof(int64_t), offsets = ((size_t)work->groups.count + 1) * each;
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->groups.offsets, offsets, 0);
+    touch(&kernel, work->groups.error, sizeof(uint32_t), 1);
+    if (work->permutation) touch(&kernel, work->permutation, (size_t)work->rows * each, 0);
+    touch(&kernel, work->scratch, list_scratch_bytes(0), 1);
+    touch(&kernel, work->padded_offsets, offsets, 1);
+    touch(&kernel, work->map, (size_t)work->padded_rows * each, 1);
+    if (work->inverse) touch(&kernel, work->inverse, (size_t)work->rows * each, 1);
+    return launch(device, "pad_groups", &kernel, stream);
+}
+
+/* All of the source is touched, but no more of it moves than the result. */
+static tn_status gather_rows(tn_device *device, const tn__gather_rows_work *work,
+                             tn_stream stream) {
+    const size_t row_bytes = (size_t)work->row_bytes, rows = (size_t)work->dst_rows;
+    const size_t floats = (size_t)work->scale_rows * sizeof(float);
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->src, (size_t)work->src_rows * row_bytes, 0);
+    touch(&kernel, work->src_scale, floats * (size_t)work->src_scale_stride, 0);
+    kernel.bytes = (double)(rows * row_bytes);
+    touch(&kernel, work->map, rows * sizeof(int64_t), 0);
+    touch(&kernel, work->error, sizeof(uint32_t), 1);
+    touch(&kernel, work->dst, rows * row_bytes, 1);
+    touch(&kernel, work->dst_scale, floats * (size_t)work->dst_scale_stride, 1);
+    return launch(device, "gather_rows", &kernel, stream);
+}
+
+static tn_status combine_rows(tn_device *device, const tn__combine_rows_work *work,
+                              tn_stream stream) {
+    const size_t entries = (size_t)(work->dst.rows * work->each);
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &work->src, 0);
+    kernel.bytes =
+        (double)entries * (double)work->src.cols * (double)tn_dtype_bytes(work->src.dtype);
+    touch(&kernel, work->map, entries * sizeof(int64_t), 0);
+    if (work->weights) touch(&kernel, work->weights, entries * sizeof(float), 0);
+    touch(&kernel, work->error, sizeof(uint32_t), 1);
+    touch_matrix(&kernel, &work->dst, 1);
+    return launch(device, "combine_rows", &kernel, stream);
+}
+
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_plane(&kernel, &work->src, 0);
@@ -186,6 +229,9 @@ const tn__op_table tn__op_table_ghost = {
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,
+    .pad_groups = pad_groups,
+    .gather_rows = gather_rows,
+    .combine_rows = combine_rows,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -13,4 +13,9 @@ int tn__host_groups_fail(const tn__groups *groups, uint32_t error);
 
 void tn__host_grouped_quantize(const tn__grouped_quantize_work *work);
 
+/* host_rows.c */
+void tn__host_pad_groups(const tn__pad_groups_work *work);
+void tn__host_gather_rows(const tn__gather_rows_work *work);
+void tn__host_combine_rows(const tn__combine_rows_work *work);
+
 #endif

@@ -16,6 +16,9 @@ typedef struct host_task {
     union {
         tn__quantize_work quantize;
         tn__grouped_quantize_work grouped_quantize;
+        tn__pad_groups_work pad_groups;
+        tn__gather_rows_work gather_rows;
+        tn__combine_rows_work combine_rows;
         tn__dequantize_work dequantize;
         tn__transpose_work transpose;
         tn__gemm_work gemm;
@@ -82,6 +85,35 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
     return enqueue(device, &task, stream);
 }
 
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+static void run_pad_groups(const host_task *task) { tn__host_pad_groups(&task->work.pad_groups); }
+
+static tn_status pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream) {
+    host_task task = {.run = run_pad_groups, .work.pad_groups = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_gather_rows(const host_task *task) {
+    tn__host_gather_rows(&task->work.gather_rows);
+}
+
+static tn_status gather_rows(tn_device *device, const tn__gather_rows_work *work,
+                             tn_stream stream) {
+    host_task task = {.run = run_gather_rows, .work.gather_rows = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_combine_rows(const host_task *task) {
+    tn__host_combine_rows(&task->work.combine_rows);
+}
+
+static tn_status combine_rows(tn_device *device, const tn__combine_rows_work *work,
+                              tn_stream stream) {
+    host_task task = {.run = run_combine_rows, .work.combine_rows = *work};
+    return enqueue(device, &task, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -138,6 +170,9 @@ const tn__op_table tn__op_table_host = {
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,
+    .pad_groups = pad_groups,
+    .gather_rows = gather_rows,
+    .combine_rows = combine_rows,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -37,7 +37,7 @@ static tn_status check_offsets(tn__op_call *call, tn_tensor offsets, int64_t *gr
     return TN_OK;
 }
 
-static tn_status check_error(tn__op_call *call, tn_tensor error) {
+tn_status tn__op_check_error(tn__op_call *call, tn_tensor error) {
     tn_plane_state state;
     tn_tensor_info info;
     TN_TRY(tn__op_tensor(call, "error", error, &info));
@@ -52,8 +52,7 @@ static tn_status check_error(tn__op_call *call, tn_tensor error) {
     return TN_OK;
 }
 
-/* A view may begin anywhere in the bytes of its base. */
-static tn_status require_aligned(const tn__op_call *call, const char *role, const void *address,
+tn_status tn__op_require_aligned(const tn__op_call *call, const char *role, const void *address,
                                  size_t alignment) {
     TN_REQUIRE((uintptr_t)address % alignment == 0,
                "%s: %s is a view that does not begin at a multiple of %zu bytes", call->name, role,
@@ -64,21 +63,21 @@ static tn_status require_aligned(const tn__op_call *call, const char *role, cons
 tn_status tn__op_check_groups(tn__op_call *call, tn_tensor offsets, tn_tensor error,
                               tn__groups *groups) {
     TN_TRY(check_offsets(call, offsets, &groups->count));
-    return check_error(call, error);
+    return tn__op_check_error(call, error);
 }
 
 tn_status tn__op_lease_offsets(tn__op_call *call, tn_tensor offsets, tn__groups *groups) {
     tn_plane_view view;
     TN_TRY(tn__op_lease(call, offsets, TN_PLANE_DATA, TN_READ, &view));
     groups->offsets = view.data;
-    return require_aligned(call, "offsets", groups->offsets, sizeof *groups->offsets);
+    return tn__op_require_aligned(call, "offsets", groups->offsets, sizeof *groups->offsets);
 }
 
 tn_status tn__op_lease_error(tn__op_call *call, tn_tensor error, tn__groups *groups) {
     tn_plane_view view;
     TN_TRY(tn__op_lease(call, error, TN_PLANE_DATA, TN_UPDATE, &view));
     groups->error = view.data;
-    return require_aligned(call, "error", groups->error, sizeof *groups->error);
+    return tn__op_require_aligned(call, "error", groups->error, sizeof *groups->error);
 }
 
 /* A group that is not empty has one unit, and another one for each further `unit` rows of it. */
@@ -189,7 +188,7 @@ static tn_status lease_plane(tn__op_call *call, const char *role, const tn_group
     TN_TRY(tn__op_lease(call, plane->data, TN_PLANE_DATA, access, out));
     TN_TRY(tn__op_lease(call, plane->scale, TN_PLANE_DATA, access, &scale));
     out->scale = scale.data;
-    return require_aligned(call, role, out->scale, sizeof(float));
+    return tn__op_require_aligned(call, role, out->scale, sizeof(float));
 }
 
 static tn_status lease_quantize(tn__op_call *call, const tn_grouped_quantize_args *args,

@@ -15,6 +15,12 @@ tn_status tn__op_check_groups(tn__op_call *call, tn_tensor offsets, tn_tensor er
 tn_status tn__op_lease_offsets(tn__op_call *call, tn_tensor offsets, tn__groups *groups);
 tn_status tn__op_lease_error(tn__op_call *call, tn_tensor error, tn__groups *groups);
 
+tn_status tn__op_check_error(tn__op_call *call, tn_tensor error);
+
+/* A view may begin anywhere in the bytes of its base. */
+tn_status tn__op_require_aligned(const tn__op_call *call, const char *role, const void *address,
+                                 size_t alignment);
+
 /* `tensor` is PLAIN of that type; a role for the message. */
 tn_status tn__op_require_plain(const tn__op_call *call, const char *role,
                                const tn_tensor_info *info, tn_dtype dtype);

@@ -53,6 +53,39 @@ typedef struct tn__grouped_quantize_work {
     void *scratch;     /* of list_scratch_bytes(count of groups), 512-aligned; NULL if 0 */
 } tn__grouped_quantize_work;
 
+/* padded_offsets, map and inverse are made; what they are: tn_pad_groups. */
+typedef struct tn__pad_groups_work {
+    tn__groups groups;
+    int64_t rows, multiple;
+    const int64_t *permutation; /* of rows; NULL: none */
+    int64_t *padded_offsets;
+    int64_t *map;
+    int64_t padded_rows; /* that map has room for */
+    int64_t *inverse;    /* of rows; NULL: not wanted */
+    void *scratch;       /* of list_scratch_bytes(0) */
+} tn__pad_groups_work;
+
+/* Rows of bytes, and for 1D ROW planes fp32 scales of which each column belongs to a row. */
+typedef struct tn__gather_rows_work {
+    const void *src;
+    void *dst;
+    int64_t src_rows, dst_rows, row_bytes;
+    const int64_t *map; /* of dst_rows */
+    uint32_t *error;
+    unsigned char nothing; /* what a row from nowhere is made of */
+    const float *src_scale; /* NULL: PLAIN */
+    float *dst_scale;
+    int64_t scale_rows, src_scale_stride, dst_scale_stride;
+} tn__gather_rows_work;
+
+typedef struct tn__combine_rows_work {
+    tn__matrix src, dst;
+    const int64_t *map;   /* dst.rows x each */
+    const float *weights; /* likewise; NULL: 1 */
+    int64_t each;
+    uint32_t *error;
+} tn__combine_rows_work;
+
 typedef struct tn__dequantize_work {
     tn_format format;
     tn_plane_view src; /* ROW or COL */
@@ -117,6 +150,10 @@ typedef struct tn__op_table {
     size_t (*list_scratch_bytes)(int64_t tensors);
     tn_status (*grouped_quantize)(tn_device *device, const tn__grouped_quantize_work *work,
                                   tn_stream stream);
+    tn_status (*pad_groups)(tn_device *device, const tn__pad_groups_work *work, tn_stream stream);
+    tn_status (*gather_rows)(tn_device *device, const tn__gather_rows_work *work, tn_stream stream);
+    tn_status (*combine_rows)(tn_device *device, const tn__combine_rows_work *work,
+                              tn_stream stream);
     tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work, tn_stream stream);
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */

@@ -91,6 +91,77 @@ typedef struct tn_grouped_quantize_args {
 TN_API TN_MUST_USE tn_status tn_grouped_quantize(const tn_grouped_quantize_args *args,
                                                  tn_stream stream);
 
+/* ---- rows: permute, pad, drop, bring back ---------------------------------------------------- */
+
+/* A row map is a TN_BYTE tensor of int64 numbers, which row of a source each row of a result comes
+ * from; a negative one means none. The host never reads it. A number that is not a row of the
+ * source counts as none, and `error` says TN_GROUPED_BAD_MAP; nothing is read beyond the source. */
+enum { TN_GROUPED_BAD_MAP = 3 };
+
+/* Groups padded with rows that come from nowhere, so that each begins at a multiple of `multiple`.
+ * Of `rows` rows in all, those of group e are offsets[e] ... offsets[e + 1] - 1. Made are
+ *
+ *     padded_offsets   8 (E + 1) bytes: where each group begins then
+ *     map              8 bytes for each padded row that there is room for: the row that it is, or
+ *                      the number at that place in `permutation`, if it is given; -1 where it is
+ *                      padding, and behind the last group
+ *     inverse          8 bytes for each of `rows` rows: its padded row; -1 if it is in no group
+ *
+ * so that tn_gather_rows pads with `map` (and permutes in the same pass) and takes the padding out
+ * again with `inverse`. The groups need at most rows + (multiple - 1) min(E, rows) padded rows; if
+ * there is room for less than they turn out to need, `error` says TN_GROUPED_OVER_CAPACITY and
+ * nothing is written, as where the offsets are wrong. The scope is for 8 bytes of scratch. */
+typedef struct tn_pad_groups_args {
+    size_t size;
+    tn_tensor offsets;
+    tn_tensor permutation; /* TN_BYTE, 8 bytes for each row; {0}: rows stay in their order */
+    tn_tensor padded_offsets;
+    tn_tensor map;
+    tn_tensor inverse; /* {0}: not made */
+    tn_tensor error;
+    int64_t rows;
+    int64_t multiple; /* 1 ... 65536; 16 or 128 for GEMMs */
+    tn_scope scope;
+} tn_pad_groups_args;
+#define TN_PAD_GROUPS_ARGS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(tn_pad_groups_args), {0}, {0}, {0}, {0}, {0}, {0}, 0, 128, { 0 }                    \
+    }
+TN_API TN_MUST_USE tn_status tn_pad_groups(const tn_pad_groups_args *args, tn_stream stream);
+
+/* dst[r, :] = src[map[r], :]. Both PLAIN of one type, also TN_BYTE (a map itself is one of rows of
+ * 8 bytes); or both FP8_BLOCK_1D of one type and scale mode: then the ROW plane with its scales, to
+ * the bit what quantizing the gathered rows would make. A row from nowhere is made of the byte
+ * `nothing`, which for FP8 is 0, with scale 1; in a map, 255 makes it -1 again. */
+typedef struct tn_gather_rows_args {
+    size_t size;
+    tn_tensor src; /* [R, K] */
+    tn_tensor map; /* TN_BYTE, 8 bytes for each row of dst */
+    tn_tensor dst; /* [any rows, K] */
+    tn_tensor error;
+    int nothing; /* 0 ... 255 */
+} tn_gather_rows_args;
+#define TN_GATHER_ROWS_ARGS_INIT                                                                   \
+    { sizeof(tn_gather_rows_args), {0}, {0}, {0}, {0}, 0 }
+TN_API TN_MUST_USE tn_status tn_gather_rows(const tn_gather_rows_args *args, tn_stream stream);
+
+/* dst[t, :] = the sum over j of weights[t, j] * src[map[t, j], :], in fp32, by fused multiply-adds
+ * from 0 in rising j, rounded once; rows from nowhere add nothing. src and dst PLAIN fp32, bf16 or
+ * fp16; map of J numbers for each row of dst, weights fp32 of as many ({0}: 1). */
+typedef struct tn_combine_rows_args {
+    size_t size;
+    tn_tensor src; /* [R, K] */
+    tn_tensor map;
+    tn_tensor weights;
+    tn_tensor dst; /* [T, K] */
+    tn_tensor error;
+} tn_combine_rows_args;
+#define TN_COMBINE_ROWS_ARGS_INIT                                                                  \
+    {                                                                                              \
+        sizeof(tn_combine_rows_args), {0}, {0}, {0}, {0}, { 0 }                                    \
+    }
+TN_API TN_MUST_USE tn_status tn_combine_rows(const tn_combine_rows_args *args, tn_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,227 @@
+/* What the ops on rows refuse: one row a mistake, with its status and words, nothing changed. */
+#include "ops_groups_support.h"
+
+#include <string.h>
+
+enum { ROWS = 20, COLS = 70, GROUPS = 3, ROOM = 64 };
+
+typedef struct fixture {
+    test_ops ops;
+    tn_tensor offsets, padded, map, inverse, error, fresh_word, row_map, wide_map, odd;
+    tn_tensor bf16, bf16_dst, fp32, bf16_wide, weights, few_weights, vectors, vectors_dst;
+    tn_tensor vectors_fp32, tiles;
+} fixture;
+
+typedef union any_args {
+    tn_pad_groups_args pad;
+    tn_gather_rows_args gather;
+    tn_combine_rows_args combine;
+} any_args;
+
+static tn_tensor valid(const fixture *f, tn_dtype dtype, int64_t rows, int64_t cols) {
+    tn_tensor tensor = test_plain(f->ops.scope, dtype, rows, cols);
+    test_declare_valid(&f->ops, tensor, TN_PLANE_DATA);
+    return tensor;
+}
+
+static tn_tensor vectors(const fixture *f, tn_scale_mode mode) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor tensor;
+    config.format = TN_FORMAT_FP8_BLOCK_1D;
+    config.dtype = TN_E4M3;
+    config.scale_mode = mode;
+    config.rank = 2, config.shape[0] = ROWS, config.shape[1] = COLS;
+    EXPECT_OK(tn_tensor_create(f->ops.scope, &config, &tensor));
+    test_declare_valid(&f->ops, tensor, TN_PLANE_ROW);
+    return tensor;
+}
+
+static fixture open_fixture(void) {
+    static const int64_t offsets[GROUPS + 1] = {0, 5, 5, ROWS};
+    static const int64_t entries[ROWS * 2] = {1, 2, 3};
+    static const uint32_t no_error;
+    fixture f = {.ops = test_ops_open_host()};
+    tn_scope scope = f.ops.scope;
+    f.offsets = test_bytes(&f.ops, scope, offsets, sizeof offsets);
+    f.error = test_bytes(&f.ops, scope, &no_error, sizeof no_error);
+    f.row_map = test_bytes(&f.ops, scope, entries, ROWS * sizeof *entries);
+    f.wide_map = test_bytes(&f.ops, scope, entries, sizeof entries);
+    f.fresh_word = test_plain(scope, TN_BYTE, 1, 4);
+    f.padded = valid(&f, TN_BYTE, GROUPS + 1, 8), f.map = valid(&f, TN_BYTE, ROOM, 8);
+    f.inverse = valid(&f, TN_BYTE, ROWS, 8), f.odd = valid(&f, TN_BYTE, 1, ROWS * 8 + 1);
+    f.bf16 = valid(&f, TN_BF16, ROWS, COLS), f.bf16_dst = valid(&f, TN_BF16, ROWS, COLS);
+    f.fp32 = valid(&f, TN_FP32, ROWS, COLS), f.bf16_wide = valid(&f, TN_BF16, ROWS, COLS + 1);
+    f.weights = valid(&f, TN_FP32, ROWS, 2), f.few_weights = valid(&f, TN_FP32, ROWS, 1);
+    f.vectors = vectors(&f, TN_SCALE_POW2), f.vectors_dst = vectors(&f, TN_SCALE_POW2);
+    f.vectors_fp32 = vectors(&f, TN_SCALE_FP32);
+    f.tiles = test_fp8(scope, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, COLS);
+    return f;
+}
+
+static any_args pad_args(const fixture *f) {
+    any_args args = {.pad = TN_PAD_GROUPS_ARGS_INIT};
+    args.pad.offsets = f->offsets, args.pad.permutation = f->row_map;
+    args.pad.padded_offsets = f->padded, args.pad.map = f->map, args.pad.inverse = f->inverse;
+    args.pad.error = f->error, args.pad.rows = ROWS, args.pad.multiple = 16;
+    args.pad.scope = f->ops.scope;
+    return args;
+}
+
+static any_args gather_args(const fixture *f) {
+    any_args args = {.gather = TN_GATHER_ROWS_ARGS_INIT};
+    args.gather.src = f->bf16, args.gather.map = f->row_map, args.gather.dst = f->bf16_dst;
+    args.gather.error = f->error;
+    return args;
+}
+
+static any_args combine_args(const fixture *f) {
+    any_args args = {.combine = TN_COMBINE_ROWS_ARGS_INIT};
+    args.combine.src = f->bf16, args.combine.map = f->wide_map, args.combine.weights = f->weights;
+    args.combine.dst = f->fp32, args.combine.error = f->error;
+    return args;
+}
+
+/* ---- mistakes -------------------------------------------------------------------------------- */
+
+typedef enum op { PAD, GATHER, COMBINE } op;
+typedef void (*spoil)(any_args *args, const fixture *f);
+
+#define SPOIL(name, change)                                                                        \
+    static void name(any_args *args, const fixture *f) {                                           \
+        (void)f;                                                                                   \
+        change;                                                                                    \
+    }
+SPOIL(pad_size, args->pad.size--)
+SPOIL(negative_rows, args->pad.rows = -1)
+SPOIL(no_multiple, args->pad.multiple = 0)
+SPOIL(large_multiple, args->pad.multiple = 65537)
+SPOIL(more_rows, args->pad.rows = ROWS + 1)
+SPOIL(short_padded, args->pad.padded_offsets = f->row_map)
+SPOIL(odd_map, args->pad.map = f->odd)
+SPOIL(fp32_map, args->pad.map = f->weights)
+SPOIL(same_maps, args->pad.inverse = args->pad.permutation)
+SPOIL(no_offsets, args->pad.offsets.value = 0)
+SPOIL(pad_unwritten_error, args->pad.error = f->fresh_word)
+SPOIL(gather_size, args->gather.size--)
+SPOIL(other_format, args->gather.dst = f->vectors)
+SPOIL(other_type, args->gather.dst = f->fp32)
+SPOIL(other_cols, args->gather.dst = f->bf16_wide)
+SPOIL(tiles_as_src, args->gather.src = f->tiles)
+SPOIL(other_mode, (args->gather.src = f->vectors, args->gather.dst = f->vectors_fp32))
+SPOIL(fp8_nothing,
+      (args->gather.src = f->vectors, args->gather.dst = f->vectors_dst, args->gather.nothing = 1))
+SPOIL(large_nothing, args->gather.nothing = 256)
+SPOIL(long_map, args->gather.map = f->wide_map)
+SPOIL(in_place, args->gather.dst = args->gather.src)
+SPOIL(no_error_word, args->gather.error.value = 0)
+SPOIL(long_error, args->gather.error = f->offsets)
+SPOIL(combine_size, args->combine.size--)
+SPOIL(fp8_src, args->combine.src = f->vectors)
+SPOIL(combine_cols, args->combine.dst = f->bf16_wide)
+SPOIL(uneven_map, args->combine.map = f->offsets)
+SPOIL(too_few_weights, args->combine.weights = f->few_weights)
+SPOIL(bf16_weights, args->combine.weights = f->bf16_dst)
+SPOIL(combine_in_place, (args->combine.dst = args->combine.src))
+
+static const struct mistake {
+    op operation;
+    spoil spoil;
+    tn_status status;
+    const char *words;
+} mistakes[] = {
+    {PAD, pad_size, TN_INVALID_ARGUMENT, "initializer macro"},
+    {PAD, negative_rows, TN_INVALID_ARGUMENT, "rows is -1"},
+    {PAD, no_multiple, TN_INVALID_ARGUMENT, "multiple is 0"},
+    {PAD, large_multiple, TN_INVALID_ARGUMENT, "multiple is 65537"},
+    {PAD, more_rows, TN_INVALID_ARGUMENT, "permutation"},
+    {PAD, short_padded, TN_INVALID_ARGUMENT, "has 160 bytes, expected 32"},
+    {PAD, odd_map, TN_INVALID_ARGUMENT, "a multiple of 8"},
+    {PAD, fp32_map, TN_INVALID_ARGUMENT, "map"},
+    {PAD, same_maps, TN_INVALID_ARGUMENT, "one tensor is given for two"},
+    {PAD, no_offsets, TN_STALE_HANDLE, ""},
+    {PAD, pad_unwritten_error, TN_INVALID_STATE, "write 0 there first"},
+    {GATHER, gather_size, TN_INVALID_ARGUMENT, "initializer macro"},
+    {GATHER, other_format, TN_INVALID_ARGUMENT, "dst"},
+    {GATHER, other_type, TN_INVALID_ARGUMENT, "dst"},
+    {GATHER, other_cols, TN_INVALID_ARGUMENT, "71 columns, expected src's 70"},
+    {GATHER, tiles_as_src, TN_INVALID_ARGUMENT, "src"},
+    {GATHER, other_mode, TN_INVALID_ARGUMENT, "scale mode"},
+    {GATHER, fp8_nothing, TN_INVALID_ARGUMENT, "nothing is 1"},
+    {GATHER, large_nothing, TN_INVALID_ARGUMENT, "nothing is 256"},
+    {GATHER, long_map, TN_INVALID_ARGUMENT, "has 320 bytes, expected 160"},
+    {GATHER, in_place, TN_INVALID_ARGUMENT, "one tensor is given for two"},
+    {GATHER, no_error_word, TN_STALE_HANDLE, ""},
+    {GATHER, long_error, TN_INVALID_ARGUMENT, "expected 4"},
+    {COMBINE, combine_size, TN_INVALID_ARGUMENT, "initializer macro"},
+    {COMBINE, fp8_src, TN_INVALID_ARGUMENT, "src"},
+    {COMBINE, combine_cols, TN_INVALID_ARGUMENT, "its columns are src's"},
+    {COMBINE, uneven_map, TN_INVALID_ARGUMENT, "map has 4 numbers"},
+    {COMBINE, too_few_weights, TN_INVALID_ARGUMENT, "20 elements, expected 40"},
+    {COMBINE, bf16_weights, TN_INVALID_ARGUMENT, "weights"},
+    {COMBINE, combine_in_place, TN_INVALID_ARGUMENT, "one tensor is given for two"},
+};
+
+static tn_status call(op operation, const any_args *args, tn_stream stream) {
+    if (operation == PAD) return tn_pad_groups(&args->pad, stream);
+    if (operation == GATHER) return tn_gather_rows(&args->gather, stream);
+    return tn_combine_rows(&args->combine, stream);
+}
+
+static any_args right_args(op operation, const fixture *f) {
+    return operation == PAD ? pad_args(f) : operation == GATHER ? gather_args(f) : combine_args(f);
+}
+
+static void each_mistake_is_refused_by_name(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    const tn_tensor outputs[] = {f.padded, f.map, f.inverse, f.bf16_dst, f.fp32, f.error};
+    tn_ledger before = test_ledger(f.ops.scope);
+    for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+        any_args args = right_args(mistakes[i].operation, &f);
+        mistakes[i].spoil(&args, &f);
+        EXPECT_STATUS(call(mistakes[i].operation, &args, f.ops.stream), mistakes[i].status);
+        EXPECT_ERROR_HAS(mistakes[i].words);
+        tn_ledger after = test_ledger(f.ops.scope);
+        test_expect_same_ledger(&before, &after);
+        for (size_t o = 0; o < sizeof outputs / sizeof *outputs; o++)
+            assert_int_equal(test_state(outputs[o], TN_PLANE_DATA), TN_PLANE_VALID);
+    }
+    for (int operation = PAD; operation <= COMBINE; operation++) {
+        any_args args = right_args((op)operation, &f);
+        EXPECT_OK(call((op)operation, &args, f.ops.stream));
+    }
+    test_ops_close_host(&f.ops);
+}
+
+/* No rows, no columns, no groups; no copies of a token are a sum of 0. */
+static void nothing_to_move_is_success(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    any_args pad = pad_args(&f), gather = gather_args(&f), combine = combine_args(&f);
+    uint16_t sums[ROWS * COLS];
+    pad.pad.offsets = test_bytes(&f.ops, f.ops.scope, (const int64_t[]){0}, 8);
+    pad.pad.padded_offsets = test_plain(f.ops.scope, TN_BYTE, 1, 8);
+    pad.pad.map = test_plain(f.ops.scope, TN_BYTE, 0, 8);
+    pad.pad.rows = 0;
+    pad.pad.permutation.value = pad.pad.inverse.value = 0;
+    EXPECT_OK(tn_pad_groups(&pad.pad, f.ops.stream));
+    gather.gather.map = valid(&f, TN_BYTE, 0, 8);
+    gather.gather.dst = test_plain(f.ops.scope, TN_BF16, 0, COLS);
+    EXPECT_OK(tn_gather_rows(&gather.gather, f.ops.stream));
+    combine.combine.map = valid(&f, TN_BYTE, 0, 8);
+    combine.combine.weights.value = 0;
+    combine.combine.dst = f.bf16_dst;
+    EXPECT_OK(tn_combine_rows(&combine.combine, f.ops.stream));
+    test_read(&f.ops, f.bf16_dst, sums);
+    for (int i = 0; i < ROWS * COLS; i++)
+        assert_int_equal(sums[i], 0);
+    test_ops_close_host(&f.ops);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_mistake_is_refused_by_name),
+        cmocka_unit_test(nothing_to_move_is_success),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
