@@ -243,8 +243,14 @@ int main(void) {
         cmocka_unit_test(wrong_offsets_write_the_host_s_error),
         cmocka_unit_test(the_skip_flag_leaves_all_as_it_was),
     };
+    static const uint64_t orders[] = {0, 1,
+                                      20260}; /* of threads: a barrier that is missing shows */
+    int failures = 0;
     emulation_begin();
-    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
+        emulated_set_order(orders[i]);
+        failures += cmocka_run_group_tests(tests, NULL, NULL);
+    }
     emulation_end();
     return failures;
 }

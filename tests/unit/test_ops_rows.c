@@ -246,7 +246,7 @@ static void combining_sums_in_rising_order(void **state) {
     float weights[TOKENS * 8];
     (void)state;
     test_ops ops = test_ops_open_host();
-    fill_map(map, TOKENS * 8, SOURCE);
+    fill_map(map, (int64_t)TOKENS * 8, SOURCE);
     for (int i = 0; i < TOKENS * 8; i++)
         weights[i] = 1.0f / (float)(3 + i % 17);
     for (unsigned i = 0; i < 18; i++) {
@@ -305,7 +305,7 @@ static void a_token_comes_back_from_its_experts(void **state) {
     tn_pad_groups_args pad = TN_PAD_GROUPS_ARGS_INIT;
     tn_gather_rows_args there = TN_GATHER_ROWS_ARGS_INIT, composed = there;
     tn_combine_rows_args back = TN_COMBINE_ROWS_ARGS_INIT;
-    const int64_t room = EXPERTS * 16 * 2;
+    const int64_t room = (int64_t)EXPERTS * 16 * 2;
     pad.offsets = numbers(&ops, ops.scope, offsets, EXPERTS + 1);
     pad.permutation = numbers(&ops, ops.scope, from, rows);
     pad.padded_offsets = test_plain(ops.scope, TN_BYTE, EXPERTS + 1, 8);

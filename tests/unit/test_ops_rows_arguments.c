@@ -124,41 +124,41 @@ SPOIL(bf16_weights, args->combine.weights = f->bf16_dst)
 SPOIL(combine_in_place, (args->combine.dst = args->combine.src))
 
 static const struct mistake {
-    op operation;
     spoil spoil;
-    tn_status status;
     const char *words;
+    op operation;
+    tn_status status;
 } mistakes[] = {
-    {PAD, pad_size, TN_INVALID_ARGUMENT, "initializer macro"},
-    {PAD, negative_rows, TN_INVALID_ARGUMENT, "rows is -1"},
-    {PAD, no_multiple, TN_INVALID_ARGUMENT, "multiple is 0"},
-    {PAD, large_multiple, TN_INVALID_ARGUMENT, "multiple is 65537"},
-    {PAD, more_rows, TN_INVALID_ARGUMENT, "permutation"},
-    {PAD, short_padded, TN_INVALID_ARGUMENT, "has 160 bytes, expected 32"},
-    {PAD, odd_map, TN_INVALID_ARGUMENT, "a multiple of 8"},
-    {PAD, fp32_map, TN_INVALID_ARGUMENT, "map"},
-    {PAD, same_maps, TN_INVALID_ARGUMENT, "one tensor is given for two"},
-    {PAD, no_offsets, TN_STALE_HANDLE, ""},
-    {PAD, pad_unwritten_error, TN_INVALID_STATE, "write 0 there first"},
-    {GATHER, gather_size, TN_INVALID_ARGUMENT, "initializer macro"},
-    {GATHER, other_format, TN_INVALID_ARGUMENT, "dst"},
-    {GATHER, other_type, TN_INVALID_ARGUMENT, "dst"},
-    {GATHER, other_cols, TN_INVALID_ARGUMENT, "71 columns, expected src's 70"},
-    {GATHER, tiles_as_src, TN_INVALID_ARGUMENT, "src"},
-    {GATHER, other_mode, TN_INVALID_ARGUMENT, "scale mode"},
-    {GATHER, fp8_nothing, TN_INVALID_ARGUMENT, "nothing is 1"},
-    {GATHER, large_nothing, TN_INVALID_ARGUMENT, "nothing is 256"},
-    {GATHER, long_map, TN_INVALID_ARGUMENT, "has 320 bytes, expected 160"},
-    {GATHER, in_place, TN_INVALID_ARGUMENT, "one tensor is given for two"},
-    {GATHER, no_error_word, TN_STALE_HANDLE, ""},
-    {GATHER, long_error, TN_INVALID_ARGUMENT, "expected 4"},
-    {COMBINE, combine_size, TN_INVALID_ARGUMENT, "initializer macro"},
-    {COMBINE, fp8_src, TN_INVALID_ARGUMENT, "src"},
-    {COMBINE, combine_cols, TN_INVALID_ARGUMENT, "its columns are src's"},
-    {COMBINE, uneven_map, TN_INVALID_ARGUMENT, "map has 4 numbers"},
-    {COMBINE, too_few_weights, TN_INVALID_ARGUMENT, "20 elements, expected 40"},
-    {COMBINE, bf16_weights, TN_INVALID_ARGUMENT, "weights"},
-    {COMBINE, combine_in_place, TN_INVALID_ARGUMENT, "one tensor is given for two"},
+    {pad_size, "initializer macro", PAD, TN_INVALID_ARGUMENT},
+    {negative_rows, "rows is -1", PAD, TN_INVALID_ARGUMENT},
+    {no_multiple, "multiple is 0", PAD, TN_INVALID_ARGUMENT},
+    {large_multiple, "multiple is 65537", PAD, TN_INVALID_ARGUMENT},
+    {more_rows, "permutation", PAD, TN_INVALID_ARGUMENT},
+    {short_padded, "has 160 bytes, expected 32", PAD, TN_INVALID_ARGUMENT},
+    {odd_map, "a multiple of 8", PAD, TN_INVALID_ARGUMENT},
+    {fp32_map, "map", PAD, TN_INVALID_ARGUMENT},
+    {same_maps, "one tensor is given for two", PAD, TN_INVALID_ARGUMENT},
+    {no_offsets, "", PAD, TN_STALE_HANDLE},
+    {pad_unwritten_error, "write 0 there first", PAD, TN_INVALID_STATE},
+    {gather_size, "initializer macro", GATHER, TN_INVALID_ARGUMENT},
+    {other_format, "dst", GATHER, TN_INVALID_ARGUMENT},
+    {other_type, "dst", GATHER, TN_INVALID_ARGUMENT},
+    {other_cols, "71 columns, expected src's 70", GATHER, TN_INVALID_ARGUMENT},
+    {tiles_as_src, "src", GATHER, TN_INVALID_ARGUMENT},
+    {other_mode, "scale mode", GATHER, TN_INVALID_ARGUMENT},
+    {fp8_nothing, "nothing is 1", GATHER, TN_INVALID_ARGUMENT},
+    {large_nothing, "nothing is 256", GATHER, TN_INVALID_ARGUMENT},
+    {long_map, "has 320 bytes, expected 160", GATHER, TN_INVALID_ARGUMENT},
+    {in_place, "one tensor is given for two", GATHER, TN_INVALID_ARGUMENT},
+    {no_error_word, "", GATHER, TN_STALE_HANDLE},
+    {long_error, "expected 4", GATHER, TN_INVALID_ARGUMENT},
+    {combine_size, "initializer macro", COMBINE, TN_INVALID_ARGUMENT},
+    {fp8_src, "src", COMBINE, TN_INVALID_ARGUMENT},
+    {combine_cols, "its columns are src's", COMBINE, TN_INVALID_ARGUMENT},
+    {uneven_map, "map has 4 numbers", COMBINE, TN_INVALID_ARGUMENT},
+    {too_few_weights, "20 elements, expected 40", COMBINE, TN_INVALID_ARGUMENT},
+    {bf16_weights, "weights", COMBINE, TN_INVALID_ARGUMENT},
+    {combine_in_place, "one tensor is given for two", COMBINE, TN_INVALID_ARGUMENT},
 };
 
 static tn_status call(op operation, const any_args *args, tn_stream stream) {
