@@ -44,6 +44,17 @@ static tn_status combine_rows(tn_device *device, const tn__combine_rows_work *wo
     return built_without_kernels("combine_rows");
 }
 
+static tn_status shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("shard_amax");
+}
+
+static tn_status shard_quantize(tn_device *device, const tn__shard_quantize_work *work,
+                                tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("shard_quantize");
+}
+
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("dequantize");
@@ -94,6 +105,8 @@ const tn__op_table tn__op_table_cuda = {
     .pad_groups = pad_groups,
     .gather_rows = gather_rows,
     .combine_rows = combine_rows,
+    .shard_amax = shard_amax,
+    .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -15,14 +15,14 @@ extern const unsigned char tn__cuda_cast_image[];
 extern const unsigned char tn__cuda_small_image[];
 extern const unsigned char tn__cuda_list_image[];
 extern const unsigned char tn__cuda_rows_image[];
+extern const unsigned char tn__cuda_shard_image[];
 
-enum { CAST_IMAGE = 0, SMALL_IMAGE, LIST_IMAGE, ROWS_IMAGE, IMAGE_COUNT };
+enum { CAST_IMAGE = 0, SMALL_IMAGE, LIST_IMAGE, ROWS_IMAGE, SHARD_IMAGE, IMAGE_COUNT };
 
 static const unsigned char *const images[IMAGE_COUNT] = {
-    [CAST_IMAGE] = tn__cuda_cast_image,
-    [SMALL_IMAGE] = tn__cuda_small_image,
-    [LIST_IMAGE] = tn__cuda_list_image,
-    [ROWS_IMAGE] = tn__cuda_rows_image,
+    [CAST_IMAGE] = tn__cuda_cast_image,   [SMALL_IMAGE] = tn__cuda_small_image,
+    [LIST_IMAGE] = tn__cuda_list_image,   [ROWS_IMAGE] = tn__cuda_rows_image,
+    [SHARD_IMAGE] = tn__cuda_shard_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -52,6 +52,12 @@ int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_d
 
 int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst) {
     return TN__KERNEL_DEQUANTIZE + (!!is_col * 2 + fp8_index(format)) * 3 + float_index(dst);
+}
+
+int tn__kernel_of_shard_amax(tn_dtype src) { return TN__KERNEL_SHARD_AMAX + float_index(src); }
+
+int tn__kernel_of_shard_quantize(tn_dtype src, tn_dtype format) {
+    return TN__KERNEL_SHARD_QUANTIZE + float_index(src) * 2 + fp8_index(format);
 }
 
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to) {
@@ -118,6 +124,15 @@ static void single_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
 }
 
+static void shard_amax_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "shard_amax_%s", float_names[index]);
+}
+
+static void shard_quantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "shard_quantize_%s_%s", float_names[index / 2],
+             fp8_names[index % 2]);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -134,6 +149,8 @@ static const struct kernel_family {
     {TN__KERNEL_AXPY, SMALL_IMAGE, axpy_name},
     {TN__KERNEL_CROSS_ENTROPY, SMALL_IMAGE, cross_entropy_name},
     {TN__KERNEL_PAD, SMALL_IMAGE, single_small_name},
+    {TN__KERNEL_SHARD_AMAX, SHARD_IMAGE, shard_amax_name},
+    {TN__KERNEL_SHARD_QUANTIZE, SHARD_IMAGE, shard_quantize_name},
     {TN__KERNEL_COMBINE_ROWS, ROWS_IMAGE, combine_rows_name},
     {TN__KERNEL_PAD_OFFSETS, ROWS_IMAGE, single_rows_name},
     {TN__KERNEL_LIST_GROUPS, LIST_IMAGE, single_list_name},

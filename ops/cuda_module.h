@@ -26,7 +26,9 @@ enum {
     TN__KERNEL_CROSS_ENTROPY = TN__KERNEL_AXPY + TN__PAIR_KERNELS,
     TN__KERNEL_PAD = TN__KERNEL_CROSS_ENTROPY + TN__PAIR_KERNELS,
     TN__KERNEL_EMBED,
-    TN__KERNEL_COMBINE_ROWS,
+    TN__KERNEL_SHARD_AMAX,
+    TN__KERNEL_SHARD_QUANTIZE = TN__KERNEL_SHARD_AMAX + 3,
+    TN__KERNEL_COMBINE_ROWS = TN__KERNEL_SHARD_QUANTIZE + 3 * 2,
     TN__KERNEL_PAD_OFFSETS = TN__KERNEL_COMBINE_ROWS + TN__PAIR_KERNELS,
     TN__KERNEL_PAD_MAP,
     TN__KERNEL_GATHER_ROWS,
@@ -41,10 +43,12 @@ enum {
 int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_dtype src,
                            tn_dtype format);
 int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
+int tn__kernel_of_shard_amax(tn_dtype src);
+int tn__kernel_of_shard_quantize(tn_dtype src, tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 4 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 5 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_list_table.c */
@@ -58,6 +62,11 @@ tn_status tn__cuda_gather_rows(tn_device *device, const tn__gather_rows_work *wo
                                tn_stream stream);
 tn_status tn__cuda_combine_rows(tn_device *device, const tn__combine_rows_work *work,
                                 tn_stream stream);
+
+/* cuda_shard_table.c */
+tn_status tn__cuda_shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream);
+tn_status tn__cuda_shard_quantize(tn_device *device, const tn__shard_quantize_work *work,
+                                  tn_stream stream);
 
 /* cuda_gemm.c */
 

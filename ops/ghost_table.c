@@ -125,6 +125,33 @@ static tn_status combine_rows(tn_device *device, const tn__combine_rows_work *wo
     return launch(device, "combine_rows", &kernel, stream);
 }
 
+/* A float for each tile, rows of them padded to a multiple. */
+static size_t bytes_of_tiles(const tn__shard *shard, int64_t multiple) {
+    int64_t down = (shard->rows + TN__BLOCK - 1) / TN__BLOCK;
+    int64_t across = (shard->cols + TN__BLOCK - 1) / TN__BLOCK;
+    across = (across + multiple - 1) / multiple * multiple;
+    return (size_t)(down * across) * sizeof(float);
+}
+
+static tn_status shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &work->shard.src, 0);
+    touch(&kernel, work->amax, bytes_of_tiles(&work->shard, 1), 1);
+    return launch(device, "shard_amax", &kernel, stream);
+}
+
+static tn_status shard_quantize(tn_device *device, const tn__shard_quantize_work *work,
+                                tn_stream stream) {
+    const tn__shard *shard = &work->shard;
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &shard->src, 0);
+    touch(&kernel, work->amax, bytes_of_tiles(shard, 1), 0);
+    if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
+    touch(&kernel, work->data, (size_t)(shard->end - shard->first), 1);
+    if (work->scale) touch(&kernel, work->scale, bytes_of_tiles(shard, 4), 1);
+    return launch(device, "shard_quantize", &kernel, stream);
+}
+
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_plane(&kernel, &work->src, 0);
@@ -232,6 +259,8 @@ const tn__op_table tn__op_table_ghost = {
     .pad_groups = pad_groups,
     .gather_rows = gather_rows,
     .combine_rows = combine_rows,
+    .shard_amax = shard_amax,
+    .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -18,4 +18,8 @@ void tn__host_pad_groups(const tn__pad_groups_work *work);
 void tn__host_gather_rows(const tn__gather_rows_work *work);
 void tn__host_combine_rows(const tn__combine_rows_work *work);
 
+/* host_shard.c */
+void tn__host_shard_amax(const tn__shard_amax_work *work);
+void tn__host_shard_quantize(const tn__shard_quantize_work *work);
+
 #endif

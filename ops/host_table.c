@@ -19,6 +19,8 @@ typedef struct host_task {
         tn__pad_groups_work pad_groups;
         tn__gather_rows_work gather_rows;
         tn__combine_rows_work combine_rows;
+        tn__shard_amax_work shard_amax;
+        tn__shard_quantize_work shard_quantize;
         tn__dequantize_work dequantize;
         tn__transpose_work transpose;
         tn__gemm_work gemm;
@@ -114,6 +116,25 @@ static tn_status combine_rows(tn_device *device, const tn__combine_rows_work *wo
     return enqueue(device, &task, stream);
 }
 
+/* ---- shards -------------------------------------------------------------------------------- */
+
+static void run_shard_amax(const host_task *task) { tn__host_shard_amax(&task->work.shard_amax); }
+
+static tn_status shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream) {
+    host_task task = {.run = run_shard_amax, .work.shard_amax = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_shard_quantize(const host_task *task) {
+    tn__host_shard_quantize(&task->work.shard_quantize);
+}
+
+static tn_status shard_quantize(tn_device *device, const tn__shard_quantize_work *work,
+                                tn_stream stream) {
+    host_task task = {.run = run_shard_quantize, .work.shard_quantize = *work};
+    return enqueue(device, &task, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -173,6 +194,8 @@ const tn__op_table tn__op_table_host = {
     .pad_groups = pad_groups,
     .gather_rows = gather_rows,
     .combine_rows = combine_rows,
+    .shard_amax = shard_amax,
+    .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
     .gemm_scratch_bytes = gemm_scratch_bytes,

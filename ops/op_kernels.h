@@ -72,7 +72,7 @@ typedef struct tn__gather_rows_work {
     int64_t src_rows, dst_rows, row_bytes;
     const int64_t *map; /* of dst_rows */
     uint32_t *error;
-    unsigned char nothing; /* what a row from nowhere is made of */
+    unsigned char nothing;  /* what a row from nowhere is made of */
     const float *src_scale; /* NULL: PLAIN */
     float *dst_scale;
     int64_t scale_rows, src_scale_stride, dst_scale_stride;
@@ -85,6 +85,29 @@ typedef struct tn__combine_rows_work {
     int64_t each;
     uint32_t *error;
 } tn__combine_rows_work;
+
+/* Elements first ... end - 1 of a weight of rows x cols, in src. */
+typedef struct tn__shard {
+    tn__matrix src;
+    int64_t rows, cols;
+    int64_t first, end;
+} tn__shard;
+
+typedef struct tn__shard_amax_work {
+    tn__shard shard;
+    float *amax; /* of each 128 x 128 tile, row by row */
+} tn__shard_amax_work;
+
+typedef struct tn__shard_quantize_work {
+    tn__shard shard;
+    const float *amax;
+    tn_dtype dtype;
+    tn_scale_mode scale_mode;
+    float amax_epsilon;
+    uint8_t *data; /* of element `first` */
+    float *scale;  /* of all tiles, as in a 2D ROW plane; NULL: not made */
+    const float *skip;
+} tn__shard_quantize_work;
 
 typedef struct tn__dequantize_work {
     tn_format format;
@@ -154,6 +177,9 @@ typedef struct tn__op_table {
     tn_status (*gather_rows)(tn_device *device, const tn__gather_rows_work *work, tn_stream stream);
     tn_status (*combine_rows)(tn_device *device, const tn__combine_rows_work *work,
                               tn_stream stream);
+    tn_status (*shard_amax)(tn_device *device, const tn__shard_amax_work *work, tn_stream stream);
+    tn_status (*shard_quantize)(tn_device *device, const tn__shard_quantize_work *work,
+                                tn_stream stream);
     tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work, tn_stream stream);
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */

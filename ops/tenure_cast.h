@@ -162,6 +162,58 @@ typedef struct tn_combine_rows_args {
     }
 TN_API TN_MUST_USE tn_status tn_combine_rows(const tn_combine_rows_args *args, tn_stream stream);
 
+/* ---- sharded: the cast of a part of a weight ------------------------------------------------- */
+
+/* A weight of rows x cols is cut anywhere into flat ranges of elements, one for a rank, and a 128 x
+ * 128 tile may be held by several. First each rank takes the amax of what it holds of each tile;
+ * the ranks reduce these by maximum, which is exact in any order; then each casts its own elements.
+ * The ranges put together are, to the bit, the ROW plane that tn_quantize makes of the whole weight
+ * from numbers of that type (master copies in fp32, say), and the scales are its scales.
+ *
+ * src holds elements first ... first + n - 1 of the weight, where n is how many it has: 0 is fine. */
+
+/* amax, fp32 of ceil(rows/128) x ceil(cols/128): of each tile, over what src holds of it; NaN is
+ * ignored, and 0 is written where it holds nothing. */
+typedef struct tn_shard_amax_args {
+    size_t size;
+    tn_tensor src; /* PLAIN fp32, bf16 or fp16 */
+    int64_t rows, cols;
+    int64_t first;
+    tn_tensor amax;
+} tn_shard_amax_args;
+#define TN_SHARD_AMAX_ARGS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(tn_shard_amax_args), {0}, 0, 0, 0, { 0 }                                            \
+    }
+TN_API TN_MUST_USE tn_status tn_shard_amax(const tn_shard_amax_args *args, tn_stream stream);
+
+/* Writes the n bytes from data_first on of `data`, and no byte beside them: where there are others,
+ * data must be valid before. scale, if it is given, is fp32 of ceil(rows/128) x up4(ceil(cols/128)):
+ * all scales of the weight, as every rank can make them. `skip` as in tn_grouped_quantize. */
+typedef struct tn_shard_quantize_args {
+    size_t size;
+    tn_tensor src;
+    int64_t rows, cols;
+    int64_t first;
+    tn_tensor amax;
+    tn_dtype dtype; /* E4M3 or E5M2 */
+    tn_scale_mode scale_mode;
+    float amax_epsilon;
+    tn_tensor data; /* TN_BYTE */
+    int64_t data_first;
+    tn_tensor scale; /* {0}: not made */
+    tn_tensor skip;  /* {0}: never */
+} tn_shard_quantize_args;
+#define TN_SHARD_QUANTIZE_ARGS_INIT                                                                \
+    {                                                                                              \
+        sizeof(tn_shard_quantize_args), {0}, 0, 0, 0, {0}, TN_E4M3, TN_SCALE_POW2, 0.0f, {0}, 0,   \
+            {0}, {                                                                                 \
+            0                                                                                      \
+        }                                                                                          \
+    }
+TN_API TN_MUST_USE tn_status tn_shard_quantize(const tn_shard_quantize_args *args,
+                                               tn_stream stream);
+
 #ifdef __cplusplus
 }
 #endif
