@@ -164,7 +164,7 @@ TN_API TN_MUST_USE tn_status tn_combine_rows(const tn_combine_rows_args *args, t
 
 /* ---- sharded: the cast of a part of a weight ------------------------------------------------- */
 
-/* A weight of rows x cols is cut anywhere into flat ranges of elements, one for a rank, and a 128 x
+/* A weight of rows x cols is cut anywhere into flat ranges of elements, one for a rank; a 128 x
  * 128 tile may be held by several. First each rank takes the amax of what it holds of each tile;
  * the ranks reduce these by maximum, which is exact in any order; then each casts its own elements.
  * The ranges put together are, to the bit, the ROW plane that tn_quantize makes of the whole weight
@@ -188,8 +188,8 @@ typedef struct tn_shard_amax_args {
 TN_API TN_MUST_USE tn_status tn_shard_amax(const tn_shard_amax_args *args, tn_stream stream);
 
 /* Writes the n bytes from data_first on of `data`, and no byte beside them: where there are others,
- * data must be valid before. scale, if it is given, is fp32 of ceil(rows/128) x up4(ceil(cols/128)):
- * all scales of the weight, as every rank can make them. `skip` as in tn_grouped_quantize. */
+ * data must be valid before. scale, if given, is fp32 of ceil(rows/128) x up4(ceil(cols/128)): all
+ * scales of the weight, as every rank can make them. `skip` as in tn_grouped_quantize. */
 typedef struct tn_shard_quantize_args {
     size_t size;
     tn_tensor src;
