@@ -170,7 +170,7 @@ TN_API TN_MUST_USE tn_status tn_combine_rows(const tn_combine_rows_args *args, t
  * The ranges put together are, to the bit, the ROW plane that tn_quantize makes of the whole weight
  * from numbers of that type (master copies in fp32, say), and the scales are its scales.
  *
- * src holds elements first ... first + n - 1 of the weight, where n is how many it has: 0 is fine. */
+ * src holds elements first ... first + n - 1 of the weight; n is how many it has, and may be 0. */
 
 /* amax, fp32 of ceil(rows/128) x ceil(cols/128): of each tile, over what src holds of it; NaN is
  * ignored, and 0 is written where it holds nothing. */
