@@ -271,10 +271,10 @@ static void settle(tn_pool *pool) {
     pthread_mutex_unlock(&pool->mutex);
 }
 
-static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
-                                    const tn_alloc_options *options, int is_owned, void **out) {
-    tn__cache_result result = take_warm(pool, bytes, stream, options, is_owned, out);
-    if (result == TN__CACHE_DONE) return TN_OK;
+/* What the warm path could not do at once. Out of line: that has registers to save only here. */
+static TN__SLOW tn_status alloc_rest(tn_pool *pool, size_t bytes, tn_stream stream,
+                                     const tn_alloc_options *options, int is_owned,
+                                     tn__cache_result result, void **out) {
     if (result == TN__CACHE_CLOSED && !atomic_load(&pool->observers)) {
         wait_until_open(pool);
         result = take_warm(pool, bytes, stream, options, is_owned, out);
@@ -282,6 +282,13 @@ static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream strea
     if (result == TN__CACHE_IN_DEBT) settle(pool);
     if (result == TN__CACHE_DONE || result == TN__CACHE_IN_DEBT) return TN_OK;
     return alloc_cold(pool, bytes, stream, options, is_owned, result == TN__CACHE_CLOSED, out);
+}
+
+static inline tn_status alloc_block(tn_pool *pool, size_t bytes, tn_stream stream,
+                                    const tn_alloc_options *options, int is_owned, void **out) {
+    tn__cache_result result = take_warm(pool, bytes, stream, options, is_owned, out);
+    if (result == TN__CACHE_DONE) return TN_OK;
+    return alloc_rest(pool, bytes, stream, options, is_owned, result, out);
 }
 
 tn_status tn_alloc(tn_pool *pool, size_t bytes, tn_stream stream, const tn_alloc_options *options,

@@ -12,8 +12,6 @@
 #include "plane_order.h"
 
 #include <pthread.h>
-#include <stddef.h>
-#include <string.h>
 
 typedef struct books_list {
     pthread_mutex_t lock;
@@ -37,32 +35,17 @@ tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_
 
 /* ---- streams ------------------------------------------------------------------------------- */
 
-static tn__recent_id *recent_of(tn__books *books, tn_stream stream) {
-    uint64_t mixed = ((uintptr_t)stream >> 4) * UINT64_C(0x9E3779B97F4A7C15);
-    return &books->recent_ids[mixed >> 60];
-}
-
 /* A handle alone does not name a stream: threads share that of their per-thread default streams,
  * and others are used again. It does for the default stream and for ours, until they end. */
-static TN__SLOW tn_status ask_stream_id(const tn__books *books, tn_stream stream,
-                                        tn__recent_id *recent, uint64_t *out) {
+TN__SLOW tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
     const tn__driver *driver = tn__device_driver(books->device);
     uint64_t stream_id = 0;
     TN_TRY(driver->stream_id(tn__device_state(books->device), stream, &stream_id));
     if (!(stream_id & TN__STREAM_ID_IN_CAPTURE) &&
         (!stream || tn__device_owns_stream(books->device, stream))) {
-        *recent = (tn__recent_id){stream, stream_id, 1};
+        *tn__books_recent_id(books, stream) = (tn__recent_id){stream, stream_id, 1};
     }
     *out = stream_id;
-    return TN_OK;
-}
-
-tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
-    tn__recent_id *recent = recent_of(books, stream);
-    if (!recent->is_set || recent->stream != stream) {
-        return ask_stream_id(books, stream, recent, out);
-    }
-    *out = recent->stream_id;
     return TN_OK;
 }
 
@@ -105,7 +88,19 @@ static void on_stream_end(void *argument, tn_stream stream, uint64_t stream_id) 
 
 /* ---- leases -------------------------------------------------------------------------------- */
 
-static TN__SLOW tn_status make_first_lease(tn__books *books, tn__lease_object **out) {
+static void free_lease(tn__lease_object *lease) {
+    tn__handle_destroy(lease->handle.value);
+    tn__host_free(lease);
+}
+
+/* None is spare, or the next one's values are used up: once in four billion leases. */
+TN__SLOW tn_status tn__books_make_first_lease(tn__books *books, tn__lease_object **out) {
+    tn__lease_object *used_up = books->spare_leases;
+    if (used_up) {
+        books->spare_leases = used_up->next;
+        free_lease(used_up);
+        return tn__books_make_lease(books, out);
+    }
     tn__lease_object *lease = tn__host_alloc(1, sizeof *lease);
     if (!lease) return TN_OUT_OF_HOST_MEMORY;
     tn_status status =
@@ -117,32 +112,6 @@ static TN__SLOW tn_status make_first_lease(tn__books *books, tn__lease_object **
         tn__host_free(lease);
     }
     return status;
-}
-
-static void free_lease(tn__lease_object *lease) {
-    tn__handle_destroy(lease->handle.value);
-    tn__host_free(lease);
-}
-
-tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out) {
-    tn__lease_object *lease = books->spare_leases;
-    if (!lease) return make_first_lease(books, out);
-    books->spare_leases = lease->next;
-    uint64_t value = tn__handle_resume(lease->slot, lease->handle.value);
-    if (!value) { /* once in four billion leases */
-        free_lease(lease);
-        return tn__books_make_lease(books, out);
-    }
-    memset(&lease->tensor, 0, sizeof *lease - offsetof(tn__lease_object, tensor));
-    lease->handle.value = value;
-    *out = lease;
-    return TN_OK;
-}
-
-void tn__books_end_lease(tn__books *books, tn__lease_object *lease) {
-    tn__handle_suspend(lease->slot);
-    lease->next = books->spare_leases;
-    books->spare_leases = lease;
 }
 
 static void free_leases(tn__books *books) {
@@ -171,6 +140,7 @@ static tn_status make_books(tn_pool *pool, tn__books **out) {
     books->device = tn_pool_device(pool);
     books->checks_leases = tn__options_get()->check_leases;
     books->lock = list.made++ % TN__LOCK_COUNT;
+    tn__lock_prepare(books->lock);
     tn_status status = tn__device_watch_streams(books->device, on_stream_end, books);
     if (status != TN_OK) {
         tn__host_free(books);

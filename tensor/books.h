@@ -5,6 +5,9 @@
 #ifndef TENURE_BOOKS_H
 #define TENURE_BOOKS_H
 
+#include <stddef.h>
+#include <string.h>
+
 #include "tensor_state.h"
 
 /* The pool's books with their lock held; made if there are none. */
@@ -16,14 +19,44 @@ tn__books *tn__books_find(tn_pool *pool);
 /* Frees the books that have no scope left. No lock is held. */
 void tn__books_collect(void);
 
+static inline tn__recent_id *tn__books_recent_id(tn__books *books, tn_stream stream) {
+    uint64_t mixed = ((uintptr_t)stream >> 4) * UINT64_C(0x9E3779B97F4A7C15);
+    return &books->recent_ids[mixed >> 60];
+}
+
+tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
+
 /* The id that tells streams apart, as the driver has it; fails for a stream that the driver does
  * not know. The books' lock is held. */
-tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
+static inline tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
+    const tn__recent_id *recent = tn__books_recent_id(books, stream);
+    if (!recent->is_set || recent->stream != stream) {
+        return tn__books_ask_stream_id(books, stream, out);
+    }
+    *out = recent->stream_id;
+    return TN_OK;
+}
+
+tn_status tn__books_make_first_lease(tn__books *books, tn__lease_object **out);
 
 /* A lease with a handle and nothing else; and the end of its handle. Host memory and slots of
  * leases that have ended are kept for the next ones until the books end. Under their lock. */
-tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out);
-void tn__books_end_lease(tn__books *books, tn__lease_object *lease);
+static inline tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out) {
+    tn__lease_object *lease = books->spare_leases;
+    uint64_t value = lease ? tn__handle_resume(lease->slot, lease->handle.value) : 0;
+    if (!value) return tn__books_make_first_lease(books, out);
+    books->spare_leases = lease->next;
+    memset(&lease->tensor, 0, sizeof *lease - offsetof(tn__lease_object, tensor));
+    lease->handle.value = value;
+    *out = lease;
+    return TN_OK;
+}
+
+static inline void tn__books_end_lease(tn__books *books, tn__lease_object *lease) {
+    tn__handle_suspend(lease->slot);
+    lease->next = books->spare_leases;
+    books->spare_leases = lease;
+}
 
 /* The scope after `scope` in a walk of `root` and all below it, parents first; NULL at the end. */
 tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_object *root);

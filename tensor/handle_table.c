@@ -11,6 +11,7 @@
 #include "handle_table.h"
 
 #include "host_alloc.h"
+#include "thread_barrier.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -48,13 +49,39 @@ static handle_table tables[TN__LOCK_COUNT] = {FOUR_EMPTY_TABLES, FOUR_EMPTY_TABL
 
 tn__lock_word tn__locks[TN__LOCK_COUNT];
 
-/* The kernel puts the thread to sleep only if the lock is still marked as wanted. Whoever gets it
- * marks it so again: there may be others asleep, of whom nothing else tells. */
-void tn__lock_wait(tn__lock_word *word) {
-    while (atomic_exchange_explicit(&word->state, TN__LOCK_WANTED, memory_order_acquire) !=
-           TN__LOCK_FREE) {
-        (void)syscall(SYS_futex, &word->state, FUTEX_WAIT_PRIVATE, TN__LOCK_WANTED, NULL, NULL, 0);
+/* Locks are held for tens of nanoseconds, unless memory has to be got. */
+enum { SPINS = 64 };
+
+static int spin(tn__lock_word *word) {
+    for (int i = 0; i < SPINS; i++) {
+        if (atomic_load_explicit(&word->state, memory_order_relaxed) == TN__LOCK_FREE &&
+            tn__lock_word_try(word)) {
+            return 1;
+        }
+        __builtin_ia32_pause();
     }
+    return 0;
+}
+
+/* Behind the barrier whoever lets the lock go sees this waiter and wakes one, or has let it go
+ * visibly. The kernel puts the thread to sleep only if the lock is held. */
+void tn__lock_wait(tn__lock_word *word) {
+    if (spin(word)) return;
+    atomic_fetch_add(&word->waiters, 1);
+    if (atomic_load(&word->is_asymmetric)) tn__barrier_all_threads();
+    while (!tn__lock_word_try(word))
+        (void)syscall(SYS_futex, &word->state, FUTEX_WAIT_PRIVATE, TN__LOCK_HELD, NULL, NULL, 0);
+    atomic_fetch_sub(&word->waiters, 1);
+}
+
+/* Given up by an exchange: a waiter that has not seen the change says that it waits before that. */
+void tn__lock_prepare(unsigned lock) {
+    tn__lock_word *word = &tn__locks[lock];
+    if (!tn__barrier_is_there()) return;
+    tn__lock(lock);
+    atomic_store(&word->is_asymmetric, 1);
+    (void)atomic_exchange(&word->state, TN__LOCK_FREE);
+    if (atomic_load(&word->waiters)) tn__lock_wake(word);
 }
 
 void tn__lock_wake(tn__lock_word *word) {
@@ -214,37 +241,29 @@ void *tn__handle_peek(uint64_t value, tn__handle_kind kind, unsigned lock) {
     return lock_of(value) == lock ? alive_object(&tables[lock], value, kind) : NULL;
 }
 
-static TN__SLOW tn_status not_alive(uint64_t value, tn__handle_kind kind) {
+static TN__SLOW void *fail_not_alive(uint64_t value, tn__handle_kind kind) {
     static const char *const names[] = {"handle", "scope", "tensor", "lease"};
-    if (value == 0) {
-        return TN_FAIL(TN_STALE_HANDLE, "no %s was given: the handle is {0}", names[kind]);
-    }
-    return TN_FAIL(TN_STALE_HANDLE, "%s 0x%016llx is not alive: it has ended, or was never made",
-                   names[kind], (unsigned long long)value);
-}
-
-static TN__SLOW tn_status unlock_not_alive(uint64_t value, tn__handle_kind kind) {
     tn__unlock(lock_of(value));
-    return not_alive(value, kind);
+    if (value == 0) {
+        (void)TN_FAIL(TN_STALE_HANDLE, "no %s was given: the handle is {0}", names[kind]);
+    } else {
+        (void)TN_FAIL(TN_STALE_HANDLE, "%s 0x%016llx is not alive: it has ended, or was never made",
+                      names[kind], (unsigned long long)value);
+    }
+    return NULL;
 }
 
-/* With the lock held. */
-static inline tn_status take_alive(uint64_t value, tn__handle_kind kind, void **object) {
-    void *alive = alive_object(&tables[lock_of(value)], value, kind);
-    if (!alive) return unlock_not_alive(value, kind);
-    *object = alive;
-    return TN_OK;
-}
-
-static TN__SLOW tn_status wait_and_take(uint64_t value, tn__handle_kind kind, void **object) {
+static TN__SLOW void *wait_and_get(uint64_t value, tn__handle_kind kind) {
     tn__lock_wait(&tn__locks[lock_of(value)]);
-    return take_alive(value, kind, object);
+    void *alive = alive_object(&tables[lock_of(value)], value, kind);
+    return alive ? alive : fail_not_alive(value, kind);
 }
 
 /* What is slow is called last, so that nothing is kept for after it. */
-tn_status tn__handle_acquire(uint64_t value, tn__handle_kind kind, void **object) {
-    if (!tn__lock_try(lock_of(value))) return wait_and_take(value, kind, object);
-    return take_alive(value, kind, object);
+void *tn__handle_get(uint64_t value, tn__handle_kind kind) {
+    if (!tn__lock_try(lock_of(value))) return wait_and_get(value, kind);
+    void *alive = alive_object(&tables[lock_of(value)], value, kind);
+    return alive ? alive : fail_not_alive(value, kind);
 }
 
 static uint64_t count_alive(const handle_table *table) {

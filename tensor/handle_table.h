@@ -26,13 +26,12 @@ enum { TN__LOCK_COUNT = 16 };
 /* The locks of the objects: pools are spread over them. Not recursive; nobody holds two.
  *
  * A lease takes one twice, and half of what it may cost at all would go to a mutex of the C
- * library: so the way that meets nobody is inline, one atomic instruction to lock and one to
- * unlock. Whoever has to wait sleeps in the kernel (handle_table.c). */
-typedef enum tn__lock_state {
-    TN__LOCK_FREE,
-    TN__LOCK_HELD,
-    TN__LOCK_WANTED /* held, and somebody may sleep */
-} tn__lock_state;
+ * library: so the way that meets nobody is inline, with one atomic exchange to lock and none to
+ * unlock. Who lets a lock go writes that, and then looks whether somebody waits; who waits says so,
+ * makes every thread of the process pass a barrier (thread_barrier.h), and then looks whether the
+ * lock is free. So one of the two sees the other. Where there is no such barrier, letting go is an
+ * exchange as well. Whoever has to wait long sleeps in the kernel (handle_table.c). */
+typedef enum tn__lock_state { TN__LOCK_FREE, TN__LOCK_HELD } tn__lock_state;
 
 /* What must run without the lock, such as functions of the program: tn__unlock runs it, in the
  * order in which it was put in, right after it has given the lock up. The caller holds the lock and
@@ -45,21 +44,30 @@ void tn__defer(unsigned lock, tn__deferred *item);
 
 typedef struct tn__lock_word {
     _Alignas(64) atomic_int state;
-    tn__deferred *deferred; /* newest first; guarded by the lock */
+    atomic_int waiters;       /* threads that sleep, or are about to */
+    atomic_int is_asymmetric; /* a barrier stands in for the exchange (tn__lock_prepare) */
+    tn__deferred *deferred;   /* newest first; guarded by the lock */
 } tn__lock_word;
 
 extern tn__lock_word tn__locks[TN__LOCK_COUNT];
+
+/* Before objects are made that the lock guards. */
+void tn__lock_prepare(unsigned lock);
 
 void tn__lock_wait(tn__lock_word *word);
 void tn__lock_wake(tn__lock_word *word);
 void tn__lock_run(tn__deferred *newest);
 
+static inline int tn__lock_word_try(tn__lock_word *word) {
+    int expected = TN__LOCK_FREE;
+    return atomic_compare_exchange_strong_explicit(&word->state, &expected, TN__LOCK_HELD,
+                                                   memory_order_acquire, memory_order_relaxed);
+}
+
 /* 1: the lock is held now. */
 static inline int tn__lock_try(unsigned lock) {
-    int expected = TN__LOCK_FREE;
     TN_ASSERT(lock < TN__LOCK_COUNT);
-    return atomic_compare_exchange_strong_explicit(&tn__locks[lock].state, &expected, TN__LOCK_HELD,
-                                                   memory_order_acquire, memory_order_relaxed);
+    return tn__lock_word_try(&tn__locks[lock]);
 }
 
 static inline void tn__lock(unsigned lock) {
@@ -71,10 +79,13 @@ static inline void tn__unlock(unsigned lock) {
     tn__deferred *deferred = word->deferred;
     TN_ASSERT(atomic_load_explicit(&word->state, memory_order_relaxed) != TN__LOCK_FREE);
     if (deferred) word->deferred = NULL;
-    if (atomic_exchange_explicit(&word->state, TN__LOCK_FREE, memory_order_release) ==
-        TN__LOCK_WANTED) {
-        tn__lock_wake(word);
+    if (atomic_load_explicit(&word->is_asymmetric, memory_order_relaxed)) {
+        atomic_store_explicit(&word->state, TN__LOCK_FREE, memory_order_release);
+        atomic_signal_fence(memory_order_seq_cst);
+    } else {
+        (void)atomic_exchange(&word->state, TN__LOCK_FREE);
     }
+    if (atomic_load_explicit(&word->waiters, memory_order_relaxed)) tn__lock_wake(word);
     if (deferred) tn__lock_run(deferred);
 }
 
@@ -106,8 +117,16 @@ static inline uint64_t tn__handle_resume(tn__handle_slot *slot, uint64_t last) {
     return slot->value = last + ((uint64_t)1 << 32);
 }
 
-/* The object of a handle that is alive, with its lock held. Else TN_STALE_HANDLE, none held. */
-tn_status tn__handle_acquire(uint64_t value, tn__handle_kind kind, void **object);
+/* The object of a handle that is alive, with its lock held. NULL: none is held, and TN_STALE_HANDLE
+ * is recorded. */
+void *tn__handle_get(uint64_t value, tn__handle_kind kind);
+
+static inline tn_status tn__handle_acquire(uint64_t value, tn__handle_kind kind, void **object) {
+    void *alive = tn__handle_get(value, kind);
+    if (!alive) return TN_STALE_HANDLE;
+    *object = alive;
+    return TN_OK;
+}
 
 /* The same for a caller that holds the lock: NULL if it is not alive or another lock's. */
 void *tn__handle_peek(uint64_t value, tn__handle_kind kind, unsigned lock);

@@ -15,8 +15,8 @@
 
 /* ---- begin --------------------------------------------------------------------------------- */
 
-static tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
-                           tn_stream stream, tn__lease_object **out) {
+static inline tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
+                                  tn_stream stream, tn__lease_object **out) {
     tn__books *books = tensor->scope->books;
     tn__lease_object *lease;
     uint64_t stream_id = 0;
@@ -40,8 +40,26 @@ static TN__SLOW tn_status fail_no_plane(const tn__tensor_object *tensor, tn_plan
                    tn_format_name(tensor->format), tn_plane_name(plane), (int)plane);
 }
 
-static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
-                       tn_stream stream, tn__lease_object **out);
+static TN__SLOW tn_status give_up(tn__lease_object *lease, tn_status status) {
+    delete_lease(lease);
+    return status;
+}
+
+/* Of a tensor that is no view. */
+static inline tn_status begin_own(tn__tensor_object *tensor, tn_plane plane, tn_access access,
+                                  tn_stream stream, tn__lease_object **out) {
+    tn__lease_object *lease;
+    TN_TRY(new_lease(tensor, plane, access, stream, &lease));
+    tn_status status = TN_OK;
+    const tn__plane_object *object = &tensor->planes[plane];
+    if (access == TN_READ && (object->state != TN_PLANE_VALID || object->buffer)) {
+        status = tn__transition_derive(tensor, plane, stream, lease->stream_id);
+    }
+    if (status == TN_OK) status = tn__transition_begin(lease);
+    if (status != TN_OK) return give_up(lease, status);
+    *out = lease;
+    return TN_OK;
+}
 
 /* On the base's plane. The lock is given up while that is derived: the view may have ended then. */
 static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane, tn_access access,
@@ -51,7 +69,7 @@ static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane,
     tn_tensor handle = view->handle;
     tn__lease_object *lease = NULL;
     TN_TRY(tn__view_admit(view, plane, &access));
-    TN_TRY(begin(base, plane, access, stream, &lease));
+    TN_TRY(begin_own(base, plane, access, stream, &lease));
     if (tn__handle_peek(handle.value, TN__HANDLE_TENSOR, lock) != view) {
         tn__transition_abandon(lease);
         delete_lease(lease);
@@ -62,29 +80,18 @@ static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane,
     return TN_OK;
 }
 
-static tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
-                       tn_stream stream, tn__lease_object **out) {
-    tn__lease_object *lease;
-    if (!tn__format_has_plane(tensor->format, plane)) return fail_no_plane(tensor, plane);
+static inline tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
+                              tn_stream stream, tn__lease_object **out) {
+    int is_known = (int)plane >= 0 && plane < TN_PLANE_COUNT;
+    if (!is_known || !(tensor->plane_bits & TN_PLANE_BIT(plane)))
+        return fail_no_plane(tensor, plane);
     if (tensor->view) return begin_through(tensor, plane, access, stream, out);
-    TN_TRY(new_lease(tensor, plane, access, stream, &lease));
-    tn_status status = TN_OK;
-    const tn__plane_object *object = &tensor->planes[plane];
-    if (access == TN_READ && (object->state != TN_PLANE_VALID || object->buffer)) {
-        status = tn__transition_derive(tensor, plane, stream, lease->stream_id);
-    }
-    if (status == TN_OK) status = tn__transition_begin(lease);
-    if (status != TN_OK) {
-        delete_lease(lease);
-        return status;
-    }
-    *out = lease;
-    return TN_OK;
+    return begin_own(tensor, plane, access, stream, out);
 }
 
 tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
                          tn_lease *lease, tn_plane_view *view) {
-    tn__tensor_object *object;
+    tn__tensor_object *object = NULL;
     tn__lease_object *begun = NULL;
     TN_REQUIRE(lease && view, "tn_lease_begin: %s is NULL", lease ? "view" : "lease");
     TN_REQUIRE((int)access >= TN_READ && access <= TN_REPLACE, "tn_lease_begin: unknown access %d",

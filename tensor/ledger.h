@@ -20,7 +20,12 @@ void tn__ledger_change_elsewhere(tn__scope_object *scope, const tn__elsewhere *b
                                  const tn__elsewhere *after);
 
 void tn__ledger_count_tensor(tn__scope_object *scope, int change);
-void tn__ledger_count_lease(tn__scope_object *scope, int change);
+
+static inline void tn__ledger_count_lease(tn__scope_object *scope, int change) {
+    TN_ASSERT(change == 1 || change == -1);
+    for (; scope; scope = scope->parent)
+        scope->sums.leases += (uint64_t)(int64_t)change;
+}
 
 /* The phase of the scope has changed: what it and those below it hold is a peak of the new one. */
 void tn__ledger_note_phase(tn__scope_object *scope);

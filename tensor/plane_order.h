@@ -35,6 +35,20 @@ tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_pla
 tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
                                  tn_stream stream, uint64_t stream_id);
 
+/* A read on a stream that has read the plane since it was written: such a one waits for nothing,
+ * and all there is to note is that it was the last. 0: it is none, or waits might be missing. */
+static inline int tn__plane_order_read_again(tn__plane_object *plane, tn_stream stream,
+                                             uint64_t stream_id) {
+    size_t i = 0;
+    if (plane->has_skips) return 0;
+    while (i < plane->read_count && plane->reads[i].stream_id != stream_id)
+        i++;
+    if (i == plane->read_count) return 0;
+    plane->last_stream = stream;
+    plane->last_stream_id = stream_id;
+    return 1;
+}
+
 /* Notes the use that a lease begins; tn__plane_order_before has been called for it. */
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                           uint64_t stream_id);

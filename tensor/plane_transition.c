@@ -379,7 +379,7 @@ static TN__SLOW tn_status bring_back(const tn__lease_object *lease) {
     return tn__transition_relocate(lease->tensor, lease->plane, &here);
 }
 
-tn_status tn__transition_begin(tn__lease_object *lease) {
+static TN__SLOW tn_status begin_any(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
     const tn__lease_object *holder = holder_against(lease);
@@ -391,14 +391,27 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
     if (plane->foreign) TN_TRY(tn__foreign_admit(tensor, lease->plane, lease->access));
     lease->state_before = plane->state;
     lease->has_made_plane = needs_memory(lease);
-    lease->stale_made = 0;
-    lease->is_stream_ended = 0;
     TN_TRY(prepare(lease));
     tn__plane_order_note(plane, lease->access, lease->stream, lease->stream_id);
     if (lease->access != TN_READ) plane->state = TN_PLANE_ALLOCATED;
     if (lease->access != TN_READ && !lease->is_derivation) make_others_stale(lease);
     link_lease(lease);
     TN_ASSERT(tn__tensor_is_valid(tensor));
+    return TN_OK;
+}
+
+/* A read of what a stream has read before asks for nothing: the common case is short. */
+tn_status tn__transition_begin(tn__lease_object *lease) {
+    tn__plane_object *plane = plane_of(lease);
+    int is_read = lease->access == TN_READ && plane->state == TN_PLANE_VALID;
+    int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
+    if (!is_read || !is_pool || tn__plane_writer(plane)) return begin_any(lease);
+    if (!tn__plane_order_read_again(plane, lease->stream, lease->stream_id)) {
+        return begin_any(lease);
+    }
+    lease->state_before = TN_PLANE_VALID;
+    link_lease(lease);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;
 }
 
@@ -445,19 +458,23 @@ static tn_status free_superseded(tn__lease_object *lease) {
     return has_old_memory(lease) ? free_old_memory(lease) : free_stale(lease);
 }
 
+static TN__SLOW tn_status finish_write(tn__lease_object *lease, tn__plane_object *plane) {
+    if (!lease->is_derivation) {
+        TN_TRY(free_superseded(lease));
+        set_written(lease->tensor);
+    }
+    plane->state = TN_PLANE_VALID;
+    plane->is_derived = lease->is_derivation;
+    if (plane->kept_by) tn__budget_forget(plane);
+    return TN_OK;
+}
+
 tn_status tn__transition_end(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
-    int is_write = lease->access != TN_READ;
     if (!lease->is_stream_ended) {
         TN_TRY(tn__plane_order_record(plane, lease->stream, lease->stream_id));
     }
-    if (is_write && !lease->is_derivation) TN_TRY(free_superseded(lease));
-    if (is_write && !lease->is_derivation) set_written(lease->tensor);
-    if (is_write) {
-        plane->state = TN_PLANE_VALID;
-        plane->is_derived = lease->is_derivation;
-        if (plane->kept_by) tn__budget_forget(plane);
-    }
+    if (lease->access != TN_READ) TN_TRY(finish_write(lease, plane));
     unlink_lease(lease);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;
@@ -522,23 +539,6 @@ void tn__transition_end_surely(tn__lease_object *lease) {
 
 /* ---- derive -------------------------------------------------------------------------------- */
 
-static void fill_view(const tn__tensor_object *tensor, tn_plane plane, const tn__plane_object *at,
-                      tn_plane_view *out) {
-    const tn_plane_layout *layout = &tensor->layouts[plane];
-    char *scale = at->blocks[TN__PART_SCALE];
-    int has_global_scale = scale && layout->global_scale_offset >= 0;
-    out->dtype = tensor->dtype;
-    out->plane = plane;
-    out->data = at->blocks[TN__PART_DATA];
-    out->scale = scale;
-    out->global_scale = has_global_scale ? (float *)(scale + layout->global_scale_offset) : NULL;
-    out->layout = *layout;
-}
-
-void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane, tn_plane_view *out) {
-    fill_view(tensor, plane, &tensor->planes[plane], out);
-}
-
 tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out) {
     const tn__tensor_object *tensor = lease->tensor;
     if (lease->access != TN_REPLACE) {
@@ -551,7 +551,7 @@ tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *ou
                        tensor->name, tn_plane_name(lease->plane),
                        tn__plane_state_name(lease->state_before));
     }
-    fill_view(tensor, lease->plane, plane_of(lease)->replaced, out);
+    tn__plane_view_fill_at(tensor, lease->plane, plane_of(lease)->replaced, out);
     return TN_OK;
 }
 

@@ -28,7 +28,7 @@ tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stre
 tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                void *const blocks[TN__PART_COUNT]);
 
-/* Lets a lease in: lease->tensor, plane, access, stream and stream_id are set, the rest is not.
+/* Lets a lease in: lease->tensor, plane, access, stream and stream_id are set, the rest is 0.
  * A READ wants a VALID plane: tn__transition_derive first. */
 tn_status tn__transition_begin(tn__lease_object *lease);
 
@@ -100,7 +100,24 @@ tn_status tn__transition_settle(tn__tensor_object *tensor);
 void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to);
 
 /* The addresses of a plane under lease; and of what it had before a REPLACE lease. */
-void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane, tn_plane_view *out);
+static inline void tn__plane_view_fill_at(const tn__tensor_object *tensor, tn_plane plane,
+                                          const tn__plane_object *at, tn_plane_view *out) {
+    const tn_plane_layout *layout = &tensor->layouts[plane];
+    char *scale = at->blocks[TN__PART_SCALE];
+    int has_global_scale = scale && layout->global_scale_offset >= 0;
+    out->dtype = tensor->dtype;
+    out->plane = plane;
+    out->data = at->blocks[TN__PART_DATA];
+    out->scale = scale;
+    out->global_scale = has_global_scale ? (float *)(scale + layout->global_scale_offset) : NULL;
+    out->layout = *layout;
+}
+
+static inline void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane,
+                                       tn_plane_view *out) {
+    tn__plane_view_fill_at(tensor, plane, &tensor->planes[plane], out);
+}
+
 tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out);
 
 #endif

@@ -101,6 +101,7 @@ static tn_status new_tensor(const tn_tensor_config *config, tn__tensor_object **
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         tn__plane_order_init(&tensor->planes[i]);
         if (!tn__format_has_plane(tensor->format, (tn_plane)i)) continue;
+        tensor->plane_bits |= TN_PLANE_BIT(i);
         TN_CHECK(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols,
                                    (tn_plane)i, &tensor->layouts[i]) == TN_OK);
     }

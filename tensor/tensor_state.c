@@ -203,22 +203,8 @@ tn_status tn__scope_acquire(tn_scope scope, tn__scope_object **out) {
     return TN_OK;
 }
 
-tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out) {
-    void *object;
-    TN_TRY(tn__handle_acquire(tensor.value, TN__HANDLE_TENSOR, &object));
-    *out = object;
-    if ((*out)->is_of_library) {
-        tn__tensor_unlock(*out);
-        return TN_FAIL(TN_INVALID_ARGUMENT, "the tensor is the library's own: the ledger shows it, "
-                                            "but it can not be used");
-    }
-    TN_ASSERT_SLOW(tn__tensor_is_valid(*out));
-    return TN_OK;
-}
-
-tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out) {
-    void *object;
-    TN_TRY(tn__handle_acquire(lease.value, TN__HANDLE_LEASE, &object));
-    *out = object;
-    return TN_OK;
+TN__SLOW tn_status tn__fail_of_library(const tn__tensor_object *tensor) {
+    tn__tensor_unlock(tensor);
+    return TN_FAIL(TN_INVALID_ARGUMENT,
+                   "the tensor is the library's own: the ledger shows it, but it can not be used");
 }

@@ -166,6 +166,7 @@ struct tn__tensor_object {
     tn__tensor_object *previous, *next; /* in the scope */
     uint64_t number;                    /* order of creation */
     tn_format format;
+    unsigned plane_bits; /* TN_PLANE_BITs of the planes that the format has */
     tn_dtype dtype;
     int rank;
     int64_t shape[TN_RANK_MAX];
@@ -265,11 +266,24 @@ tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused);
 /* TN_IN_USE with the tensor and the view of it. */
 tn_status tn__fail_viewed(const tn__tensor_object *view, const char *refused);
 
-/* ---- access by handle: with the lock held until tn__unlock(books->lock) ---------------------- */
+/* ---- access by handle: with the lock held until tn__unlock(books->lock); NULL on failure ------ */
 
 tn_status tn__scope_acquire(tn_scope scope, tn__scope_object **out);
-tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out);
-tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out);
+tn_status tn__fail_of_library(const tn__tensor_object *tensor);
+
+static inline tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object **out) {
+    tn__tensor_object *object = tn__handle_get(tensor.value, TN__HANDLE_TENSOR);
+    *out = object;
+    if (!object) return TN_STALE_HANDLE;
+    if (object->is_of_library) return tn__fail_of_library(object);
+    TN_ASSERT_SLOW(tn__tensor_is_valid(object));
+    return TN_OK;
+}
+
+static inline tn_status tn__lease_acquire(tn_lease lease, tn__lease_object **out) {
+    *out = tn__handle_get(lease.value, TN__HANDLE_LEASE);
+    return *out ? TN_OK : TN_STALE_HANDLE;
+}
 
 static inline void tn__scope_unlock(const tn__scope_object *scope) {
     tn__unlock(scope->books->lock);

@@ -2,6 +2,8 @@
 #include "test_support.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "handle_table.h"
 #include "host_alloc.h"
@@ -233,6 +235,70 @@ static void threads_share_the_table(void **state) {
     assert_int_equal(tn__handle_count(), 0);
 }
 
+/* ---- locks ---------------------------------------------------------------------------------- */
+
+enum { WAITERS = 3, SLEEPS = 100, INCREMENTS = 20000 };
+
+/* One lock lets go by an exchange, the other one relies on the barrier, if there is one. */
+static const unsigned plain_lock = 8, prepared_lock = 9;
+
+typedef struct guarded {
+    unsigned lock;
+    int times;
+    int count;
+} guarded;
+
+static void *increment(void *argument) {
+    guarded *g = argument;
+    for (int i = 0; i < g->times; i++) {
+        tn__lock(g->lock);
+        g->count++;
+        tn__unlock(g->lock);
+    }
+    return NULL;
+}
+
+static void start(pthread_t threads[WAITERS], guarded *g) {
+    for (int i = 0; i < WAITERS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, increment, g), 0);
+}
+
+static void join_all(const pthread_t threads[WAITERS]) {
+    for (int i = 0; i < WAITERS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
+/* All of them have given up spinning when the lock is let go. */
+static void who_sleeps_is_woken(void **state) {
+    (void)state;
+    tn__lock_prepare(prepared_lock);
+    for (int round = 0; round < SLEEPS; round++) {
+        guarded g = {round % 2 ? plain_lock : prepared_lock, 1, 0};
+        pthread_t threads[WAITERS];
+        tn__lock(g.lock);
+        start(threads, &g);
+        while (atomic_load(&tn__locks[g.lock].waiters) < WAITERS)
+            sched_yield();
+        assert_int_equal(g.count, 0);
+        tn__unlock(g.lock);
+        join_all(threads);
+        assert_int_equal(g.count, WAITERS);
+        assert_int_equal(atomic_load(&tn__locks[g.lock].waiters), 0);
+    }
+}
+
+static void one_thread_at_a_time_is_in(void **state) {
+    (void)state;
+    tn__lock_prepare(prepared_lock);
+    for (int i = 0; i < 2; i++) {
+        guarded g = {i ? plain_lock : prepared_lock, INCREMENTS, 0};
+        pthread_t threads[WAITERS];
+        start(threads, &g);
+        join_all(threads);
+        assert_int_equal(g.count, WAITERS * INCREMENTS);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_handle_names_its_object_until_it_ends),
@@ -245,6 +311,8 @@ int main(void) {
         cmocka_unit_test(a_suspended_slot_that_is_used_up_is_retired),
         cmocka_unit_test(without_host_memory_nothing_is_made),
         cmocka_unit_test(threads_share_the_table),
+        cmocka_unit_test(who_sleeps_is_woken),
+        cmocka_unit_test(one_thread_at_a_time_is_in),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
