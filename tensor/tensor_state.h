@@ -266,7 +266,7 @@ tn_status tn__fail_in_use(const tn__lease_object *holder, const char *refused);
 /* TN_IN_USE with the tensor and the view of it. */
 tn_status tn__fail_viewed(const tn__tensor_object *view, const char *refused);
 
-/* ---- access by handle: with the lock held until tn__unlock(books->lock); NULL on failure ------ */
+/* ---- access by handle: with the lock held until tn__unlock(books->lock); NULL on failure --- */
 
 tn_status tn__scope_acquire(tn_scope scope, tn__scope_object **out);
 tn_status tn__fail_of_library(const tn__tensor_object *tensor);
