@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const battery_table *const battery_tables[] = {&battery_casts, &battery_small_ops};
+static const battery_table *const battery_tables[] = {&battery_casts, &battery_small_ops,
+                                                      &battery_groups};
 enum { TABLE_COUNT = sizeof battery_tables / sizeof *battery_tables };
 
 const tn_dtype battery_floats[3] = {TN_FP32, TN_BF16, TN_FP16};

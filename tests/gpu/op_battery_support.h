@@ -53,7 +53,7 @@ typedef struct battery_table {
     int count;
 } battery_table;
 
-extern const battery_table battery_casts, battery_small_ops;
+extern const battery_table battery_casts, battery_small_ops, battery_groups;
 
 /* ---- for prepare ---------------------------------------------------------------------------- */
 

@@ -1,0 +1,232 @@
+/* The battery's ops on groups, rows and shards. What the device alone would know (offsets, maps) is
+ * made from the case, so that it is the same on both sides. */
+#include "op_battery_support.h"
+#include "tenure_cast.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GROUPS = 6, COPIES = 3, MULTIPLE = 16 };
+
+static const tn_plane planes[] = {TN_PLANE_ROW, TN_PLANE_COL};
+
+/* Inputs are destroyed in the order in which they are kept, and found by their number. */
+static void keep_bytes(gpu_side *side, battery_operands *operands, const void *bytes,
+                       int64_t count) {
+    tn_tensor tensor = gpu_plain(side, TN_BYTE, 1, count);
+    gpu_upload(side, tensor, bytes);
+    battery_keep(operands, tensor);
+}
+
+static void keep_error(gpu_side *side, battery_operands *operands) {
+    const uint32_t no_error = 0;
+    keep_bytes(side, operands, &no_error, sizeof no_error);
+}
+
+/* One group has nothing, and the last rows are in none. */
+static void keep_offsets(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    int64_t offsets[GROUPS + 1] = {0}, left = c->rows - c->rows / 20;
+    for (int g = 0; g < GROUPS; g++) {
+        int64_t rows = g == 2            ? 0
+                       : g == GROUPS - 1 ? left
+                                         : left * (1 + (int64_t)(c->seed % 3)) / 5;
+        offsets[g + 1] = offsets[g] + rows;
+        left -= rows;
+    }
+    keep_bytes(side, operands, offsets, sizeof offsets);
+}
+
+static void keep_map(gpu_side *side, const battery_case *c, battery_operands *operands,
+                     int64_t count) {
+    int64_t *map = malloc((size_t)count * sizeof *map + 1);
+    for (int64_t i = 0; i < count; i++)
+        map[i] = i % 13 == 5 ? -1 : (i * 11 + (int64_t)c->seed) % c->rows;
+    keep_bytes(side, operands, map, count * (int64_t)sizeof *map);
+    free(map);
+}
+
+/* ---- grouped quantize ----------------------------------------------------------------------- */
+
+enum { GROUPED_WAYS = 3 * 2 * 2 * 2 * 3 };
+
+static tn_format format_of(const battery_case *c) {
+    return c->way / 12 % 2 ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_BLOCK_1D;
+}
+
+static void prepare_grouped(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    unsigned mask = c->way / 24 % 3 + 1;
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
+    keep_offsets(side, c, operands);
+    keep_error(side, operands);
+    for (int p = 0; p < 2; p++) {
+        int64_t floats;
+        if (!(mask >> p & 1)) continue;
+        EXPECT_OK(
+            tn_grouped_scale_floats(format_of(c), planes[p], GROUPS, c->rows, c->cols, &floats));
+        battery_output_add(operands, p ? "column bytes" : "row bytes",
+                           gpu_plain(side, TN_BYTE, c->rows, c->cols), TN_PLANE_DATA);
+        battery_output_add(operands, p ? "column scales" : "row scales",
+                           gpu_plain(side, TN_FP32, 1, floats), TN_PLANE_DATA);
+    }
+}
+
+static void launch_grouped(gpu_side *side, const battery_case *c,
+                           const battery_operands *operands) {
+    unsigned mask = c->way / 24 % 3 + 1;
+    tn_grouped_quantize_args args = TN_GROUPED_QUANTIZE_ARGS_INIT;
+    int out = 0;
+    args.src = operands->in[0], args.offsets = operands->in[1], args.error = operands->in[2];
+    args.format = format_of(c);
+    args.dtype = battery_codes[c->way / 3 % 2];
+    args.scale_mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    args.scope = side->scope;
+    for (int p = 0; p < 2; p++) {
+        tn_grouped_plane *plane = p ? &args.col : &args.row;
+        if (!(mask >> p & 1)) continue;
+        plane->data = operands->out[out++].tensor;
+        plane->scale = operands->out[out++].tensor;
+    }
+    EXPECT_OK(tn_grouped_quantize(&args, side->stream));
+}
+
+/* ---- rows ----------------------------------------------------------------------------------- */
+
+enum { GATHER_WAYS = 3 + 2, COMBINE_WAYS = 3 * 3 * 2 };
+
+static void prepare_pad(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    const int64_t room = c->rows + (MULTIPLE - 1) * GROUPS;
+    keep_offsets(side, c, operands);
+    keep_error(side, operands);
+    battery_output_add(operands, "padded offsets", gpu_plain(side, TN_BYTE, GROUPS + 1, 8),
+                       TN_PLANE_DATA);
+    battery_output_add(operands, "map", gpu_plain(side, TN_BYTE, room, 8), TN_PLANE_DATA);
+    battery_output_add(operands, "inverse", gpu_plain(side, TN_BYTE, c->rows, 8), TN_PLANE_DATA);
+}
+
+static void launch_pad(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_pad_groups_args args = TN_PAD_GROUPS_ARGS_INIT;
+    args.offsets = operands->in[0], args.error = operands->in[1];
+    args.padded_offsets = operands->out[0].tensor;
+    args.map = operands->out[1].tensor, args.inverse = operands->out[2].tensor;
+    args.rows = c->rows;
+    args.multiple = MULTIPLE;
+    args.scope = side->scope;
+    EXPECT_OK(tn_pad_groups(&args, side->stream));
+}
+
+static tn_tensor quantized_rows(gpu_side *side, const battery_case *c, tn_tensor src) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = src;
+    args.dst = gpu_fp8(side, TN_FORMAT_FP8_BLOCK_1D, battery_codes[c->way % 2], TN_SCALE_POW2,
+                       c->rows, c->cols);
+    EXPECT_OK(tn_quantize(&args, side->stream));
+    return args.dst;
+}
+
+static void prepare_gather(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    const int64_t count = c->rows ? c->rows + 37 : 0;
+    const tn_dtype type = c->way < 3 ? battery_floats[c->way] : TN_FP32;
+    tn_tensor src = battery_input(side, c, operands, type, c->rows, c->cols, 0);
+    keep_map(side, c, operands, count);
+    keep_error(side, operands);
+    if (c->way < 3) {
+        battery_output_add(operands, "rows", gpu_plain(side, type, count, c->cols), TN_PLANE_DATA);
+        return;
+    }
+    battery_keep(operands, quantized_rows(side, c, src));
+    battery_output_add(operands, "row plane",
+                       gpu_fp8(side, TN_FORMAT_FP8_BLOCK_1D, battery_codes[c->way % 2],
+                               TN_SCALE_POW2, count, c->cols),
+                       TN_PLANE_ROW);
+}
+
+static void launch_gather(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
+    args.src = operands->in[c->way < 3 ? 0 : 3];
+    args.map = operands->in[1], args.error = operands->in[2];
+    args.dst = operands->out[0].tensor;
+    EXPECT_OK(tn_gather_rows(&args, side->stream));
+}
+
+static void prepare_combine(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
+    keep_map(side, c, operands, c->rows * COPIES);
+    keep_error(side, operands);
+    (void)battery_input(side, c, operands, TN_FP32, c->rows, COPIES, 1);
+    battery_output_add(operands, "sums",
+                       gpu_plain(side, battery_floats[c->way / 3 % 3], c->rows, c->cols),
+                       TN_PLANE_DATA);
+}
+
+static void launch_combine(gpu_side *side, const battery_case *c,
+                           const battery_operands *operands) {
+    tn_combine_rows_args args = TN_COMBINE_ROWS_ARGS_INIT;
+    args.src = operands->in[0], args.map = operands->in[1], args.error = operands->in[2];
+    if (c->way / 9 % 2) args.weights = operands->in[3];
+    args.dst = operands->out[0].tensor;
+    EXPECT_OK(tn_combine_rows(&args, side->stream));
+}
+
+/* ---- shards --------------------------------------------------------------------------------- */
+
+enum { SHARD_WAYS = 3 * 2 * 2 };
+
+/* The case's matrix is the middle of a weight that has a row and three elements more. */
+static int64_t weight_rows(const battery_case *c) { return c->cols ? c->rows + 1 + 3 : 0; }
+
+static int64_t tiles_of(int64_t extent) { return (extent + 127) / 128; }
+
+static int64_t first_of(const battery_case *c) { return c->cols ? c->cols + 3 % c->cols : 0; }
+
+static void prepare_amax(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    int64_t tiles = tiles_of(weight_rows(c)) * tiles_of(c->cols);
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
+    battery_output_add(operands, "amaxes", gpu_plain(side, TN_FP32, 1, tiles), TN_PLANE_DATA);
+}
+
+static void launch_amax(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_shard_amax_args args = TN_SHARD_AMAX_ARGS_INIT;
+    args.src = operands->in[0];
+    args.rows = weight_rows(c), args.cols = c->cols, args.first = first_of(c);
+    args.amax = operands->out[0].tensor;
+    EXPECT_OK(tn_shard_amax(&args, side->stream));
+}
+
+static void prepare_shard(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    int64_t down = tiles_of(weight_rows(c)), across = tiles_of(c->cols);
+    float *amax = malloc((size_t)(down * across) * sizeof *amax + 1);
+    tn_tensor amaxes = gpu_plain(side, TN_FP32, 1, down * across);
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
+    for (int64_t i = 0; i < down * across; i++)
+        amax[i] = (float)(i % 7) * 0.75f;
+    gpu_upload(side, amaxes, amax);
+    free(amax);
+    battery_keep(operands, amaxes);
+    battery_output_add(operands, "bytes", gpu_plain(side, TN_BYTE, 1, c->rows * c->cols + 21),
+                       TN_PLANE_DATA);
+    battery_output_add(operands, "scales", gpu_plain(side, TN_FP32, down, (across + 3) / 4 * 4),
+                       TN_PLANE_DATA);
+}
+
+static void launch_shard(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_shard_quantize_args args = TN_SHARD_QUANTIZE_ARGS_INIT;
+    args.src = operands->in[0], args.amax = operands->in[1];
+    args.rows = weight_rows(c), args.cols = c->cols, args.first = first_of(c);
+    args.dtype = battery_codes[c->way / 3 % 2];
+    args.scale_mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    args.data = operands->out[0].tensor;
+    args.data_first = c->way % 2 ? 16 : 5;
+    args.scale = operands->out[1].tensor;
+    EXPECT_OK(tn_shard_quantize(&args, side->stream));
+}
+
+static const battery_op ops[] = {
+    {"grouped quantize", GROUPED_WAYS, prepare_grouped, launch_grouped},
+    {"pad groups", 1, prepare_pad, launch_pad},
+    {"gather rows", GATHER_WAYS, prepare_gather, launch_gather},
+    {"combine rows", COMBINE_WAYS, prepare_combine, launch_combine},
+    {"shard amax", 3, prepare_amax, launch_amax},
+    {"shard quantize", SHARD_WAYS, prepare_shard, launch_shard},
+};
+
+const battery_table battery_groups = {ops, sizeof ops / sizeof *ops};
