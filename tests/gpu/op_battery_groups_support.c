@@ -94,7 +94,7 @@ static void launch_grouped(gpu_side *side, const battery_case *c,
 enum { GATHER_WAYS = 3 + 2, COMBINE_WAYS = 3 * 3 * 2 };
 
 static void prepare_pad(gpu_side *side, const battery_case *c, battery_operands *operands) {
-    const int64_t room = c->rows + (MULTIPLE - 1) * GROUPS;
+    const int64_t room = c->rows + (int64_t)(MULTIPLE - 1) * GROUPS;
     keep_offsets(side, c, operands);
     keep_error(side, operands);
     battery_output_add(operands, "padded offsets", gpu_plain(side, TN_BYTE, GROUPS + 1, 8),
