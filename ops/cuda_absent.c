@@ -65,6 +65,12 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     return built_without_kernels("transpose");
 }
 
+static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
+                              tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("scale_update");
+}
+
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
     (void)device, (void)work, (void)out;
     return built_without_kernels("gemm");
@@ -109,6 +115,7 @@ const tn__op_table tn__op_table_cuda = {
     .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .scale_update = scale_update,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .axpy = axpy,

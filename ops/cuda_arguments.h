@@ -16,12 +16,13 @@ enum {
     TN__FINISH_ELEMENTS = 1024 /* of one row that a block of finish takes */
 };
 
-/* One FP8 plane as a kernel sees it: bytes, scales, floats from one scale row to the next. */
+/* One quantized plane as a kernel sees it: bytes, scales, scales from one scale row to the next. */
 typedef struct tn__cuda_plane {
     unsigned char *data;
-    float *scale;
+    float *scale; /* floats; MXFP8, NVFP4: bytes */
     int64_t scale_stride;
     int vectors; /* every row starts at a multiple of the piece that the kernel moves at once */
+    float *global_scale; /* of the tensor, and 12 bytes of padding; NULL: there is none */
 } tn__cuda_plane;
 
 typedef struct tn__cuda_quantize_arguments {
@@ -33,7 +34,10 @@ typedef struct tn__cuda_quantize_arguments {
     tn__cuda_plane col;
     float amax_epsilon;
     int is_pow2;
-    int src_vectors; /* rows of src can be read 16 bytes at a time */
+    int src_vectors;     /* rows of src can be read 16 bytes at a time */
+    int *total;          /* TENSOR, NVFP4: bits of the amax of src, as amax_* leaves them */
+    const float *factor; /* TENSOR: what to multiply with, instead of what total gives */
+    int *amax;           /* TENSOR: bits that are raised to those of the amax; NULL: none are */
 } tn__cuda_quantize_arguments;
 
 /* src is M x K bytes, or K x M if is_col; dst is M x K. Scales as in tenure_tensor.h. */
@@ -44,6 +48,7 @@ typedef struct tn__cuda_dequantize_arguments {
     int64_t cols;
     uint32_t tiles_across;
     int is_1d;
+    int64_t tile_step; /* not 1D: from a tile's scale to its neighbour's in a scale row */
     int dst_vectors;
 } tn__cuda_dequantize_arguments;
 
@@ -58,6 +63,16 @@ typedef struct tn__cuda_transpose_arguments {
     uint32_t scale_cols;
     uint32_t tiles_across;
 } tn__cuda_transpose_arguments;
+
+/* tn_scale_update of `count` tensors, one for a block. */
+typedef struct tn__cuda_scale_update_arguments {
+    float *history;
+    float *scale;
+    int64_t length;
+    int64_t count;
+    float target;
+    int is_most_recent;
+} tn__cuda_scale_update_arguments;
 
 /* dst [dst_rows, dst_row_bytes] = src [rows, row_bytes] and zeros around it; dst_row_bytes and
  * dst are multiples of 16. */

@@ -14,15 +14,33 @@
 extern const unsigned char tn__cuda_cast_image[];
 extern const unsigned char tn__cuda_small_image[];
 extern const unsigned char tn__cuda_list_image[];
+extern const unsigned char tn__cuda_mxfp8_image[];
+extern const unsigned char tn__cuda_nvfp4_image[];
 extern const unsigned char tn__cuda_rows_image[];
 extern const unsigned char tn__cuda_shard_image[];
+extern const unsigned char tn__cuda_tensor_image[];
 
-enum { CAST_IMAGE = 0, SMALL_IMAGE, LIST_IMAGE, ROWS_IMAGE, SHARD_IMAGE, IMAGE_COUNT };
+enum {
+    CAST_IMAGE = 0,
+    SMALL_IMAGE,
+    LIST_IMAGE,
+    ROWS_IMAGE,
+    SHARD_IMAGE,
+    TENSOR_IMAGE,
+    MXFP8_IMAGE,
+    NVFP4_IMAGE,
+    IMAGE_COUNT
+};
 
 static const unsigned char *const images[IMAGE_COUNT] = {
-    [CAST_IMAGE] = tn__cuda_cast_image,   [SMALL_IMAGE] = tn__cuda_small_image,
-    [LIST_IMAGE] = tn__cuda_list_image,   [ROWS_IMAGE] = tn__cuda_rows_image,
+    [CAST_IMAGE] = tn__cuda_cast_image,
+    [SMALL_IMAGE] = tn__cuda_small_image,
+    [LIST_IMAGE] = tn__cuda_list_image,
+    [ROWS_IMAGE] = tn__cuda_rows_image,
     [SHARD_IMAGE] = tn__cuda_shard_image,
+    [TENSOR_IMAGE] = tn__cuda_tensor_image,
+    [MXFP8_IMAGE] = tn__cuda_mxfp8_image,
+    [NVFP4_IMAGE] = tn__cuda_nvfp4_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -42,10 +60,14 @@ static int fp8_index(tn_dtype dtype) {
     return dtype == TN_E5M2;
 }
 
+static int planes_index(int has_row, int has_col) {
+    TN_CHECK(has_row || has_col);
+    return has_row && has_col ? 2 : has_col ? 1 : 0;
+}
+
 int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_dtype src,
                            tn_dtype format) {
-    TN_CHECK(has_row || has_col);
-    int planes = has_row && has_col ? 2 : has_col ? 1 : 0;
+    int planes = planes_index(has_row, has_col);
     int index = ((!is_1d * 3 + planes) * 3 + float_index(src)) * 2 + fp8_index(format);
     return family + index;
 }
@@ -58,6 +80,23 @@ int tn__kernel_of_shard_amax(tn_dtype src) { return TN__KERNEL_SHARD_AMAX + floa
 
 int tn__kernel_of_shard_quantize(tn_dtype src, tn_dtype format) {
     return TN__KERNEL_SHARD_QUANTIZE + float_index(src) * 2 + fp8_index(format);
+}
+
+/* NVFP4 has one type of elements, so that its index ends with the source. */
+int tn__kernel_of_format(int family, int has_row, int has_col, tn_dtype src, tn_dtype format) {
+    int index = planes_index(has_row, has_col) * 3 + float_index(src);
+    return family + (format == TN_E2M1 ? index : index * 2 + fp8_index(format));
+}
+
+int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst) {
+    int index = format == TN_E2M1 ? !!is_col : !!is_col * 2 + fp8_index(format);
+    return family + index * 3 + float_index(dst);
+}
+
+int tn__kernel_of_amax(tn_dtype src) { return TN__KERNEL_AMAX + float_index(src); }
+
+int tn__kernel_of_scale_finish(tn_dtype format) {
+    return TN__KERNEL_SCALE_FINISH + fp8_index(format);
 }
 
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to) {
@@ -133,6 +172,49 @@ static void shard_quantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
              fp8_names[index % 2]);
 }
 
+static void format_name(const char *format, int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_%s_%s_%s_%s", format, plane_names[index / 6],
+             float_names[index / 2 % 3], fp8_names[index % 2]);
+}
+
+static void quantize_tensor_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    format_name("tensor", index, name);
+}
+
+static void quantize_mxfp8_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    format_name("mxfp8", index, name);
+}
+
+static void dequantize_mxfp8_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "dequantize_mxfp8_%s_%s_%s", plane_names[index / 6],
+             fp8_names[index / 3 % 2], float_names[index % 3]);
+}
+
+static void quantize_nvfp4_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_nvfp4_%s_%s", plane_names[index / 3],
+             float_names[index % 3]);
+}
+
+static void dequantize_nvfp4_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "dequantize_nvfp4_%s_%s", plane_names[index / 3],
+             float_names[index % 3]);
+}
+
+static void amax_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "amax_%s", float_names[index]);
+}
+
+static void single_tensor_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const names[] = {"amax_start", "scale_finish_e4m3", "scale_finish_e5m2",
+                                        "scale_update"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
+}
+
+static void single_nvfp4_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const names[] = {"nvfp4_finish"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -155,6 +237,14 @@ static const struct kernel_family {
     {TN__KERNEL_PAD_OFFSETS, ROWS_IMAGE, single_rows_name},
     {TN__KERNEL_LIST_GROUPS, LIST_IMAGE, single_list_name},
     {TN__KERNEL_QUANTIZE_LIST, LIST_IMAGE, quantize_list_name},
+    {TN__KERNEL_QUANTIZE_TENSOR, TENSOR_IMAGE, quantize_tensor_name},
+    {TN__KERNEL_AMAX, TENSOR_IMAGE, amax_name},
+    {TN__KERNEL_AMAX_START, TENSOR_IMAGE, single_tensor_name},
+    {TN__KERNEL_QUANTIZE_MXFP8, MXFP8_IMAGE, quantize_mxfp8_name},
+    {TN__KERNEL_DEQUANTIZE_MXFP8, MXFP8_IMAGE, dequantize_mxfp8_name},
+    {TN__KERNEL_QUANTIZE_NVFP4, NVFP4_IMAGE, quantize_nvfp4_name},
+    {TN__KERNEL_DEQUANTIZE_NVFP4, NVFP4_IMAGE, dequantize_nvfp4_name},
+    {TN__KERNEL_NVFP4_FINISH, NVFP4_IMAGE, single_nvfp4_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

@@ -16,6 +16,8 @@ enum {
     TN__QUANTIZE_KERNELS = 2 * 3 * 3 * 2,
     TN__DEQUANTIZE_KERNELS = 2 * 2 * 3,
     TN__PAIR_KERNELS = 3 * 3,
+    TN__FORMAT_KERNELS = 3 * 3 * 2, /* planes, source, FP8 type */
+    TN__NVFP4_KERNELS = 3 * 3,
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
@@ -35,7 +37,17 @@ enum {
     TN__KERNEL_GATHER_SCALES,
     TN__KERNEL_LIST_GROUPS,
     TN__KERNEL_QUANTIZE_LIST,
-    TN__KERNEL_COUNT = TN__KERNEL_QUANTIZE_LIST + TN__QUANTIZE_KERNELS
+    TN__KERNEL_QUANTIZE_TENSOR = TN__KERNEL_QUANTIZE_LIST + TN__QUANTIZE_KERNELS,
+    TN__KERNEL_AMAX = TN__KERNEL_QUANTIZE_TENSOR + TN__FORMAT_KERNELS,
+    TN__KERNEL_AMAX_START = TN__KERNEL_AMAX + 3,
+    TN__KERNEL_SCALE_FINISH,
+    TN__KERNEL_SCALE_UPDATE = TN__KERNEL_SCALE_FINISH + 2,
+    TN__KERNEL_QUANTIZE_MXFP8,
+    TN__KERNEL_DEQUANTIZE_MXFP8 = TN__KERNEL_QUANTIZE_MXFP8 + TN__FORMAT_KERNELS,
+    TN__KERNEL_QUANTIZE_NVFP4 = TN__KERNEL_DEQUANTIZE_MXFP8 + TN__DEQUANTIZE_KERNELS,
+    TN__KERNEL_DEQUANTIZE_NVFP4 = TN__KERNEL_QUANTIZE_NVFP4 + TN__NVFP4_KERNELS,
+    TN__KERNEL_NVFP4_FINISH = TN__KERNEL_DEQUANTIZE_NVFP4 + 2 * 3,
+    TN__KERNEL_COUNT
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -45,10 +57,15 @@ int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_d
 int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_shard_amax(tn_dtype src);
 int tn__kernel_of_shard_quantize(tn_dtype src, tn_dtype format);
+/* family: QUANTIZE_TENSOR, QUANTIZE_MXFP8 or QUANTIZE_NVFP4; DEQUANTIZE_... likewise. */
+int tn__kernel_of_format(int family, int has_row, int has_col, tn_dtype src, tn_dtype format);
+int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
+int tn__kernel_of_amax(tn_dtype src);
+int tn__kernel_of_scale_finish(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 5 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 8 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_list_table.c */

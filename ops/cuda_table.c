@@ -1,97 +1,83 @@
 /* The CUDA table: turns each op's work into a kernel and its argument.
- *
- * A kernel moves pieces of 8 or 16 bytes where the addresses and the length of the rows allow it,
- * and single elements where they do not: which of the two is decided here, once a launch.
  */
-#include "cuda_module.h"
-
-/* ---- what the kernels want to know -------------------------------------------------------- */
-
-static int64_t tiles_of(int64_t extent) { return (extent + TN__TILE - 1) / TN__TILE; }
-
-/* Every row of `row_bytes` bytes from `address` on starts at, and is, a multiple of `piece`. */
-static int is_made_of(const void *address, int64_t row_bytes, int64_t piece) {
-    return (uintptr_t)address % (uintptr_t)piece == 0 && row_bytes % piece == 0;
-}
-
-static tn__cuda_plane plane_of(const tn_plane_view *view, int64_t piece) {
-    tn__cuda_plane plane = {.data = view->data,
-                            .scale = view->scale,
-                            .scale_stride = view->layout.scale_stride,
-                            .vectors = is_made_of(view->data, view->layout.cols, piece)};
-    return plane;
-}
-
-/* Elements that 16 bytes of this type hold: what a lane takes of a row at a time. */
-static int64_t vector_of(tn_dtype dtype) { return 16 / (int64_t)tn_dtype_bytes(dtype); }
-
-static int64_t elements(const tn__matrix *matrix) { return matrix->rows * matrix->cols; }
-
-static int64_t row_bytes(const tn__matrix *matrix) {
-    return matrix->cols * (int64_t)tn_dtype_bytes(matrix->dtype);
-}
+#include "cuda_formats.h"
+#include "cuda_launch.h"
 
 /* ---- casts -------------------------------------------------------------------------------- */
+
+static int has_blocks_of_128(tn_format format) {
+    return format == TN_FORMAT_FP8_BLOCK_1D || format == TN_FORMAT_FP8_BLOCK_2D;
+}
 
 static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
     const tn__matrix *src = &work->src;
     tn__cuda_context *context;
-    tn__cuda_quantize_arguments argument = {
-        .src = src->data,
-        .rows = src->rows,
-        .cols = src->cols,
-        .tiles_across = (uint32_t)tiles_of(src->cols),
-        .amax_epsilon = work->amax_epsilon,
-        .is_pow2 = work->scale_mode == TN_SCALE_POW2,
-        .src_vectors = is_made_of(src->data, row_bytes(src), 16),
-    };
+    tn__cuda_quantize_arguments argument = tn__cuda_quantize_argument(work);
     TN_TRY(tn__cuda_context_of(device, &context));
-    if (work->has_row) argument.row = plane_of(&work->row, vector_of(src->dtype));
-    if (work->has_col) argument.col = plane_of(&work->col, 16);
+    if (!has_blocks_of_128(work->format)) {
+        return tn__cuda_quantize_formats(context, work, stream);
+    }
+    if (work->has_row) argument.row = tn__cuda_plane_of(&work->row, tn__vector_of(src->dtype));
+    if (work->has_col) argument.col = tn__cuda_plane_of(&work->col, 16);
     int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE, work->format == TN_FORMAT_FP8_BLOCK_1D,
                                         work->has_row, work->has_col, src->dtype, work->dtype);
-    return tn__kernel_launch(context, kernel, tiles_of(src->rows) * tiles_of(src->cols),
-                             TN__TILE_THREADS, &argument, stream);
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(src), TN__TILE_THREADS, &argument,
+                             stream);
 }
 
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     const tn__matrix *dst = &work->dst;
     int is_col = work->src.plane == TN_PLANE_COL;
+    int is_tensor = work->format == TN_FORMAT_FP8_TENSOR;
     tn__cuda_context *context;
-    tn__cuda_dequantize_arguments argument = {
-        .src = plane_of(&work->src, is_col ? 16 : vector_of(dst->dtype)),
-        .dst = dst->data,
-        .rows = dst->rows,
-        .cols = dst->cols,
-        .tiles_across = (uint32_t)tiles_of(dst->cols),
-        .is_1d = work->format == TN_FORMAT_FP8_BLOCK_1D,
-        .dst_vectors = is_made_of(dst->data, row_bytes(dst), 16),
-    };
+    tn__cuda_dequantize_arguments argument = tn__cuda_dequantize_argument(work);
     TN_TRY(tn__cuda_context_of(device, &context));
+    if (!is_tensor && !has_blocks_of_128(work->format)) {
+        return tn__cuda_dequantize_formats(context, work, stream);
+    }
+    argument.src = tn__cuda_plane_of(&work->src, is_col ? 16 : tn__vector_of(dst->dtype));
+    argument.is_1d = work->format == TN_FORMAT_FP8_BLOCK_1D;
+    argument.tile_step = !is_tensor;
+    if (is_tensor) argument.src.scale_stride = 0; /* all tiles have the same scale */
     return tn__kernel_launch(context, tn__kernel_of_dequantize(is_col, work->src.dtype, dst->dtype),
-                             tiles_of(dst->rows) * tiles_of(dst->cols), TN__TILE_THREADS, &argument,
-                             stream);
+                             tn__matrix_tiles(dst), TN__TILE_THREADS, &argument, stream);
 }
 
 static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
     const tn_plane_layout *from = &work->from.layout;
     tn__cuda_context *context;
     tn__cuda_transpose_arguments argument = {
-        .from = plane_of(&work->from, 16),
-        .to = plane_of(&work->to, 16),
+        .from = tn__cuda_plane_of(&work->from, 16),
+        .to = tn__cuda_plane_of(&work->to, 16),
         .rows = from->rows,
         .cols = from->cols,
         .scale_rows = (uint32_t)from->scale_rows,
         .scale_cols = (uint32_t)from->scale_cols,
-        .tiles_across = (uint32_t)tiles_of(from->cols),
+        .tiles_across = (uint32_t)tn__tiles_of(from->cols),
     };
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, TN__KERNEL_TRANSPOSE,
-                             tiles_of(from->rows) * tiles_of(from->cols), TN__TILE_THREADS,
+                             tn__tiles_of(from->rows) * tn__tiles_of(from->cols), TN__TILE_THREADS,
+                             &argument, stream);
+}
+
+static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
+                              tn_stream stream) {
+    tn__cuda_context *context;
+    tn__cuda_scale_update_arguments argument = {.history = work->history,
+                                                .scale = work->scale,
+                                                .length = work->length,
+                                                .count = work->count,
+                                                .target = work->target,
+                                                .is_most_recent = work->is_most_recent};
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_SCALE_UPDATE, work->count, TN__FLAT_THREADS,
                              &argument, stream);
 }
 
 /* ---- small operations --------------------------------------------------------------------- */
+
+static int64_t elements(const tn__matrix *matrix) { return matrix->rows * matrix->cols; }
 
 static tn_status map(tn_device *device, int family, const tn__matrix *x, const tn__matrix *y,
                      float alpha, tn_stream stream) {
@@ -119,7 +105,7 @@ static tn_status embed(tn_device *device, const tn__embed_work *work, tn_stream 
                                          .table = work->table.data,
                                          .y = work->y.data,
                                          .token_count = work->y.rows,
-                                         .row_bytes = row_bytes(&work->y)};
+                                         .row_bytes = tn__row_bytes_of(&work->y)};
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, TN__KERNEL_EMBED, argument.token_count, TN__FLAT_THREADS,
                              &argument, stream);
@@ -152,6 +138,7 @@ const tn__op_table tn__op_table_cuda = {
     .shard_quantize = tn__cuda_shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .scale_update = scale_update,
     .gemm_scratch_bytes = tn__cuda_gemm_scratch_bytes,
     .gemm = tn__cuda_gemm_run,
     .axpy = axpy,

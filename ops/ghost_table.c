@@ -52,8 +52,13 @@ static tn_status launch(tn_device *device, const char *name, const ghost *kernel
 static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_matrix(&kernel, &work->src, 0);
+    int reads_twice = (work->format == TN_FORMAT_FP8_TENSOR && !work->factor) ||
+                      work->format == TN_FORMAT_NVFP4; /* the amax of all, then the casts */
+    if (reads_twice) kernel.bytes *= 2.0;
     if (work->has_row) touch_plane(&kernel, &work->row, 1);
     if (work->has_col) touch_plane(&kernel, &work->col, 1);
+    if (work->factor) touch(&kernel, work->factor, sizeof *work->factor, 0);
+    if (work->amax) touch(&kernel, work->amax, sizeof *work->amax, 1);
     return launch(device, "quantize", &kernel, stream);
 }
 
@@ -166,6 +171,16 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     return launch(device, "transpose", &kernel, stream);
 }
 
+static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
+                              tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    size_t entries = (size_t)work->length * (size_t)work->count;
+    touch(&kernel, work->history, entries * sizeof *work->history, 1);
+    touch(&kernel, work->scale, (size_t)work->count * sizeof *work->scale, 1);
+    kernel.bytes *= 2.0; /* all of it is read first */
+    return launch(device, "scale_update", &kernel, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 /* The most that the CUDA table lets an algorithm want: eight fp32 copies of D, within bounds. */
@@ -263,6 +278,7 @@ const tn__op_table tn__op_table_ghost = {
     .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .scale_update = scale_update,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .axpy = axpy,

@@ -6,13 +6,19 @@
 #ifndef TENURE_HOST_KERNELS_H
 #define TENURE_HOST_KERNELS_H
 
+#include "format_table.h" /* the sizes of blocks */
 #include "op_kernels.h"
-
-enum { TN__BLOCK = 128 }; /* the side of a scaled block */
 
 void tn__host_quantize(const tn__quantize_work *work);
 void tn__host_dequantize(const tn__dequantize_work *work);
 void tn__host_transpose(const tn__transpose_work *work);
+void tn__host_scale_update(const tn__scale_update_work *work);
+
+/* Parts of them: quantizing to TENSOR, MXFP8 and NVFP4, but for the padding of scales; that; and
+ * the bits of the largest magnitude of some values, NaN ignored. */
+void tn__host_quantize_formats(const tn__quantize_work *work);
+void tn__host_zero_scale_padding(const tn_plane_view *view);
+uint32_t tn__host_row_amax(const float *value, int64_t count);
 
 /* Bytes that work->scratch must have, whatever the sizes. */
 size_t tn__host_gemm_scratch_bytes(void);
@@ -29,13 +35,6 @@ static inline int64_t tn__least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* A row of a plane's fp32 scales. */
 static inline float *tn__scale_row(const tn_plane_view *view, int64_t row) {
     return (float *)view->scale + row * view->layout.scale_stride;
-}
-
-/* Where a plane's scale for its stored element (row, col) is: 1D scales run along the rows, one
- * for 128 columns; 2D scales are one for a tile. Both planes alike, as COL is stored turned. */
-static inline int64_t tn__scale_at(tn_format format, int64_t stride, int64_t row, int64_t col) {
-    if (format == TN_FORMAT_FP8_BLOCK_1D) return col / TN__BLOCK * stride + row;
-    return row / TN__BLOCK * stride + col / TN__BLOCK;
 }
 
 #endif

@@ -5,12 +5,15 @@
  *     fp16      1        5       10     15     65504             2^-14       2^-24
  *     E5M2      1        5        2     15     57344             2^-14       2^-16
  *     E4M3      1        4        3      7       448              2^-6        2^-9
+ *     E2M1      1        2        1      1         6              1           0.5
+ *     E8M0      0        8        0    127     2^127              2^-127      2^-127
  *
  * Narrowing rounds to nearest, ties to even, and keeps denormals and the sign of zero. bf16 and
  * fp16 overflow to infinity; E4M3 (which has none) and E5M2 saturate, infinities too. A NaN
  * becomes the type's canonical one with the sign cleared, which is what CUDA's cvt gives.
  * Widening is exact. The FP8 formats are OCP's "OFP8": E4M3 has no infinity, and 0x7F and 0xFF
- * are its only NaNs.
+ * are its only NaNs. E2M1 has neither infinity nor NaN: it saturates, and a NaN becomes +6, as
+ * CUDA's cvt makes it. E8M0, a scale, has no zero; 0xFF is its NaN.
  *
  * The code relies on the default rounding mode and on denormals being on.
  */
@@ -39,6 +42,12 @@ static inline float tn__float_of(uint32_t bits) {
 
 static inline int tn__bits_are_nan(uint32_t bits) {
     return (bits & TN__FP32_MAGNITUDE) > TN__FP32_INFINITY;
+}
+
+/* Magnitudes compare as their bits do; NaN counts as 0, so that it is ignored. */
+static inline uint32_t tn__magnitude_of(float value) {
+    uint32_t magnitude = tn__bits_of(value) & TN__FP32_MAGNITUDE;
+    return magnitude > TN__FP32_INFINITY ? 0 : magnitude;
 }
 
 /* fp32 as it is stored: any NaN is the canonical one. */
@@ -105,6 +114,42 @@ static inline uint8_t tn__float_to_e5m2(float value) {
     uint32_t result = magnitude < 0x38800000 ? tn__count_denormals(magnitude, 0x1p7f) : normal;
     result = magnitude >= 0x47600000 ? 0x7B : result; /* 57344 */
     return (uint8_t)(magnitude > TN__FP32_INFINITY ? 0x7F : sign | result);
+}
+
+/* A code of four bits. */
+static inline uint8_t tn__float_to_e2m1(float value) {
+    uint32_t bits = tn__bits_of(value);
+    uint32_t magnitude = bits & TN__FP32_MAGNITUDE;
+    uint32_t sign = (bits >> 28) & 0x8;
+    uint32_t normal = tn__round_normal(magnitude, 1, 1);
+    uint32_t result = magnitude < 0x3F800000 ? tn__count_denormals(magnitude, 0x1p22f) : normal;
+    result = magnitude >= 0x40C00000 ? 7 : result; /* 6 */
+    return (uint8_t)(magnitude > TN__FP32_INFINITY ? 7 : sign | result);
+}
+
+static inline float tn__e2m1_to_float(unsigned code) {
+    static const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    float magnitude = values[code & 7];
+    return code & 8 ? -magnitude : magnitude;
+}
+
+/* The smallest E8M0 that is not below `value`, which is not negative; infinity, and what exceeds
+ * 2^127, gives 2^127. */
+static inline uint8_t tn__float_to_e8m0_up(float value) {
+    uint32_t bits = tn__bits_of(value);
+    if (bits <= 0x00400000) return 0; /* 2^-127, a denormal */
+    uint32_t up = (bits + 0x7FFFFF) >> 23;
+    return (uint8_t)(up > 0xFE ? 0xFE : up);
+}
+
+static inline float tn__e8m0_to_float(uint8_t code) {
+    if (code == 0) return tn__float_of(0x00400000);
+    return tn__float_of(code == 0xFF ? TN__FP32_MAGNITUDE : (uint32_t)code << 23);
+}
+
+/* 1 over it: 2^(127 - code), exact; NaN for NaN. */
+static inline float tn__e8m0_inverse(uint8_t code) {
+    return tn__e8m0_to_float((uint8_t)(code == 0xFF ? 0xFF : 254 - code));
 }
 
 /* The 256 values of E4M3 or E5M2, by code. */

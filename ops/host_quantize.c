@@ -31,16 +31,10 @@ static void load_tile(const tn__matrix *src, int64_t top, int64_t left, tile *t)
     }
 }
 
-/* Magnitudes compare as their bits do; NaN counts as 0, so that it is ignored. */
-static uint32_t magnitude_of(float value) {
-    uint32_t magnitude = tn__bits_of(value) & TN__FP32_MAGNITUDE;
-    return magnitude > TN__FP32_INFINITY ? 0 : magnitude;
-}
-
-static uint32_t row_amax(const float *value, int count) {
+uint32_t tn__host_row_amax(const float *value, int64_t count) {
     uint32_t amax = 0;
-    for (int i = 0; i < count; i++) {
-        uint32_t magnitude = magnitude_of(value[i]);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t magnitude = tn__magnitude_of(value[i]);
         amax = magnitude > amax ? magnitude : amax;
     }
     return amax;
@@ -50,7 +44,7 @@ static void col_amaxes(const tile *t, uint32_t amax[TN__BLOCK]) {
     memset(amax, 0, TN__BLOCK * sizeof *amax);
     for (int r = 0; r < t->rows; r++) {
         for (int c = 0; c < t->cols; c++) {
-            uint32_t magnitude = magnitude_of(t->value[r][c]);
+            uint32_t magnitude = tn__magnitude_of(t->value[r][c]);
             amax[c] = magnitude > amax[c] ? magnitude : amax[c];
         }
     }
@@ -100,7 +94,7 @@ static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
     float factor[TN__BLOCK];
     float *scale = tn__scale_row(&work->row, t->left / TN__BLOCK) + t->top;
     for (int r = 0; r < t->rows; r++) {
-        tn__block_scale block = scale_of(work, row_amax(t->value[r], t->cols));
+        tn__block_scale block = scale_of(work, tn__host_row_amax(t->value[r], t->cols));
         scale[r] = block.inverse;
         fill_floats(factor, block.factor, t->cols);
         encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
@@ -129,7 +123,7 @@ static void quantize_2d(const tn__quantize_work *work, tile *t) {
     uint32_t amax = 0;
     int64_t tile_row = t->top / TN__BLOCK, tile_col = t->left / TN__BLOCK;
     for (int r = 0; r < t->rows; r++) {
-        uint32_t of_row = row_amax(t->value[r], t->cols);
+        uint32_t of_row = tn__host_row_amax(t->value[r], t->cols);
         amax = of_row > amax ? of_row : amax;
     }
     tn__block_scale block = scale_of(work, amax);
@@ -156,16 +150,7 @@ static void quantize_tile(const tn__quantize_work *work, tile *t) {
     if (work->has_col) quantize_col_1d(work, t);
 }
 
-static void zero_scale_padding(const tn_plane_view *view) {
-    const tn_plane_layout *layout = &view->layout;
-    for (int64_t row = 0; row < layout->scale_rows; row++) {
-        float *scale = tn__scale_row(view, row);
-        for (int64_t i = layout->scale_cols; i < layout->scale_stride; i++)
-            scale[i] = 0.0f;
-    }
-}
-
-void tn__host_quantize(const tn__quantize_work *work) {
+static void quantize_blocks_of_128(const tn__quantize_work *work) {
     tile t;
     for (int64_t top = 0; top < work->src.rows; top += TN__BLOCK) {
         for (int64_t left = 0; left < work->src.cols; left += TN__BLOCK) {
@@ -173,42 +158,30 @@ void tn__host_quantize(const tn__quantize_work *work) {
             quantize_tile(work, &t);
         }
     }
-    if (work->has_row) zero_scale_padding(&work->row);
-    if (work->has_col) zero_scale_padding(&work->col);
 }
 
-/* ---- back ----------------------------------------------------------------------------------- */
-
-/* A row of the stored plane: 128 columns share a scale in either format. */
-static void dequantize_stored_row(const tn__dequantize_work *work, int64_t row, int64_t col,
-                                  int64_t count, float *out) {
-    const tn_plane_view *src = &work->src;
-    int64_t at = tn__scale_at(work->format, src->layout.scale_stride, row, col);
-    float scale = ((const float *)src->scale)[at];
-    tn__load_floats(src->dtype, src->data, row * src->layout.cols + col, count, out);
-    for (int64_t i = 0; i < count; i++)
-        out[i] *= scale;
-}
-
-void tn__host_dequantize(const tn__dequantize_work *work) {
-    const tn_plane_layout *layout = &work->src.layout;
-    const tn__matrix *dst = &work->dst;
-    float value[TN__BLOCK];
-    for (int64_t row = 0; row < layout->rows; row++) {
-        for (int64_t col = 0; col < layout->cols; col += TN__BLOCK) {
-            int64_t count = tn__least(TN__BLOCK, layout->cols - col);
-            dequantize_stored_row(work, row, col, count, value);
-            if (work->src.plane == TN_PLANE_ROW) {
-                tn__store_floats(dst->dtype, dst->data, row * dst->cols + col, count, value);
-                continue;
-            }
-            for (int64_t i = 0; i < count; i++) {
-                tn__store_floats(dst->dtype, dst->data, (col + i) * dst->cols + row, 1, &value[i]);
-            }
-        }
+void tn__host_zero_scale_padding(const tn_plane_view *view) {
+    const tn_plane_layout *layout = &view->layout;
+    size_t item_bytes = tn_dtype_bytes(layout->scale_dtype);
+    size_t row_bytes = (size_t)layout->scale_stride * item_bytes;
+    size_t valid_bytes = (size_t)layout->scale_cols * item_bytes;
+    char *scale = view->scale;
+    for (int64_t row = 0; row < layout->scale_padded_rows; row++, scale += row_bytes) {
+        size_t from = row < layout->scale_rows ? valid_bytes : 0;
+        memset(scale + from, 0, row_bytes - from);
     }
+    if (view->global_scale && (char *)view->global_scale == scale)
+        memset(view->global_scale + 1, 0, 3 * sizeof *view->global_scale);
 }
 
+void tn__host_quantize(const tn__quantize_work *work) {
+    if (work->format == TN_FORMAT_FP8_BLOCK_1D || work->format == TN_FORMAT_FP8_BLOCK_2D)
+        quantize_blocks_of_128(work);
+    else
+        tn__host_quantize_formats(work);
+    if (work->has_row) tn__host_zero_scale_padding(&work->row);
+    if (work->has_col) tn__host_zero_scale_padding(&work->col);
+}
 /* ---- the transpose of a plane, of tiles or of a whole tensor that share a scale ------------- */
 
 static void transpose_scales(const tn_plane_view *from, const tn_plane_view *to) {
@@ -216,7 +189,7 @@ static void transpose_scales(const tn_plane_view *from, const tn_plane_view *to)
         for (int64_t col = 0; col < from->layout.scale_cols; col++)
             tn__scale_row(to, col)[row] = tn__scale_row(from, row)[col];
     }
-    zero_scale_padding(to);
+    tn__host_zero_scale_padding(to);
 }
 
 static void transpose_bytes(const tn_plane_view *from, const tn_plane_view *to, int64_t top,

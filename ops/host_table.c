@@ -23,6 +23,7 @@ typedef struct host_task {
         tn__shard_quantize_work shard_quantize;
         tn__dequantize_work dequantize;
         tn__transpose_work transpose;
+        tn__scale_update_work scale_update;
         tn__gemm_work gemm;
         tn__axpy_work axpy;
         conversion convert;
@@ -67,6 +68,16 @@ static void run_transpose(const host_task *task) { tn__host_transpose(&task->wor
 
 static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
     host_task task = {.run = run_transpose, .work.transpose = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_scale_update(const host_task *task) {
+    tn__host_scale_update(&task->work.scale_update);
+}
+
+static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
+                              tn_stream stream) {
+    host_task task = {.run = run_scale_update, .work.scale_update = *work};
     return enqueue(device, &task, stream);
 }
 
@@ -198,6 +209,7 @@ const tn__op_table tn__op_table_host = {
     .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .scale_update = scale_update,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .axpy = axpy,

@@ -1,5 +1,6 @@
 /* Casts: tn_quantize, tn_dequantize, tn_transpose. */
 #include "op_cast.h"
+#include "op_scaling.h"
 
 #include <math.h>
 
@@ -14,10 +15,35 @@ tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
                               .has_row = plan->has_row,
                               .has_col = plan->has_col,
                               .row = plan->row,
-                              .col = plan->col};
+                              .col = plan->col,
+                              .factor = plan->factor,
+                              .amax = plan->amax};
     if (plan->src.rows == 0 || plan->src.cols == 0) return TN_OK;
     if (!plan->has_row && !plan->has_col) return TN_OK;
     return call->table->quantize(call->device, &work, call->stream);
+}
+
+/* What delayed scaling names: all of it belongs to a slot that there is. */
+static tn_status check_delayed(tn__op_call *call, const tn_quantize_args *args,
+                               const tn_tensor_info *dst) {
+    tn_tensor_info info;
+    tn__history history;
+    if (tn__is_no_tensor(args->scale) && tn__is_no_tensor(args->amax_history)) {
+        TN_REQUIRE(args->slot == 0, "%s: slot is %lld, but neither scale nor amax_history is given",
+                   call->name, (long long)args->slot);
+        return TN_OK;
+    }
+    TN_TRY(tn__op_require_format(call, "dst", dst, TN_FORMAT_FP8_TENSOR));
+    if (!tn__is_no_tensor(args->scale)) {
+        TN_TRY(tn__op_tensor(call, "scale", args->scale, &info));
+        TN_TRY(tn__op_require_fp32(call, "scale", &info));
+        TN_TRY(tn__op_require_slot(call, "scale", &info, args->slot, info.rows * info.cols));
+    }
+    if (!tn__is_no_tensor(args->amax_history)) {
+        TN_TRY(tn__op_history(call, args->amax_history, &info, &history));
+        TN_TRY(tn__op_require_slot(call, "amax_history", &info, args->slot, history.count));
+    }
+    return TN_OK;
 }
 
 static tn_status check_quantize(tn__op_call *call, const tn_quantize_args *args,
@@ -32,11 +58,27 @@ static tn_status check_quantize(tn__op_call *call, const tn_quantize_args *args,
     TN_TRY(tn__op_tensor(call, "src", args->src, src));
     TN_TRY(tn__op_tensor(call, "dst", args->dst, dst));
     TN_TRY(tn__op_require_float(call, "src", src));
-    TN_REQUIRE(dst->format == TN_FORMAT_FP8_BLOCK_1D || dst->format == TN_FORMAT_FP8_BLOCK_2D,
-               "%s: dst (tensor %s) is %s, expected %s or %s", call->name, dst->name,
-               tn_format_name(dst->format), tn_format_name(TN_FORMAT_FP8_BLOCK_1D),
-               tn_format_name(TN_FORMAT_FP8_BLOCK_2D));
-    return tn__op_require_shape(call, "dst", dst, src->rows, src->cols, "the shape of src");
+    TN_REQUIRE(dst->format != TN_FORMAT_PLAIN, "%s: dst (tensor %s) is %s, expected a format of %s",
+               call->name, dst->name, tn_format_name(dst->format), "quantized elements");
+    TN_TRY(tn__op_require_shape(call, "dst", dst, src->rows, src->cols, "the shape of src"));
+    return check_delayed(call, args, dst);
+}
+
+/* ---- delayed scaling ------------------------------------------------------------------------ */
+
+/* Leases what delayed scaling reads and writes beside the planes. */
+static tn_status lease_delayed(tn__op_call *call, const tn_quantize_args *args,
+                               tn__quantize_plan *plan) {
+    tn_plane_view view;
+    if (!tn__is_no_tensor(args->scale)) {
+        TN_TRY(tn__op_lease(call, args->scale, TN_PLANE_DATA, TN_READ, &view));
+        plan->factor = (const float *)view.data + args->slot;
+    }
+    if (!tn__is_no_tensor(args->amax_history)) {
+        TN_TRY(tn__op_lease(call, args->amax_history, TN_PLANE_DATA, TN_UPDATE, &view));
+        plan->amax = (float *)view.data + args->slot;
+    }
+    return TN_OK;
 }
 
 tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
@@ -49,6 +91,7 @@ tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
     plan.has_col = (args->planes & TN_QUANTIZE_COL) != 0;
     plan.has_row = (args->planes & TN_QUANTIZE_ROW) != 0 || !plan.has_col;
     tn_status status = tn__op_lease_matrix(&call, args->src, &src, TN_READ, &plan.src);
+    if (status == TN_OK) status = lease_delayed(&call, args, &plan);
     if (status == TN_OK && plan.has_row) {
         status = tn__op_lease(&call, args->dst, TN_PLANE_ROW, TN_WRITE, &plan.row);
     }
@@ -69,10 +112,8 @@ static tn_status check_dequantize(tn__op_call *call, const tn_dequantize_args *a
                (int)args->plane);
     TN_TRY(tn__op_tensor(call, "src", args->src, src));
     TN_TRY(tn__op_tensor(call, "dst", args->dst, dst));
-    TN_REQUIRE(src->format == TN_FORMAT_FP8_BLOCK_1D || src->format == TN_FORMAT_FP8_BLOCK_2D,
-               "%s: src (tensor %s) is %s, expected %s or %s", call->name, src->name,
-               tn_format_name(src->format), tn_format_name(TN_FORMAT_FP8_BLOCK_1D),
-               tn_format_name(TN_FORMAT_FP8_BLOCK_2D));
+    TN_REQUIRE(src->format != TN_FORMAT_PLAIN, "%s: src (tensor %s) is %s, expected a format of %s",
+               call->name, src->name, tn_format_name(src->format), "quantized elements");
     TN_TRY(tn__op_require_float(call, "dst", dst));
     return tn__op_require_shape(call, "dst", dst, src->rows, src->cols, "the shape of src");
 }

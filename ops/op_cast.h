@@ -13,6 +13,8 @@ typedef struct tn__quantize_plan {
     float amax_epsilon;
     int has_row, has_col;
     tn_plane_view row, col;
+    const float *factor; /* of delayed scaling, likewise amax; NULL: none */
+    float *amax;
 } tn__quantize_plan;
 
 /* Puts it on the call's stream, if there is anything to do. */

@@ -29,11 +29,13 @@ typedef struct tn__matrix {
 
 typedef struct tn__quantize_work {
     tn__matrix src;
-    tn_format format; /* 1D or 2D */
+    tn_format format; /* any but PLAIN */
     tn_scale_mode scale_mode;
-    tn_dtype dtype; /* E4M3 or E5M2 */
+    tn_dtype dtype; /* E4M3, E5M2 or E2M1 */
     float amax_epsilon;
     int has_row, has_col;
+    const float *factor; /* TENSOR: what elements are multiplied with; NULL: it follows from amax */
+    float *amax;         /* TENSOR: raised to the amax of src; NULL: it is not wanted */
     tn_plane_view row, col;
 } tn__quantize_work;
 
@@ -115,6 +117,16 @@ typedef struct tn__dequantize_work {
     tn__matrix dst;    /* M x K */
 } tn__dequantize_work;
 
+/* Delayed scaling of `count` tensors: see tn_scale_update. history is [length, count]. */
+typedef struct tn__scale_update_work {
+    float *history;
+    float *scale;
+    int64_t length;
+    int64_t count;
+    float target; /* what the amax is to be scaled to */
+    int is_most_recent;
+} tn__scale_update_work;
+
 /* Bytes and fp32 scales transposed: of tiles, or the one of the tensor. */
 typedef struct tn__transpose_work {
     tn_plane_view from;
@@ -182,6 +194,8 @@ typedef struct tn__op_table {
                                 tn_stream stream);
     tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work, tn_stream stream);
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
+    tn_status (*scale_update)(tn_device *device, const tn__scale_update_work *work,
+                              tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);
     tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);

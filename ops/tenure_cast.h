@@ -4,6 +4,10 @@
  *     quantized.tensor = saved_h;                      (FP8_BLOCK_1D)
  *     quantized.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
  *
+ *     tn_scale_update_args update = TN_SCALE_UPDATE_ARGS_INIT;      (delayed scaling, once a step)
+ *     update.amax_history = history, update.scale = scales;
+ *     tn_scale_update(&update, stream);
+ *
  * The rules of tenure_ops.h hold here too. Of every op that makes a high-precision value and
  * quantizes it in the same pass: the planes are, to the bit, those that tn_quantize makes of that
  * value rounded to its own type.
@@ -213,6 +217,35 @@ typedef struct tn_shard_quantize_args {
     }
 TN_API TN_MUST_USE tn_status tn_shard_quantize(const tn_shard_quantize_args *args,
                                                tn_stream stream);
+
+/* ---- delayed scaling ------------------------------------------------------------------------ */
+
+/* After a step in which tn_quantize has collected amaxes in the first row of amax_history, for
+ * each of its n tensors, as TransformerEngine's delayed_scaling recipe does (read at its
+ * common/recipe/delayed_scaling.cu):
+ *
+ *     recent  = history[0];  amax = recent, or the largest of all H entries
+ *     history = history[2], ... history[H - 1], recent moved to 1 ... H - 1; history[0] = 0
+ *     scale   = max_of_dtype * 2^-margin / amax   if amax is finite and above 0,
+ *               else what it was; if that is infinite, the largest finite fp32
+ *
+ * An amax of 0 (nothing was cast), infinite or NaN thus keeps the scale; entries that are NaN are
+ * ignored among the largest. Both tensors PLAIN fp32: amax_history [H] or [H, n], scale of n
+ * elements. Who begins fills them with 0 and 1. */
+typedef enum tn_amax_choice { TN_AMAX_MOST = 0, TN_AMAX_MOST_RECENT } tn_amax_choice;
+
+typedef struct tn_scale_update_args {
+    size_t size;
+    tn_tensor amax_history;
+    tn_tensor scale;
+    tn_dtype dtype; /* E4M3 or E5M2: of what is cast with these scales */
+    tn_amax_choice amax;
+    int margin; /* -64 to 64 */
+} tn_scale_update_args;
+#define TN_SCALE_UPDATE_ARGS_INIT                                                                  \
+    { sizeof(tn_scale_update_args), {0}, {0}, TN_E4M3, TN_AMAX_MOST, 0 }
+
+TN_API TN_MUST_USE tn_status tn_scale_update(const tn_scale_update_args *args, tn_stream stream);
 
 #ifdef __cplusplus
 }

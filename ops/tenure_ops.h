@@ -35,8 +35,9 @@ extern "C" {
 
 /* ---- casts -------------------------------------------------------------------------------- */
 
-/* Quantizes PLAIN src (fp32, bf16 or fp16) to the FP8 tensor dst of the same rows and columns.
- * For each 1x128 (1D ROW), 128x1 (1D COL) or 128x128 (2D) block of valid elements:
+/* Quantizes PLAIN src (fp32, bf16 or fp16) to the tensor dst of the same rows and columns, whose
+ * format is any other. Formats of blocks of 128: for each 1x128 (1D ROW), 128x1 (1D COL) or
+ * 128x128 (2D) block of valid elements:
  *
  *     amax      = max of |x|, NaN ignored, at least amax_epsilon
  *     scale     = 1 if amax is 0 or infinite, else max_of_format / amax (rounded to nearest);
@@ -45,7 +46,8 @@ extern "C" {
  *     q         = cast(x * scale), round to nearest even, saturating, NaN kept, -0 kept
  *     stored    = 1 / scale
  *
- * as TransformerEngine's block-scaling recipe does, to the bit. Padding of scales is 0. */
+ * as TransformerEngine's block-scaling recipe does, to the bit. Padding of scales is 0.
+ * TENSOR, MXFP8 and NVFP4: docs/formats.md says how their scales come about. */
 enum { TN_QUANTIZE_ROW = 1, TN_QUANTIZE_COL = 2 };
 
 typedef struct tn_quantize_args {
@@ -54,14 +56,22 @@ typedef struct tn_quantize_args {
     tn_tensor dst;
     unsigned planes;    /* TN_QUANTIZE_ROW, TN_QUANTIZE_COL or both; 0 means ROW */
     float amax_epsilon; /* finite, at least 0 */
+    /* TENSOR only, PLAIN fp32: delayed scaling (tn_scale_update in tenure_cast.h). Element `slot`
+     * of scale is what src is multiplied with, instead of one that follows from its amax, and
+     * element `slot` of the first row of amax_history [H] or [H, n] is raised to that amax.
+     * {0}: neither; they go without each other. */
+    tn_tensor scale;
+    tn_tensor amax_history;
+    int64_t slot;
 } tn_quantize_args;
 #define TN_QUANTIZE_ARGS_INIT                                                                      \
-    { sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f }
+    { sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0 }
 
 TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
 
 /* dst (PLAIN fp32, bf16 or fp16, same rows and columns) = q * stored scale of the ROW or COL
- * plane of src, in fp32, rounded to nearest even to dst's type. */
+ * plane of src, of any format but PLAIN, in fp32, rounded to nearest even to dst's type. NVFP4's
+ * two scales are multiplied first. */
 typedef struct tn_dequantize_args {
     size_t size;
     tn_tensor src;

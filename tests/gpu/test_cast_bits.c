@@ -230,7 +230,7 @@ static void test_transpose_and_dequantize(void **state) {
     gpu_count_report("transpose, dequantize");
 }
 
-/* There are no casts to one scale for a tensor: its planes are written from the host. */
+/* Any bytes, written from the host: also those that no cast makes. */
 static tn_tensor tensor_scaled(gpu_side *side, int64_t rows, int64_t cols, tn_plane from,
                                const unsigned char *data) {
     static const float scale[4] = {0.375f, NAN, NAN, NAN}; /* padding that must not be read */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "op_kernels.h"
+#include "tenure_cast.h"
 
 /* The frozen stack: 16 layers of 4096 x 4096, 4096 tokens. */
 enum { LAYERS = 16, WIDTH = 4096, TOKENS = 4096 };
@@ -240,6 +241,35 @@ static void every_small_op_touches_only_its_own(void **state) {
     close_sim(&ops);
 }
 
+/* Casts of the other formats, current and delayed, and the update of scales, likewise. */
+static void casts_of_every_format_touch_only_their_own(void **state) {
+    (void)state;
+    static const tn_format formats[] = {TN_FORMAT_FP8_TENSOR, TN_FORMAT_MXFP8, TN_FORMAT_NVFP4};
+    test_ops ops = test_ops_open(test_open_sim(0, 0));
+    tn_scale_update_args update = TN_SCALE_UPDATE_ARGS_INIT;
+    tn_tensor scale = test_plain(ops.scope, TN_FP32, 1, 3);
+    tn_tensor history = test_plain(ops.scope, TN_FP32, 4, 3);
+    test_declare_valid(&ops, scale, TN_PLANE_DATA);
+    test_declare_valid(&ops, history, TN_PLANE_DATA);
+    for (int i = 0; i < 4; i++) {
+        tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+        tn_dequantize_args dequantize = TN_DEQUANTIZE_ARGS_INIT;
+        tn_format format = formats[i % 3];
+        quantize.src = test_plain(ops.scope, TN_BF16, 67, 131);
+        quantize.dst = test_fp8(ops.scope, format, i == 2 ? TN_E2M1 : TN_E4M3, 67, 131);
+        quantize.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+        if (i == 3) quantize.scale = scale, quantize.amax_history = history, quantize.slot = 2;
+        test_declare_valid(&ops, quantize.src, TN_PLANE_DATA);
+        EXPECT_OK(tn_quantize(&quantize, ops.stream));
+        dequantize.src = quantize.dst, dequantize.plane = TN_PLANE_COL;
+        dequantize.dst = test_plain(ops.scope, TN_FP16, 67, 131);
+        EXPECT_OK(tn_dequantize(&dequantize, ops.stream));
+    }
+    update.amax_history = history, update.scale = scale;
+    EXPECT_OK(tn_scale_update(&update, ops.stream));
+    close_sim(&ops);
+}
+
 static void the_simulated_device_has_the_ghosts(void **state) {
     (void)state;
     tn_device *sim = test_open_sim(0, 0), *host = test_open_host();
@@ -259,6 +289,7 @@ int main(void) {
         cmocka_unit_test(a_product_takes_the_time_of_its_operations),
         cmocka_unit_test(a_products_workspace_is_bounded_by_its_result),
         cmocka_unit_test(every_small_op_touches_only_its_own),
+        cmocka_unit_test(casts_of_every_format_touch_only_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,6 +36,8 @@ static tn_plane_layout layout_of(tn_format format, tn_plane plane, int64_t m, in
         layout.scale_rows = blocks_of(layout.rows);
         layout.scale_cols = blocks_of(layout.cols);
     }
+    layout.row_bytes = (size_t)layout.cols;
+    layout.scale_padded_rows = layout.scale_rows;
     layout.scale_stride = up4(layout.scale_cols);
     layout.scale_bytes = (size_t)(layout.scale_rows * layout.scale_stride) * sizeof(float);
     return layout;

@@ -1,0 +1,85 @@
+/* CUDA launches of the casts to and from TENSOR, MXFP8 and NVFP4: see cuda_formats.h.
+ *
+ * Where a scale follows from the amax of the whole tensor, its bits are collected where that scale
+ * is to be, so that no scratch is needed: one thread clears the word, tiles raise it, the cast
+ * reads it, and one thread puts the scale there, and into the other plane.
+ */
+#include "cuda_formats.h"
+#include "cuda_launch.h"
+
+/* One block of one thread. */
+static tn_status launch_one(tn__cuda_context *context, int kernel,
+                            tn__cuda_quantize_arguments *argument, tn_stream stream) {
+    return tn__kernel_launch(context, kernel, 1, 1, argument, stream);
+}
+
+static tn_status launch_tiles(tn__cuda_context *context, int kernel, const tn__matrix *matrix,
+                              tn__cuda_quantize_arguments *argument, tn_stream stream) {
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(matrix), TN__TILE_THREADS, argument,
+                             stream);
+}
+
+/* The amax of the source, then `kernel`, then `finish`. */
+static tn_status launch_current(tn__cuda_context *context, const tn__quantize_work *work,
+                                int kernel, int finish, tn__cuda_quantize_arguments *argument,
+                                tn_stream stream) {
+    const tn__matrix *src = &work->src;
+    argument->total = (int *)(work->has_row ? work->row.global_scale : work->col.global_scale);
+    TN_TRY(launch_one(context, TN__KERNEL_AMAX_START, argument, stream));
+    TN_TRY(launch_tiles(context, tn__kernel_of_amax(src->dtype), src, argument, stream));
+    TN_TRY(launch_tiles(context, kernel, src, argument, stream));
+    return launch_one(context, finish, argument, stream);
+}
+
+static int family_of(tn_format format) {
+    switch (format) {
+    case TN_FORMAT_MXFP8: return TN__KERNEL_QUANTIZE_MXFP8;
+    case TN_FORMAT_NVFP4: return TN__KERNEL_QUANTIZE_NVFP4;
+    default: return TN__KERNEL_QUANTIZE_TENSOR;
+    }
+}
+
+/* Bytes that a lane writes of a row at once, and those of a piece of a transposed column. */
+static int64_t row_piece(const tn__quantize_work *work) {
+    int64_t elements = tn__vector_of(work->src.dtype);
+    return work->format == TN_FORMAT_NVFP4 ? elements / 2 : elements;
+}
+
+static int64_t col_piece(const tn__quantize_work *work) {
+    switch (work->format) {
+    case TN_FORMAT_MXFP8: return row_piece(work);
+    case TN_FORMAT_NVFP4: return 4;
+    default: return 16;
+    }
+}
+
+tn_status tn__cuda_quantize_formats(tn__cuda_context *context, const tn__quantize_work *work,
+                                    tn_stream stream) {
+    tn__cuda_quantize_arguments argument = tn__cuda_quantize_argument(work);
+    int kernel = tn__kernel_of_format(family_of(work->format), work->has_row, work->has_col,
+                                      work->src.dtype, work->dtype);
+    if (work->has_row) argument.row = tn__cuda_plane_of(&work->row, row_piece(work));
+    if (work->has_col) argument.col = tn__cuda_plane_of(&work->col, col_piece(work));
+    argument.factor = work->factor;
+    argument.amax = (int *)work->amax;
+    if (work->format == TN_FORMAT_MXFP8 || work->factor) {
+        return launch_tiles(context, kernel, &work->src, &argument, stream);
+    }
+    int finish = work->format == TN_FORMAT_NVFP4 ? TN__KERNEL_NVFP4_FINISH
+                                                 : tn__kernel_of_scale_finish(work->dtype);
+    return launch_current(context, work, kernel, finish, &argument, stream);
+}
+
+tn_status tn__cuda_dequantize_formats(tn__cuda_context *context, const tn__dequantize_work *work,
+                                      tn_stream stream) {
+    const tn__matrix *dst = &work->dst;
+    int is_col = work->src.plane == TN_PLANE_COL, is_nvfp4 = work->format == TN_FORMAT_NVFP4;
+    int64_t piece = tn__vector_of(dst->dtype);
+    tn__cuda_dequantize_arguments argument = tn__cuda_dequantize_argument(work);
+    if (is_nvfp4) piece = is_col ? 4 : piece / 2;
+    argument.src = tn__cuda_plane_of(&work->src, piece);
+    int family = is_nvfp4 ? TN__KERNEL_DEQUANTIZE_NVFP4 : TN__KERNEL_DEQUANTIZE_MXFP8;
+    return tn__kernel_launch(context,
+                             tn__kernel_of_format_back(family, is_col, work->src.dtype, dst->dtype),
+                             tn__matrix_tiles(dst), TN__TILE_THREADS, &argument, stream);
+}

@@ -1,0 +1,14 @@
+/* CUDA launches of the casts to and from TENSOR, MXFP8 and NVFP4. */
+#ifndef TENURE_CUDA_FORMATS_H
+#define TENURE_CUDA_FORMATS_H
+
+#include "cuda_module.h"
+
+tn_status tn__cuda_quantize_formats(tn__cuda_context *context, const tn__quantize_work *work,
+                                    tn_stream stream);
+
+/* MXFP8 and NVFP4 only: the kernels of blocks of 128 read TENSOR too. */
+tn_status tn__cuda_dequantize_formats(tn__cuda_context *context, const tn__dequantize_work *work,
+                                      tn_stream stream);
+
+#endif

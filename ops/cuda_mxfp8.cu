@@ -1,0 +1,255 @@
+/* Kernels of MXFP8: FP8 elements with a power of two for 32 of them, along a row or a column.
+ *
+ * A block of threads takes one 128 x 128 tile and reads it once (cuda_tile.cuh), also for both
+ * planes: it holds 4 x 128 whole blocks of either kind, and their scales are, with all padding,
+ * whole words of 4 bytes (ROW) or whole rows of 128 (COL). COL is not stored turned. Bytes that
+ * must move for N elements of s bytes: s N in, 33/32 N out for each plane.
+ */
+#include "cuda_dequantize.cuh"
+#include "cuda_quantize.cuh"
+
+enum { MX_BLOCK = 32, MX_BLOCKS = TN__TILE / MX_BLOCK };
+
+/* ---- scales ------------------------------------------------------------------------------- */
+
+/* As tn__float_to_e8m0_up and its like do (host_number.h). */
+__device__ __forceinline__ uint32_t e8m0_up(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    if (bits <= 0x00400000u) return 0;
+    return min((bits + 0x7FFFFFu) >> 23, 0xFEu);
+}
+
+__device__ __forceinline__ float e8m0_value(uint32_t code) {
+    if (code == 0) return __uint_as_float(0x00400000u);
+    return __uint_as_float(code == 0xFF ? 0x7FFFFFFFu : code << 23);
+}
+
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ uint32_t mx_scale(const tn__cuda_quantize_arguments &a, float amax) {
+    return e8m0_up(__fmul_rn(fmaxf(amax, a.amax_epsilon), 1.0f / format_max<F>()));
+}
+
+__device__ __forceinline__ float mx_factor(uint32_t scale) { return e8m0_value(254 - scale); }
+
+/* Where the first byte of a row of scales is, from a column of it on. */
+__device__ __forceinline__ unsigned char *mx_scale_row(const tn__cuda_plane &plane, int64_t row,
+                                                       int64_t col) {
+    return (unsigned char *)plane.scale + row * plane.scale_stride + col;
+}
+
+/* ---- quantize ----------------------------------------------------------------------------- */
+
+/* Writes a row of the patch into a plane that is stored as the source is. */
+template <typename T>
+__device__ __forceinline__ void store_codes(const tn__cuda_quantize_arguments &a,
+                                            const patch_place &at, int i, uint2 bytes) {
+    if (at.row + i >= a.rows) return;
+    if (!a.row.vectors) {
+        store_row_bytes<T>(a, at, i, bytes);
+        return;
+    }
+    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
+    unsigned char *to = a.row.data + (at.row + i) * a.cols + at.tile_first_col;
+    if constexpr (sizeof(T) == 2) {
+        if (at.tile_first_col + first < a.cols) *(uint2 *)(to + first) = bytes;
+    } else {
+        if (at.tile_first_col + first < a.cols) *(uint32_t *)(to + first) = bytes.x;
+        if (at.tile_first_col + second < a.cols) *(uint32_t *)(to + second) = bytes.y;
+    }
+}
+
+/* The scale of the block that the lane's columns j ... j + VECTOR - 1 of a row belong to. */
+template <typename T, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ uint32_t mx_row_scale(const tn__cuda_quantize_arguments &a,
+                                                 const uint32_t *words, int j) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int v = 0; v < element<T>::VECTOR; v++)
+        amax = fmaxf(amax, fabsf(element<T>::value(words, j + v)));
+#pragma unroll
+    for (int lanes = 1; lanes < MX_BLOCK / element<T>::VECTOR; lanes *= 2)
+        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, lanes));
+    return mx_scale<F>(a, amax);
+}
+
+/* Columns j ... j + 3 of a row, cast. */
+template <typename T, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ uint32_t mx_cast(const uint32_t *words, int j, float factor) {
+    return cast_four<F>(__fmul_rn(element<T>::value(words, j), factor),
+                        __fmul_rn(element<T>::value(words, j + 1), factor),
+                        __fmul_rn(element<T>::value(words, j + 2), factor),
+                        __fmul_rn(element<T>::value(words, j + 3), factor));
+}
+
+/* Writes the scales of a row of the tile, which the threads have put together. */
+__device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_arguments &a,
+                                                    const patch_place &at,
+                                                    const uint32_t *row_scale) {
+    const int row = (int)threadIdx.x;
+    if (row >= TN__TILE) return;
+    *(uint32_t *)mx_scale_row(a.row, at.tile_first_row + row, (int64_t)at.tile_col * MX_BLOCKS) =
+        row_scale[row];
+}
+
+template <typename T, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                                        uint32_t *row_scale,
+                                        const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    const int vector = element<T>::VECTOR;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        uint32_t bytes[2];
+#pragma unroll
+        for (int j = 0; j < PATCH; j += vector) {
+            const int column = patch_column<T>(at.lane16, j);
+            const uint32_t scale = mx_row_scale<T, F>(a, words[i], j);
+            const float factor = mx_factor(scale);
+            const bool is_there =
+                at.row + i < a.rows && at.tile_first_col + column / MX_BLOCK * MX_BLOCK < a.cols;
+            if (column % MX_BLOCK == 0)
+                ((unsigned char *)
+                     row_scale)[(at.unit * PATCH + i) * MX_BLOCKS + column / MX_BLOCK] =
+                    (unsigned char)(is_there ? scale : 0);
+#pragma unroll
+            for (int v = j; v < j + vector; v += 4)
+                bytes[v / 4] = mx_cast<T, F>(words[i], v, factor);
+        }
+        store_codes<T>(a, at, i, make_uint2(bytes[0], bytes[1]));
+    }
+    __syncthreads();
+    mx_row_scales_store(a, at, row_scale);
+}
+
+/* Thread c < 128: the scales of column c, from the maxima of each warp's 16 rows. */
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ void
+mx_column_scales_put(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                     const float (*warp_max)[TN__TILE], float (*factor)[TN__TILE]) {
+    const int column = (int)threadIdx.x;
+    if (column >= TN__TILE) return;
+    const int64_t first_row = (int64_t)at.tile_row * MX_BLOCKS;
+#pragma unroll
+    for (int b = 0; b < MX_BLOCKS; b++) {
+        const float amax = fmaxf(warp_max[2 * b][column], warp_max[2 * b + 1][column]);
+        const uint32_t scale = mx_scale<F>(a, amax);
+        const bool is_there =
+            at.tile_first_row + b * MX_BLOCK < a.rows && at.tile_first_col + column < a.cols;
+        factor[b][column] = mx_factor(scale);
+        *mx_scale_row(a.col, first_row + b, at.tile_first_col + column) =
+            (unsigned char)(is_there ? scale : 0);
+    }
+}
+
+template <typename T, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ void mx_cols(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                                        float (*warp_max)[TN__TILE], float (*factor)[TN__TILE],
+                                        uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    tn__cuda_quantize_arguments as_row = a;
+    as_row.row = a.col;
+    column_max_put<T>(warp_max, at, words);
+    patch_stay_packed<T>(words);
+    __syncthreads();
+    mx_column_scales_put<F>(a, at, warp_max, factor);
+    __syncthreads();
+    float of_column[PATCH];
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        of_column[j] = factor[at.unit * PATCH / MX_BLOCK][patch_column<T>(at.lane16, j)];
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        uint32_t bytes[2];
+#pragma unroll
+        for (int j = 0; j < PATCH; j += 4)
+            bytes[j / 4] =
+                cast_four<F>(__fmul_rn(element<T>::value(words[i], j), of_column[j]),
+                             __fmul_rn(element<T>::value(words[i], j + 1), of_column[j + 1]),
+                             __fmul_rn(element<T>::value(words[i], j + 2), of_column[j + 2]),
+                             __fmul_rn(element<T>::value(words[i], j + 3), of_column[j + 3]));
+        store_codes<T>(as_row, at, i, make_uint2(bytes[0], bytes[1]));
+    }
+}
+
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+__device__ __forceinline__ void quantize_mxfp8(const tn__cuda_quantize_arguments &a) {
+    __shared__ uint32_t row_scale[TN__TILE];
+    __shared__ __align__(16) float warp_max[WARPS][TN__TILE]; /* not there without COL */
+    __shared__ float factor[MX_BLOCKS][TN__TILE];
+    const patch_place at = patch_of_thread(a.tiles_across);
+    uint32_t words[PATCH][patch_words<T>::COUNT];
+
+    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    if constexpr (ROW) {
+        mx_rows<T, F>(a, at, row_scale, words);
+        patch_stay_packed<T>(words);
+    }
+    if constexpr (COL) mx_cols<T, F>(a, at, warp_max, factor, words);
+}
+
+/* ---- dequantize --------------------------------------------------------------------------- */
+
+/* The scales of the lane's 8 elements of a row: one for each piece of them, or for each column. */
+template <typename T, bool COL>
+__device__ __forceinline__ void mx_scales_of(const tn__cuda_dequantize_arguments &a,
+                                             const patch_place &at, int i, float (&scale)[PATCH]) {
+    const int step = COL ? 1 : element<T>::VECTOR;
+#pragma unroll
+    for (int j = 0; j < PATCH; j += step) {
+        const int64_t row = at.row + i, col = at.tile_first_col + patch_column<T>(at.lane16, j);
+        uint32_t code = 0;
+        if (row < a.rows && col < a.cols)
+            code = COL ? *mx_scale_row(a.src, row / MX_BLOCK, col)
+                       : *mx_scale_row(a.src, row, col / MX_BLOCK);
+#pragma unroll
+        for (int v = j; v < j + step; v++)
+            scale[v] = e8m0_value(code);
+    }
+}
+
+template <typename T, __nv_fp8_interpretation_t F, bool COL>
+__device__ __forceinline__ void dequantize_mxfp8(const tn__cuda_dequantize_arguments &a) {
+    const patch_place at = patch_of_thread(a.tiles_across);
+    uint2 bytes[PATCH];
+    float scale[PATCH];
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        bytes[i] = load_row_bytes<T>(a, at, i);
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        float values[PATCH];
+        if (!COL || i == 0) mx_scales_of<T, COL>(a, at, i, scale); /* COL: one for all its rows */
+#pragma unroll
+        for (int j = 0; j < PATCH; j += 2) {
+            const uint32_t word = j < 4 ? bytes[i].x : bytes[i].y;
+            const float2 pair = fp8_pair<F>(word >> (8 * (j % 4)));
+            values[j] = __fmul_rn(pair.x, scale[j]);
+            values[j + 1] = __fmul_rn(pair.y, scale[j + 1]);
+        }
+        store_values<T>(a, at, i, values);
+    }
+}
+
+/* ---- the kernels by name ------------------------------------------------------------------ */
+
+#define KERNEL(name, arguments, T, blocks, body)                                                   \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
+        name(const __grid_constant__ arguments a) {                                                \
+        body(a);                                                                                   \
+    }
+#define QUANTIZE(source, T, format, F)                                                             \
+    KERNEL(quantize_mxfp8_row_##source##_##format, tn__cuda_quantize_arguments, T, 2,              \
+           (quantize_mxfp8<T, F, true, false>))                                                    \
+    KERNEL(quantize_mxfp8_col_##source##_##format, tn__cuda_quantize_arguments, T, 2,              \
+           (quantize_mxfp8<T, F, false, true>))                                                    \
+    KERNEL(quantize_mxfp8_both_##source##_##format, tn__cuda_quantize_arguments, T, 2,             \
+           (quantize_mxfp8<T, F, true, true>))                                                     \
+    KERNEL(dequantize_mxfp8_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,          \
+           (dequantize_mxfp8<T, F, false>))                                                        \
+    KERNEL(dequantize_mxfp8_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,          \
+           (dequantize_mxfp8<T, F, true>))
+
+QUANTIZE(fp32, float, e4m3, __NV_E4M3)
+QUANTIZE(fp32, float, e5m2, __NV_E5M2)
+QUANTIZE(bf16, __nv_bfloat16, e4m3, __NV_E4M3)
+QUANTIZE(bf16, __nv_bfloat16, e5m2, __NV_E5M2)
+QUANTIZE(fp16, __half, e4m3, __NV_E4M3)
+QUANTIZE(fp16, __half, e5m2, __NV_E5M2)
