@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "twin_layout_support.h"
-
 enum { ALIGNMENT = 512, GUARD_BYTES = 64, GUARD = 0xFF };
 
 emulation_device emulation;
@@ -106,23 +104,32 @@ void twin_matrix_compare(const twin_matrix *of, const char *name, const char *wh
 
 /* ---- planes --------------------------------------------------------------------------------- */
 
+static float *global_scale_in(unsigned char *scale, const tn_plane_layout *layout) {
+    if (!scale || layout->global_scale_offset < 0) return NULL;
+    return (float *)(void *)(scale + layout->global_scale_offset);
+}
+
 twin_plane twin_plane_make(tn_format format, tn_plane plane, tn_dtype dtype, int64_t m, int64_t k) {
     twin_plane made;
     tn_plane_view view = {.plane = plane, .dtype = dtype};
-    view.layout = twin_layout(format, plane, dtype, m, k);
+    EXPECT_OK(tn__format_layout(format, dtype, m, k, plane, &view.layout));
     made.data = twin_make(view.layout.data_bytes, 0);
     made.scale = twin_make(view.layout.scale_bytes, 0);
     made.host = made.emulated = view;
     made.host.data = made.data.host, made.host.scale = made.scale.host;
     made.emulated.data = made.data.emulated, made.emulated.scale = made.scale.emulated;
+    made.host.global_scale = global_scale_in(made.scale.host, &view.layout);
+    made.emulated.global_scale = global_scale_in(made.scale.emulated, &view.layout);
     return made;
 }
 
 void twin_plane_share(twin_plane *of) {
     const tn_plane_layout *layout = &of->host.layout;
-    for (int64_t row = 0; layout->scale_dtype == TN_FP32 && row < layout->scale_rows; row++) {
-        for (int64_t i = layout->scale_cols; i < layout->scale_stride; i++)
-            ((float *)of->host.scale)[row * layout->scale_stride + i] = NAN;
+    size_t item = tn_dtype_bytes(layout->scale_dtype), valid = (size_t)layout->scale_cols * item;
+    size_t row_bytes = (size_t)layout->scale_stride * item;
+    for (int64_t row = 0; row < layout->scale_padded_rows; row++) {
+        size_t from = row < layout->scale_rows ? valid : 0;
+        memset(of->scale.host + (size_t)row * row_bytes + from, 0xFF, row_bytes - from);
     }
     memcpy(of->data.emulated, of->data.host, of->data.bytes);
     memcpy(of->scale.emulated, of->scale.host, of->scale.bytes);

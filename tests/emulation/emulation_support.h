@@ -66,7 +66,7 @@ typedef struct twin_plane {
 
 /* An output of any format. */
 twin_plane twin_plane_make(tn_format format, tn_plane plane, tn_dtype dtype, int64_t m, int64_t k);
-/* Both sides get what the host's has; padding of fp32 scales becomes NaN: nobody may read it. */
+/* Both sides get what the host's has; padding of scales becomes NaN: nobody may read it. */
 void twin_plane_share(twin_plane *of);
 void twin_plane_end(twin_plane *of);
 void twin_plane_compare(const twin_plane *of, const char *name, const char *what);
