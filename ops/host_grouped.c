@@ -59,6 +59,7 @@ static tn_plane_view plane_of_group(const tn__quantize_work *all, const tn_plane
         layout->scale_rows = tn__units_of(layout->rows, TN__BLOCK);
         layout->scale_cols = tn__units_of(layout->cols, TN__BLOCK);
     }
+    layout->scale_padded_rows = layout->scale_rows;
     layout->scale_stride = 4 * tn__units_of(layout->scale_cols, 4);
     return view;
 }
