@@ -3,7 +3,9 @@
  * What is alive when (w is 2D, N x K; x and dy become 1D in scratch):
  *
  *     forward    x_q ROW   (w ROW)   [saved_x COL, trainable weights only]
- *     backward   dy_q ROW  (w COL)   dgrad, then w COL is released
+ *                in the last layer, while the product runs, w COL is derived
+ *     backward   dy_q ROW  (w COL)   dgrad, while the next weight's COL is derived;
+ *                                    then w COL is released
  *                dy_q COL  (saved_x COL)                     wgrad
  *
  * Invariant: between forward and backward nothing of a frozen layer is alive but w's ROW plane,
@@ -73,10 +75,23 @@ static tn_status check_weight(tn__op_call *call, tn_tensor weight, tn_tensor_inf
     return tn__op_require_format(call, "weight", info, TN_FORMAT_FP8_BLOCK_2D);
 }
 
+static tn_status check_next_weight(tn__op_call *call, tn_tensor next, tn_tensor_info *info) {
+    if (tn__is_no_tensor(next)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "next_weight", next, info));
+    return tn__op_require_format(call, "next_weight", info, TN_FORMAT_FP8_BLOCK_2D);
+}
+
+/* Between what a product reads and the product. It is bound by its operations and leaves the memory
+ * idle, as the casts before and after it do not; so this waits for all that is on the call's
+ * stream, which is one event, and the pool need not wait for what used the memory before. */
+static tn_status derive_next(tn__op_call *call, tn_tensor next, tn_plane plane, tn_stream side) {
+    return tn__is_no_tensor(next) ? TN_OK : tn__op_derive_ahead(call, next, plane, side);
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 typedef struct forward_tensors {
-    tn_tensor_info x, weight, y, saved_x;
+    tn_tensor_info x, weight, next_weight, y, saved_x;
     layer_planes planes;
     int saves_x;
 } forward_tensors;
@@ -106,6 +121,7 @@ static tn_status check_forward(tn__op_call *call, const tn_linear_forward_args *
     TN_TRY(tn__op_require_shape(call, "y", &t->y, t->x.rows, t->weight.rows,
                                 "x's rows x weight's rows"));
     TN_TRY(planes_of(call, &t->weight, &t->planes));
+    TN_TRY(check_next_weight(call, args->next_weight, &t->next_weight));
     t->saves_x = !tn__is_no_tensor(args->saved_x);
     TN_REQUIRE(!t->saves_x || !t->weight.frozen,
                "%s: saved_x is given, but weight (tensor %s) is frozen: nothing is saved for it",
@@ -147,6 +163,9 @@ tn_status tn_linear_forward(const tn_linear_forward_args *args, tn_stream stream
     if (status == TN_OK) status = lease_forward(&call, args, &t, &x, &plan, &work);
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->y, &t.y, TN_WRITE, &work.d);
     if (status == TN_OK) status = tn__op_quantize(&call, &plan);
+    if (status == TN_OK) {
+        status = derive_next(&call, args->next_weight, t.planes.dgrad.b, args->side);
+    }
     if (status == TN_OK) status = tn__gemm_launch(&call, &work);
     return tn__op_finish(&call, status);
 }
@@ -183,10 +202,7 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     TN_TRY(tn__op_require_shape(call, "dy", &t->dy, t->dy.rows, t->weight.rows,
                                 "its columns are weight's rows"));
     TN_TRY(planes_of(call, &t->weight, &t->planes));
-    if (!tn__is_no_tensor(args->next_weight)) {
-        TN_TRY(tn__op_tensor(call, "next_weight", args->next_weight, &t->next_weight));
-        TN_TRY(tn__op_require_format(call, "next_weight", &t->next_weight, TN_FORMAT_FP8_BLOCK_2D));
-    }
+    TN_TRY(check_next_weight(call, args->next_weight, &t->next_weight));
     if (t->wants_dx) {
         TN_TRY(tn__op_tensor(call, "dx", args->dx, &t->dx));
         TN_TRY(tn__op_require_float(call, "dx", &t->dx));
@@ -208,8 +224,8 @@ static tn_status quantize_dy(tn__op_call *call, const tn_linear_backward_args *a
 }
 
 /* dx = dy w. The weight's COL plane is under lease only from here to the end of here. The next
- * weight's is derived while the product runs, which leaves the memory idle; only after this one's
- * lease, which waits for all that is on the stream that derived it. */
+ * weight's is derived only after this one's lease, which waits for all that is on the stream that
+ * derived it. */
 static tn_status dgrad(tn__op_call *call, const tn_linear_backward_args *args,
                        const backward_tensors *t, const tn__quantize_plan *dy) {
     tn__gemm_work work = {.contracted = t->dy.cols};
@@ -220,9 +236,7 @@ static tn_status dgrad(tn__op_call *call, const tn_linear_backward_args *args,
     work.b = tn__gemm_operand(t->weight.format, &weight);
     TN_TRY(tn__gemm_scratch(call, args->scope, &t->dx, &work));
     TN_TRY(tn__op_lease_matrix(call, args->dx, &t->dx, TN_WRITE, &work.d));
-    if (!tn__is_no_tensor(args->next_weight)) {
-        TN_TRY(tn__op_derive_ahead(call, args->next_weight, t->planes.dgrad.b, args->side));
-    }
+    TN_TRY(derive_next(call, args->next_weight, t->planes.dgrad.b, args->side));
     TN_TRY(tn__gemm_launch(call, &work));
     return tn__op_end_lease(call, weight_lease);
 }

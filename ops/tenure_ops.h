@@ -199,7 +199,10 @@ TN_API TN_MUST_USE tn_status tn_cross_entropy(const tn_cross_entropy_args *args,
  * the weight's scale mode; w [N, K] is FP8_BLOCK_2D. If the weight is trainable, `saved_x` (an E4M3
  * FP8_BLOCK_1D tensor of that scale mode without planes, which the caller made in its
  * saved-for-backward scope) receives x's COL plane, which wgrad reads; for a frozen weight nothing
- * is saved and saved_x is {0}. */
+ * is saved and saved_x is {0}.
+ *
+ * next_weight is for the last layer: the weight whose dgrad comes first, which is this one's again,
+ * has its COL plane derived on `side` while the product runs, as in tn_linear_backward. */
 typedef struct tn_linear_forward_args {
     size_t size;
     tn_tensor x;
@@ -207,11 +210,11 @@ typedef struct tn_linear_forward_args {
     tn_tensor y;
     tn_tensor saved_x;
     tn_scope scope;
+    tn_tensor next_weight; /* whose backward comes next; {0}: not told, or a forward comes next */
+    tn_stream side;        /* of next_weight's derivation; another one than `stream` */
 } tn_linear_forward_args;
 #define TN_LINEAR_FORWARD_ARGS_INIT                                                                \
-    {                                                                                              \
-        sizeof(tn_linear_forward_args), {0}, {0}, {0}, {0}, { 0 }                                  \
-    }
+    { sizeof(tn_linear_forward_args), {0}, {0}, {0}, {0}, {0}, {0}, NULL }
 TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *args,
                                                tn_stream stream);
 

@@ -89,6 +89,8 @@ static tn_status layer_forward(demo_step *step, int layer) {
     args.weight = step->model->weights[layer];
     args.y = output;
     args.scope = step->scratch;
+    if (layer == shape->layers - 1) args.next_weight = step->model->weights[layer];
+    args.side = step->model->side;
     DEMO_TRY(tn_linear_forward(&args, step->model->stream));
     DEMO_TRY(add(step, input, output, 1.0f));
     step->activation = output;

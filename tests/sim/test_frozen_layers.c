@@ -97,18 +97,19 @@ static void recomputation_changes_nothing(void **state) {
                  (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 1, 0, 0}, {0, 0, 0, 1, 0}});
 }
 
-/* Each dgrad has the next layer's plane derived meanwhile: one more is alive, or one more buffer;
- * a slot of one buffer has no room for it, and each is derived when it is read. */
+/* The last layer's forward has the plane of the first dgrad derived meanwhile, and each dgrad the
+ * next layer's: one more is alive, or one more buffer; a slot of one buffer has no room for it, and
+ * each is derived when it is read. */
 static void deriving_ahead_takes_one_plane_more(void **state) {
     frozen_config config = config_of(TN_POLICY_KEEP);
     (void)state;
     config.derives_ahead = 1;
     config.scratch_buffers = 2;
     run_policies(&config,
-                 (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 2, 0, 0}, {0, 0, 0, 2, 0}});
+                 (const planes[]){{1, LAYERS, LAYERS, 0, 0}, {1, 0, 2, 0, 0}, {0, 0, 0, 2, 0}});
     config.scratch_buffers = 1;
     run_policies(&config,
-                 (const planes[]){{0, LAYERS, LAYERS, 0, 0}, {0, 0, 2, 0, 0}, {0, 0, 0, 1, 0}});
+                 (const planes[]){{1, LAYERS, LAYERS, 0, 0}, {1, 0, 2, 0, 0}, {0, 0, 0, 1, 0}});
 }
 
 /* The budget keeps whole planes; the rest are derived for one dgrad each. */

@@ -18,7 +18,8 @@ typedef struct frozen_config {
     int first_with_dgrad; /* layers below compute no gradient of their input */
     int recomputes;       /* backward runs a layer's forward again before it */
     int frozen_from;      /* the step from which the weights are frozen; 0: always */
-    int derives_ahead;    /* each backward has the next weight's plane derived on another stream */
+    int derives_ahead;    /* the last forward and each backward have the plane that comes next
+                             derived on another stream */
     int scratch_buffers;  /* of the weights' scope; 0: no slot of its own */
 } frozen_config;
 
@@ -46,7 +47,8 @@ void frozen_run(test_ops *ops, const frozen_config *config, frozen_result *out);
 void frozen_result_free(frozen_result *result);
 
 /* Columnwise bytes of the weights: after the first forward, then after every pass, and their
- * peak; and what else stays beside the ROW planes. */
+ * peak; and what else stays beside the ROW planes. Where planes are derived ahead, every forward
+ * leaves as many as the first one, or those that stay. */
 typedef struct frozen_bytes {
     size_t at_first, kept, peak, scratch;
     int scratch_from; /* the step that makes the slot */
