@@ -29,7 +29,7 @@ function(tenure_embed_kernels objects source)
   set(image ${CMAKE_BINARY_DIR}/kernels/${name}.fatbin)
   set(embedded ${CMAKE_BINARY_DIR}/kernels/${name}_image.c)
   file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/cuda_*.cuh
-    ${CMAKE_SOURCE_DIR}/ops/cuda_*arguments.h)
+    ${CMAKE_SOURCE_DIR}/ops/cuda_*arguments.h ${CMAKE_SOURCE_DIR}/ops/exact_*.h)
   add_custom_command(OUTPUT ${image}
     COMMAND ${TENURE_NVCC} ${TENURE_NVCC_FLAGS} -o ${image} ${source}
     DEPENDS ${source} ${headers}

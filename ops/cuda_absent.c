@@ -71,6 +71,23 @@ static tn_status scale_update(tn_device *device, const tn__scale_update_work *wo
     return built_without_kernels("scale_update");
 }
 
+static tn_status produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("produce");
+}
+
+static tn_status row_statistics(tn_device *device, const tn__row_statistics_work *work,
+                                tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("row_statistics");
+}
+
+static tn_status column_sums(tn_device *device, const tn__column_sums_work *work,
+                             tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("column_sums");
+}
+
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
     (void)device, (void)work, (void)out;
     return built_without_kernels("gemm");
@@ -116,6 +133,9 @@ const tn__op_table tn__op_table_cuda = {
     .dequantize = dequantize,
     .transpose = transpose,
     .scale_update = scale_update,
+    .produce = produce,
+    .row_statistics = row_statistics,
+    .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .axpy = axpy,

@@ -19,6 +19,9 @@ extern const unsigned char tn__cuda_nvfp4_image[];
 extern const unsigned char tn__cuda_rows_image[];
 extern const unsigned char tn__cuda_shard_image[];
 extern const unsigned char tn__cuda_tensor_image[];
+extern const unsigned char tn__cuda_activation_image[];
+extern const unsigned char tn__cuda_gradient_image[];
+extern const unsigned char tn__cuda_norm_image[];
 
 enum {
     CAST_IMAGE = 0,
@@ -29,6 +32,9 @@ enum {
     TENSOR_IMAGE,
     MXFP8_IMAGE,
     NVFP4_IMAGE,
+    ACTIVATION_IMAGE,
+    GRADIENT_IMAGE,
+    NORM_IMAGE,
     IMAGE_COUNT
 };
 
@@ -41,6 +47,9 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [TENSOR_IMAGE] = tn__cuda_tensor_image,
     [MXFP8_IMAGE] = tn__cuda_mxfp8_image,
     [NVFP4_IMAGE] = tn__cuda_nvfp4_image,
+    [ACTIVATION_IMAGE] = tn__cuda_activation_image,
+    [GRADIENT_IMAGE] = tn__cuda_gradient_image,
+    [NORM_IMAGE] = tn__cuda_norm_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -99,6 +108,12 @@ int tn__kernel_of_scale_finish(tn_dtype format) {
     return TN__KERNEL_SCALE_FINISH + fp8_index(format);
 }
 
+int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format) {
+    return family + (!is_1d * 3 + float_index(made)) * 2 + fp8_index(format);
+}
+
+int tn__kernel_of_row_statistics(tn_dtype x) { return TN__KERNEL_ROW_STATISTICS + float_index(x); }
+
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to) {
     return family + float_index(from) * 3 + float_index(to);
 }
@@ -137,6 +152,32 @@ static void axpy_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
 
 static void cross_entropy_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     pair_name("cross_entropy", index, name);
+}
+
+static void produce_name(const char *family, int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s_%s_%s_%s", family, index / 6 ? "2d" : "1d",
+             float_names[index / 2 % 3], fp8_names[index % 2]);
+}
+
+static void activate_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("activate", index, name);
+}
+
+static void differentiate_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("differentiate", index, name);
+}
+
+static void normalize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("normalize", index, name);
+}
+
+static void row_statistics_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "row_statistics_%s", float_names[index]);
+}
+
+static void column_sums_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    (void)index;
+    snprintf(name, TN__KERNEL_NAME_BYTES, "column_sums");
 }
 
 static void single_cast_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
@@ -245,6 +286,11 @@ static const struct kernel_family {
     {TN__KERNEL_QUANTIZE_NVFP4, NVFP4_IMAGE, quantize_nvfp4_name},
     {TN__KERNEL_DEQUANTIZE_NVFP4, NVFP4_IMAGE, dequantize_nvfp4_name},
     {TN__KERNEL_NVFP4_FINISH, NVFP4_IMAGE, single_nvfp4_name},
+    {TN__KERNEL_ACTIVATE, ACTIVATION_IMAGE, activate_name},
+    {TN__KERNEL_COLUMN_SUMS, ACTIVATION_IMAGE, column_sums_name},
+    {TN__KERNEL_DIFFERENTIATE, GRADIENT_IMAGE, differentiate_name},
+    {TN__KERNEL_NORMALIZE, NORM_IMAGE, normalize_name},
+    {TN__KERNEL_ROW_STATISTICS, NORM_IMAGE, row_statistics_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

@@ -18,6 +18,7 @@ enum {
     TN__PAIR_KERNELS = 3 * 3,
     TN__FORMAT_KERNELS = 3 * 3 * 2, /* planes, source, FP8 type */
     TN__NVFP4_KERNELS = 3 * 3,
+    TN__PRODUCE_KERNELS = 2 * 3 * 2,
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
@@ -47,7 +48,12 @@ enum {
     TN__KERNEL_QUANTIZE_NVFP4 = TN__KERNEL_DEQUANTIZE_MXFP8 + TN__DEQUANTIZE_KERNELS,
     TN__KERNEL_DEQUANTIZE_NVFP4 = TN__KERNEL_QUANTIZE_NVFP4 + TN__NVFP4_KERNELS,
     TN__KERNEL_NVFP4_FINISH = TN__KERNEL_DEQUANTIZE_NVFP4 + 2 * 3,
-    TN__KERNEL_COUNT
+    TN__KERNEL_ACTIVATE,
+    TN__KERNEL_COLUMN_SUMS = TN__KERNEL_ACTIVATE + TN__PRODUCE_KERNELS,
+    TN__KERNEL_DIFFERENTIATE,
+    TN__KERNEL_NORMALIZE = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
+    TN__KERNEL_ROW_STATISTICS = TN__KERNEL_NORMALIZE + TN__PRODUCE_KERNELS,
+    TN__KERNEL_COUNT = TN__KERNEL_ROW_STATISTICS + 3
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -62,30 +68,16 @@ int tn__kernel_of_format(int family, int has_row, int has_col, tn_dtype src, tn_
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
+/* family: ACTIVATE, DIFFERENTIATE or NORMALIZE. */
+int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
+int tn__kernel_of_row_statistics(tn_dtype x);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 8 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 11 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
-typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_list_table.c */
-size_t tn__cuda_list_scratch_bytes(int64_t tensors);
-tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
-                                    tn_stream stream);
-
-/* cuda_rows_table.c */
-tn_status tn__cuda_pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream);
-tn_status tn__cuda_gather_rows(tn_device *device, const tn__gather_rows_work *work,
-                               tn_stream stream);
-tn_status tn__cuda_combine_rows(tn_device *device, const tn__combine_rows_work *work,
-                                tn_stream stream);
-
-/* cuda_shard_table.c */
-tn_status tn__cuda_shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream);
-tn_status tn__cuda_shard_quantize(tn_device *device, const tn__shard_quantize_work *work,
-                                  tn_stream stream);
-
-/* cuda_gemm.c */
+typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */
 
 typedef struct tn__cuda_context {
     tn__attachment attachment; /* first: what the device holds is this */
@@ -104,6 +96,30 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out);
 /* Puts a kernel on the stream: `blocks` blocks of `threads`, its one argument by value. */
 tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
                             void *argument, tn_stream stream);
+
+/* cuda_list_table.c */
+size_t tn__cuda_list_scratch_bytes(int64_t tensors);
+tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
+                                    tn_stream stream);
+
+/* cuda_rows_table.c */
+tn_status tn__cuda_pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream);
+tn_status tn__cuda_gather_rows(tn_device *device, const tn__gather_rows_work *work,
+                               tn_stream stream);
+tn_status tn__cuda_combine_rows(tn_device *device, const tn__combine_rows_work *work,
+                                tn_stream stream);
+
+/* cuda_shard_table.c */
+tn_status tn__cuda_shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream);
+tn_status tn__cuda_shard_quantize(tn_device *device, const tn__shard_quantize_work *work,
+                                  tn_stream stream);
+
+/* cuda_produce_table.c */
+tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_stream stream);
+tn_status tn__cuda_row_statistics(tn_device *device, const tn__row_statistics_work *work,
+                                  tn_stream stream);
+tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *work,
+                               tn_stream stream);
 
 /* cuda_gemm.c */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);

@@ -10,11 +10,6 @@ enum {
     RUNS = TN__MAP_ELEMENTS / TN__FLAT_THREADS / RUN
 };
 
-/* Any NaN is stored as the canonical one; bf16 and fp16 conversions do so by themselves. */
-template <typename T> __device__ __forceinline__ float canonical_of(float value) {
-    return sizeof(T) == 4 && isnan(value) ? __uint_as_float(0x7FFFFFFFu) : value;
-}
-
 template <typename T>
 __device__ __forceinline__ void store_canonical(void *to, int64_t at, float value) {
     element<T>::store(to, at, canonical_of<T>(value));

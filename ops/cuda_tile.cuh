@@ -111,6 +111,11 @@ template <> struct element<__half> {
     static __device__ float max_finite() { return 65504.0f; }
 };
 
+/* Any NaN is stored as the canonical one; bf16 and fp16 conversions do so by themselves. */
+template <typename T> __device__ __forceinline__ float canonical_of(float value) {
+    return sizeof(T) == 4 && isnan(value) ? __uint_as_float(0x7FFFFFFFu) : value;
+}
+
 /* Where this thread's patch lies. */
 struct patch_place {
     uint32_t tile_row; /* of the grid of tiles */
@@ -208,15 +213,19 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
 /* Makes the compiler forget that it has unpacked the words before: it would keep 64 floats alive
  * from one phase to the next, which takes twice the registers and halves the blocks that fit. */
 template <typename T>
-__device__ __forceinline__ void patch_stay_packed(uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void row_stay_packed(uint32_t (&words)[patch_words<T>::COUNT]) {
     if constexpr (sizeof(T) == 2) {
 #pragma unroll
-        for (int i = 0; i < PATCH; i++) {
-#pragma unroll
-            for (int w = 0; w < patch_words<T>::COUNT; w++)
-                asm volatile("" : "+r"(words[i][w]));
-        }
+        for (int w = 0; w < patch_words<T>::COUNT; w++)
+            asm volatile("" : "+r"(words[w]));
     }
+}
+
+template <typename T>
+__device__ __forceinline__ void patch_stay_packed(uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        row_stay_packed<T>(words[i]);
 }
 
 template <int VECTOR> __device__ __forceinline__ int column_swizzle(int column) {

@@ -10,6 +10,12 @@
 #include "op_kernels.h"
 
 void tn__host_quantize(const tn__quantize_work *work);
+/* The same for values that are made as they are needed: `make` gives `count` values of row `row`
+ * from column `col` on, tile after tile and in each its rows in rising order. The source's data is
+ * not read; without planes, `make` is all there is. */
+typedef void (*tn__make_row)(void *context, int64_t row, int64_t col, int count, float *out);
+void tn__host_quantize_made(const tn__quantize_work *work, tn__make_row make, void *context);
+
 void tn__host_dequantize(const tn__dequantize_work *work);
 void tn__host_transpose(const tn__transpose_work *work);
 void tn__host_scale_update(const tn__scale_update_work *work);
@@ -19,6 +25,13 @@ void tn__host_scale_update(const tn__scale_update_work *work);
 void tn__host_quantize_formats(const tn__quantize_work *work);
 void tn__host_zero_scale_padding(const tn_plane_view *view);
 uint32_t tn__host_row_amax(const float *value, int64_t count);
+
+void tn__host_produce(const tn__produce_work *work);
+void tn__host_row_statistics(const tn__row_statistics_work *work);
+/* `count` values of one row that a NORM makes, not rounded. */
+void tn__host_norm_run(const tn__produce_work *work, int64_t row, int64_t col, int count,
+                       float *out);
+void tn__host_column_sums(const tn__column_sums_work *work);
 
 /* Bytes that work->scratch must have, whatever the sizes. */
 size_t tn__host_gemm_scratch_bytes(void);

@@ -22,13 +22,16 @@ typedef struct tile {
     uint8_t code[TN__BLOCK][TN__BLOCK];
 } tile;
 
-static void load_tile(const tn__matrix *src, int64_t top, int64_t left, tile *t) {
+static void place_tile(const tn__matrix *src, int64_t top, int64_t left, tile *t) {
     t->top = top, t->left = left;
     t->rows = (int)tn__least(TN__BLOCK, src->rows - top);
     t->cols = (int)tn__least(TN__BLOCK, src->cols - left);
-    for (int r = 0; r < t->rows; r++) {
-        tn__load_floats(src->dtype, src->data, (top + r) * src->cols + left, t->cols, t->value[r]);
-    }
+}
+
+/* The source as it lies in memory. */
+static void load_row(void *context, int64_t row, int64_t col, int count, float *out) {
+    const tn__matrix *src = context;
+    tn__load_floats(src->dtype, src->data, row * src->cols + col, count, out);
 }
 
 uint32_t tn__host_row_amax(const float *value, int64_t count) {
@@ -143,18 +146,20 @@ static void quantize_2d(const tn__quantize_work *work, tile *t) {
 
 static void quantize_tile(const tn__quantize_work *work, tile *t) {
     if (work->format == TN_FORMAT_FP8_BLOCK_2D) {
-        quantize_2d(work, t);
+        if (work->has_row || work->has_col) quantize_2d(work, t);
         return;
     }
     if (work->has_row) quantize_row_1d(work, t);
     if (work->has_col) quantize_col_1d(work, t);
 }
 
-static void quantize_blocks_of_128(const tn__quantize_work *work) {
+static void quantize_tiles(const tn__quantize_work *work, tn__make_row make, void *context) {
     tile t;
     for (int64_t top = 0; top < work->src.rows; top += TN__BLOCK) {
         for (int64_t left = 0; left < work->src.cols; left += TN__BLOCK) {
-            load_tile(&work->src, top, left, &t);
+            place_tile(&work->src, top, left, &t);
+            for (int r = 0; r < t.rows; r++)
+                make(context, top + r, left, t.cols, t.value[r]);
             quantize_tile(work, &t);
         }
     }
@@ -174,14 +179,25 @@ void tn__host_zero_scale_padding(const tn_plane_view *view) {
         memset(view->global_scale + 1, 0, 3 * sizeof *view->global_scale);
 }
 
-void tn__host_quantize(const tn__quantize_work *work) {
-    if (work->format == TN_FORMAT_FP8_BLOCK_1D || work->format == TN_FORMAT_FP8_BLOCK_2D)
-        quantize_blocks_of_128(work);
-    else
-        tn__host_quantize_formats(work);
+static void zero_padding(const tn__quantize_work *work) {
     if (work->has_row) tn__host_zero_scale_padding(&work->row);
     if (work->has_col) tn__host_zero_scale_padding(&work->col);
 }
+
+void tn__host_quantize_made(const tn__quantize_work *work, tn__make_row make, void *context) {
+    quantize_tiles(work, make, context);
+    zero_padding(work);
+}
+
+void tn__host_quantize(const tn__quantize_work *work) {
+    tn__matrix src = work->src;
+    if (work->format == TN_FORMAT_FP8_BLOCK_1D || work->format == TN_FORMAT_FP8_BLOCK_2D)
+        quantize_tiles(work, load_row, &src);
+    else
+        tn__host_quantize_formats(work);
+    zero_padding(work);
+}
+
 /* ---- the transpose of a plane, of tiles or of a whole tensor that share a scale ------------- */
 
 static void transpose_scales(const tn_plane_view *from, const tn_plane_view *to) {

@@ -24,6 +24,9 @@ typedef struct host_task {
         tn__dequantize_work dequantize;
         tn__transpose_work transpose;
         tn__scale_update_work scale_update;
+        tn__produce_work produce;
+        tn__column_sums_work column_sums;
+        tn__row_statistics_work row_statistics;
         tn__gemm_work gemm;
         tn__axpy_work axpy;
         conversion convert;
@@ -146,6 +149,35 @@ static tn_status shard_quantize(tn_device *device, const tn__shard_quantize_work
     return enqueue(device, &task, stream);
 }
 
+/* ---- producers ----------------------------------------------------------------------------- */
+
+static void run_produce(const host_task *task) { tn__host_produce(&task->work.produce); }
+
+static tn_status produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
+    host_task task = {.run = run_produce, .work.produce = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_row_statistics(const host_task *task) {
+    tn__host_row_statistics(&task->work.row_statistics);
+}
+
+static tn_status row_statistics(tn_device *device, const tn__row_statistics_work *work,
+                                tn_stream stream) {
+    host_task task = {.run = run_row_statistics, .work.row_statistics = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_column_sums(const host_task *task) {
+    tn__host_column_sums(&task->work.column_sums);
+}
+
+static tn_status column_sums(tn_device *device, const tn__column_sums_work *work,
+                             tn_stream stream) {
+    host_task task = {.run = run_column_sums, .work.column_sums = *work};
+    return enqueue(device, &task, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -210,6 +242,9 @@ const tn__op_table tn__op_table_host = {
     .dequantize = dequantize,
     .transpose = transpose,
     .scale_update = scale_update,
+    .produce = produce,
+    .row_statistics = row_statistics,
+    .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .axpy = axpy,

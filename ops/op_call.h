@@ -19,7 +19,7 @@
 
 #include "op_kernels.h"
 
-enum { TN__OP_LEASES_MAX = 12, TN__OP_SCRATCH_MAX = 4, TN__OP_DERIVED_MAX = 2 };
+enum { TN__OP_LEASES_MAX = 16, TN__OP_SCRATCH_MAX = 4, TN__OP_DERIVED_MAX = 2 };
 
 /* A plane that the call had derived: dropped again if the call fails. */
 typedef struct tn__op_derived {
@@ -93,7 +93,7 @@ tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tens
                               tn_access access, tn__matrix *matrix);
 
 /* The flag in device memory that says whether to leave all outputs alone: an fp32 tensor of one
- * element, under READ; NULL for {0}. With one, outputs are leased for UPDATE. */
+ * element, under READ; NULL for {0}. With one, outputs must be valid before. */
 tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out);
 
 /* READ of a plane that is derived if it is not valid, and dropped again if the call fails. */

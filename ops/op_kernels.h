@@ -17,6 +17,7 @@
 #define TENURE_OP_KERNELS_H
 
 #include "../alloc/driver.h"
+#include "exact_activation.h"
 #include "tenure_ops.h"
 
 /* A plain matrix or vector in device memory. */
@@ -178,6 +179,49 @@ typedef struct tn__cross_entropy_work {
     float *loss;
 } tn__cross_entropy_work;
 
+/* What an op makes element by element and casts in the same pass. */
+typedef enum tn__producer {
+    TN__PRODUCE_ACTIVATION = 0, /* curve(x), times the gate, times the row's weight */
+    TN__PRODUCE_GRADIENT,       /* of that with respect to x, and to the gate behind it */
+    TN__PRODUCE_NORM            /* x by the statistics of its row: see tn_norm_forward */
+} tn__producer;
+
+typedef struct tn__produce_work {
+    tn__producer producer;
+    tn__curve curve;
+    int is_gated;
+    tn__matrix x;           /* [M, N]; gated: [M, 2 N], the gates in the upper columns */
+    const void *dy;         /* GRADIENT: [M, N] of x's type */
+    const float *weights;   /* of the rows; NULL: all are 1 */
+    const float *mean;      /* NORM: of the rows; NULL: all are 0 */
+    const float *rstd;      /* NORM: of the rows */
+    tn__matrix gamma, beta; /* NORM: of the columns, of any type; without data: 1, 0 */
+    float gamma_base;       /* NORM: 1 where gamma counts from 1, else 0 */
+    tn__quantize_work cast; /* cast.src is what is made: of x's type, and written unless it has no
+                               data; the planes may be none */
+    float *tile_sums;       /* [ceil(M/128), columns of cast.src]: see tn_bias_gradient; or NULL */
+    const float *skip;      /* NULL: never */
+} tn__produce_work;
+
+/* sums [cols], in its type, of the sums of tiles [tiles, cols]. */
+typedef struct tn__column_sums_work {
+    const float *tile_sums;
+    int64_t tiles;
+    tn__matrix sums;
+    const float *skip;
+} tn__column_sums_work;
+
+/* rstd, and mean if it is not NULL: then of what deviates from it. Of x, or if `sum` is not NULL of
+ * x + residual rounded to their type, which is written there (it may be the residual). */
+typedef struct tn__row_statistics_work {
+    tn__matrix x;
+    const void *residual;
+    void *sum;
+    float epsilon;
+    float *mean, *rstd;
+    const float *skip;
+} tn__row_statistics_work;
+
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
     tn_status (*quantize)(tn_device *device, const tn__quantize_work *work, tn_stream stream);
@@ -196,6 +240,10 @@ typedef struct tn__op_table {
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
     tn_status (*scale_update)(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream);
+    tn_status (*produce)(tn_device *device, const tn__produce_work *work, tn_stream stream);
+    tn_status (*row_statistics)(tn_device *device, const tn__row_statistics_work *work,
+                                tn_stream stream);
+    tn_status (*column_sums)(tn_device *device, const tn__column_sums_work *work, tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);
     tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);

@@ -246,6 +246,140 @@ typedef struct tn_scale_update_args {
     { sizeof(tn_scale_update_args), {0}, {0}, TN_E4M3, TN_AMAX_MOST, 0 }
 
 TN_API TN_MUST_USE tn_status tn_scale_update(const tn_scale_update_args *args, tn_stream stream);
+/* ---- activations ---------------------------------------------------------------------------- */
+
+/* Of an x in fp32; s(z) = 1 / (1 + exp(-z)). These are the functions of TransformerEngine's
+ * common/util/math.h. On every device they come from the same IEEE operations (exact_math.h), so
+ * their bits do not depend on it; s is within 2 units of the last place, 0 for z below -87. */
+typedef enum tn_activation {
+    TN_ACTIVATION_GELU = 0,     /* tanh form: x s(2 sqrt(2/pi) (x + 0.044715 x^3)) */
+    TN_ACTIVATION_QUICK_GELU,   /* x s(1.702 x) */
+    TN_ACTIVATION_SILU,         /* x s(x) */
+    TN_ACTIVATION_RELU,         /* max(x, 0); NaN stays NaN */
+    TN_ACTIVATION_SQUARED_RELU, /* max(x, 0)^2 */
+    TN_ACTIVATION_COUNT
+} tn_activation;
+
+TN_API const char *tn_activation_name(tn_activation activation);
+
+/* y = act(x), or if gated (SwiGLU, GeGLU, ReGLU, ...)
+ *
+ *     y[m, n] = act(x[m, n]) * x[m, N + n]              x is [M, 2 N], y [M, N]
+ *
+ * and with weights times weights[m] as well, in fp32 from the left, rounded once to x's type: that
+ * is y, and that is what is quantized. Either is left out if it is {0}. One read of x. */
+typedef struct tn_activation_args {
+    size_t size;
+    tn_activation activation;
+    int gated;
+    tn_tensor x;                /* PLAIN fp32, bf16 or fp16 */
+    tn_tensor weights;          /* PLAIN fp32, M elements, as of a router; {0}: none */
+    tn_tensor y;                /* of x's type */
+    tn_quantized_out quantized; /* FP8_BLOCK_1D or FP8_BLOCK_2D, [M, N] */
+    tn_tensor skip;             /* as that of tn_quantize */
+} tn_activation_args;
+#define TN_ACTIVATION_ARGS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(tn_activation_args), TN_ACTIVATION_GELU, 0, {0}, {0}, {0}, TN_QUANTIZED_OUT_INIT, { \
+            0                                                                                      \
+        }                                                                                          \
+    }
+TN_API TN_MUST_USE tn_status tn_activation_forward(const tn_activation_args *args,
+                                                   tn_stream stream);
+
+/* dx of the same x, with g = dy[m, n] * weights[m] (or dy alone):
+ *
+ *     dx[m, n]     = act'(x[m, n]) * g                  plain
+ *     dx[m, n]     = act'(x[m, n]) * g * x[m, N + n]    gated
+ *     dx[m, N + n] = act(x[m, n]) * g
+ *
+ * in fp32 from the left, rounded once to x's type. dbias is that of tn_bias_gradient, of dx. */
+typedef struct tn_activation_backward_args {
+    size_t size;
+    tn_activation activation;
+    int gated;
+    tn_tensor dy; /* [M, N] of x's type */
+    tn_tensor x;
+    tn_tensor weights;
+    tn_tensor dx;               /* x's shape and type; {0}: not wanted */
+    tn_quantized_out quantized; /* x's shape */
+    tn_tensor dbias;            /* as many elements as x has columns; {0}: not wanted */
+    tn_tensor skip;
+    tn_scope scope; /* scratch for dbias: 4 bytes for each 128 elements of x */
+} tn_activation_backward_args;
+#define TN_ACTIVATION_BACKWARD_ARGS_INIT                                                           \
+    {                                                                                              \
+        sizeof(tn_activation_backward_args), TN_ACTIVATION_GELU, 0, {0}, {0}, {0}, {0},            \
+            TN_QUANTIZED_OUT_INIT, {0}, {0}, {                                                     \
+            0                                                                                      \
+        }                                                                                          \
+    }
+TN_API TN_MUST_USE tn_status tn_activation_backward(const tn_activation_backward_args *args,
+                                                    tn_stream stream);
+
+/* dbias[n] = sum over m of dy[m, n], and dy quantized, in one read of dy.
+ *
+ * The order of the sums is fixed, whatever runs them, in fp32: of each tile of 128 rows 16 groups
+ * of 8 rows, each added up in rising order from 0; groups 2 w and 2 w + 1 together; those 8 in
+ * rising order from 0; that is the tile's sum. Of the tiles, 8 sums from 0, where tile t goes to
+ * sum t mod 8 in rising order; then sums i and i + 4, i and i + 2, i and i + 1. One rounding to
+ * dbias' type. Without rows it is 0. */
+typedef struct tn_bias_gradient_args {
+    size_t size;
+    tn_tensor dy;               /* PLAIN fp32, bf16 or fp16, [M, N] */
+    tn_quantized_out quantized; /* dy's shape; {0}: not wanted */
+    tn_tensor dbias;            /* PLAIN fp32, bf16 or fp16, N elements */
+    tn_tensor skip;
+    tn_scope scope; /* scratch: 4 bytes for each 128 elements of dy */
+} tn_bias_gradient_args;
+#define TN_BIAS_GRADIENT_ARGS_INIT                                                                 \
+    {                                                                                              \
+        sizeof(tn_bias_gradient_args), {0}, TN_QUANTIZED_OUT_INIT, {0}, {0}, { 0 }                 \
+    }
+TN_API TN_MUST_USE tn_status tn_bias_gradient(const tn_bias_gradient_args *args, tn_stream stream);
+
+/* ---- norms ---------------------------------------------------------------------------------- */
+
+/*     LAYER  y = (x - mean) * rstd * gamma + beta   rstd = 1 / sqrt(mean of (x - mean)^2 + epsilon)
+ *     RMS    y = x * rstd * gamma                   rstd = 1 / sqrt(mean of x^2 + epsilon)
+ *
+ * of each row, in fp32 from the left, the last product and sum of LAYER fused; rounded once to x's
+ * type: that is y, and that is what is quantized. The sums behind the two means have a fixed order:
+ * 256 sums from 0, column k goes to sum k mod 256 in rising order (squares by a fused
+ * multiply-add), then sums i and i + 128, i and i + 64, ..., i and i + 1. The mean of no columns is
+ * 0. */
+typedef enum tn_norm { TN_NORM_RMS = 0, TN_NORM_LAYER, TN_NORM_COUNT } tn_norm;
+
+/* With a residual, x + residual rounded to x's type takes the place of x. It is written to `sum`,
+ * or over the residual if sum is {0}.
+ *
+ * Bytes for M x K elements of s bytes: x is read twice, once for the statistics: 2 s, 1 for each
+ * plane, s for y; with a residual s to read it and s to write the sum more. */
+typedef struct tn_norm_args {
+    size_t size;
+    tn_norm norm;
+    tn_tensor x;        /* PLAIN fp32, bf16 or fp16, [M, K] */
+    tn_tensor residual; /* x's shape and type; {0}: none */
+    tn_tensor sum;      /* likewise */
+    tn_tensor gamma;    /* PLAIN fp32, bf16 or fp16, K elements; {0}: all are 1 */
+    tn_tensor beta;     /* likewise, of LAYER only; {0}: all are 0 */
+    int gamma_from_one; /* 1: 1 + gamma takes gamma's place */
+    float epsilon;      /* finite, at least 0 */
+    tn_tensor y;
+    tn_quantized_out quantized; /* FP8_BLOCK_1D or FP8_BLOCK_2D, x's shape */
+    tn_tensor mean;             /* fp32, M elements, of LAYER only; {0}: not wanted */
+    tn_tensor rstd;             /* fp32, M elements; {0}: not wanted */
+    tn_tensor skip;
+    tn_scope scope; /* scratch, 4 bytes for each row and statistic that is not wanted */
+} tn_norm_args;
+#define TN_NORM_ARGS_INIT                                                                          \
+    {                                                                                              \
+        sizeof(tn_norm_args), TN_NORM_RMS, {0}, {0}, {0}, {0}, {0}, 0, 1e-5f, {0},                 \
+            TN_QUANTIZED_OUT_INIT, {0}, {0}, {0}, {                                                \
+            0                                                                                      \
+        }                                                                                          \
+    }
+TN_API TN_MUST_USE tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,50 @@
+/* Kernels of the activations, plain and gated, and of what is only quantized and added up; and the
+ * second half of all sums of columns. */
+#include "cuda_activation.cuh"
+
+struct activate {
+    enum { IS_GRADIENT = 0 };
+    static __device__ __forceinline__ float of(const tn__cuda_produce_arguments &a, bool, float x,
+                                               float gate, float, float weight) {
+        float value = tn__curve_at(a.curve, x).value;
+        if (a.is_gated) value = __fmul_rn(value, gate);
+        return __fmul_rn(value, weight);
+    }
+};
+
+PRODUCE_ALL(activate, activate)
+
+/* ---- the sums of tiles -------------------------------------------------------------------- */
+
+__device__ __forceinline__ void store_as(int dtype, void *to, int64_t at, float value) {
+    if (dtype == 0)
+        element<float>::store(to, at, canonical_of<float>(value));
+    else if (dtype == 1)
+        element<__nv_bfloat16>::store(to, at, value);
+    else
+        element<__half>::store(to, at, value);
+}
+
+/* A block takes 32 columns: 8 threads each, of which every one adds up its eighth of the tiles. */
+extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
+    column_sums(const __grid_constant__ tn__cuda_column_sums_arguments a) {
+    __shared__ float partial[TN__TILE_SUMS][TN__SUM_COLUMNS];
+    const int column = (int)(threadIdx.x % TN__SUM_COLUMNS);
+    const int part = (int)(threadIdx.x / TN__SUM_COLUMNS);
+    const int64_t col = (int64_t)blockIdx.x * TN__SUM_COLUMNS + column;
+    float sum = 0.0f;
+    if (is_skipped(a.skip)) return;
+    if (col < a.cols) {
+#pragma unroll 4
+        for (int64_t tile = part; tile < a.tiles; tile += TN__TILE_SUMS)
+            sum = __fadd_rn(sum, __ldg(a.tile_sums + tile * a.cols + col));
+    }
+    partial[part][column] = sum;
+#pragma unroll
+    for (int half = TN__TILE_SUMS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (part < half)
+            partial[part][column] = __fadd_rn(partial[part][column], partial[part + half][column]);
+    }
+    if (part == 0 && col < a.cols) store_as(a.dtype, a.sums, col, partial[0][column]);
+}

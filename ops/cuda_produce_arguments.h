@@ -1,0 +1,57 @@
+/* What the kernels that make values and cast them take: see cuda_arguments.h. */
+#ifndef TENURE_CUDA_PRODUCE_ARGUMENTS_H
+#define TENURE_CUDA_PRODUCE_ARGUMENTS_H
+
+#include "cuda_arguments.h"
+#include "exact_activation.h"
+
+enum {
+    TN__SUM_COLUMNS = 32, /* that a block adds up */
+    TN__TILE_SUMS = 8,    /* in which it adds up the tiles of a column */
+    TN__ROW_SUMS = 256    /* in which a row is added up: 8 of each lane of a warp */
+};
+
+typedef struct tn__cuda_produce_arguments {
+    tn__cuda_quantize_arguments cast; /* src is x; rows and cols are those of what is made, and
+                                         src_vectors says that every row of x, of the gates, of dy
+                                         and of `value` can be moved 16 bytes at a time */
+    int64_t half_cols;                /* N: columns of x without the gates */
+    const void *dy;
+    const float *weights; /* NULL: all are 1 */
+    void *value;          /* NULL: only the planes */
+    float *tile_sums;     /* NULL: none */
+    const float *skip;    /* NULL: never */
+    tn__curve curve;
+    int is_gated;
+    const float *mean; /* NULL: all are 0 */
+    const float *rstd;
+    const void *gamma; /* NULL: all are 1 */
+    const void *beta;  /* NULL: all are 0 */
+    float gamma_base;
+    int gamma_dtype, beta_dtype; /* 0 fp32, 1 bf16, 2 fp16 */
+} tn__cuda_produce_arguments;
+
+/* A warp takes a row. */
+typedef struct tn__cuda_row_statistics_arguments {
+    const void *x;
+    const void *residual; /* NULL: none, and then no sum */
+    void *sum;
+    float *mean; /* NULL: not wanted, and taken as 0 */
+    float *rstd;
+    const float *skip;
+    int64_t rows;
+    int64_t cols;
+    float epsilon;
+    int vectors; /* every row can be moved 16 bytes at a time */
+} tn__cuda_row_statistics_arguments;
+
+typedef struct tn__cuda_column_sums_arguments {
+    const float *tile_sums; /* [tiles, cols] */
+    void *sums;
+    const float *skip;
+    int64_t tiles;
+    int64_t cols;
+    int dtype; /* 0 fp32, 1 bf16, 2 fp16 */
+} tn__cuda_column_sums_arguments;
+
+#endif

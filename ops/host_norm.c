@@ -1,0 +1,91 @@
+/* Norms on the host: the statistics of rows in their fixed order, and what is made with them. */
+#include "host_kernels.h"
+#include "host_number.h"
+
+enum { ROW_SUMS = 256 }; /* column k is added to sum k mod 256: see tn_norm_forward */
+
+/* ---- statistics ---------------------------------------------------------------------------- */
+
+static float total_of(float sum[ROW_SUMS]) {
+    for (int half = ROW_SUMS / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; i++)
+            sum[i] += sum[i + half];
+    }
+    return sum[0];
+}
+
+/* `count` values from column `col` on of the row whose statistics are wanted. */
+static void load_row(const tn__row_statistics_work *work, int64_t at, int count, float *out) {
+    const tn__matrix *x = &work->x;
+    tn__load_floats(x->dtype, work->sum ? work->sum : x->data, at, count, out);
+}
+
+static void add_residual(const tn__row_statistics_work *work, int64_t row) {
+    const tn__matrix *x = &work->x;
+    float value[ROW_SUMS], residual[ROW_SUMS];
+    for (int64_t col = 0; col < x->cols; col += ROW_SUMS) {
+        const int64_t at = row * x->cols + col;
+        const int64_t count = tn__least(ROW_SUMS, x->cols - col);
+        tn__load_floats(x->dtype, x->data, at, count, value);
+        tn__load_floats(x->dtype, work->residual, at, count, residual);
+        for (int64_t i = 0; i < count; i++)
+            value[i] += residual[i];
+        tn__store_floats(x->dtype, work->sum, at, count, value);
+    }
+}
+
+/* The mean of the values, or of the squares of what they deviate from `center`. */
+static float mean_of(const tn__row_statistics_work *work, int64_t row, int is_squared,
+                     float center) {
+    const int64_t cols = work->x.cols;
+    float sum[ROW_SUMS] = {0}, value[ROW_SUMS];
+    for (int64_t col = 0; col < cols; col += ROW_SUMS) {
+        const int count = (int)tn__least(ROW_SUMS, cols - col);
+        load_row(work, row * cols + col, count, value);
+        for (int i = 0; i < count; i++) {
+            const float deviation = value[i] - center;
+            sum[i] = is_squared ? fmaf(deviation, deviation, sum[i]) : sum[i] + value[i];
+        }
+    }
+    return total_of(sum) / (float)(cols ? cols : 1); /* of nothing: 0 */
+}
+
+void tn__host_row_statistics(const tn__row_statistics_work *work) {
+    if (work->skip && *work->skip != 0.0f) return;
+    for (int64_t row = 0; row < work->x.rows; row++) {
+        float mean = 0.0f;
+        if (work->sum) add_residual(work, row);
+        if (work->mean) {
+            mean = mean_of(work, row, 0, 0.0f);
+            work->mean[row] = tn__canonical(mean);
+        }
+        const float square = mean_of(work, row, 1, mean);
+        work->rstd[row] = tn__canonical(tn__exact_rsqrt(square + work->epsilon));
+    }
+}
+
+/* ---- what is made -------------------------------------------------------------------------- */
+
+static void load_vector(const tn__matrix *vector, int64_t col, int count, float absent, float base,
+                        float *out) {
+    for (int i = 0; i < count; i++)
+        out[i] = absent;
+    if (!vector->data) return;
+    tn__load_floats(vector->dtype, vector->data, col, count, out);
+    for (int i = 0; i < count; i++)
+        out[i] += base;
+}
+
+void tn__host_norm_run(const tn__produce_work *work, int64_t row, int64_t col, int count,
+                       float *out) {
+    const tn__matrix *x = &work->x;
+    const float mean = work->mean ? work->mean[row] : 0.0f, rstd = work->rstd[row];
+    float value[TN__BLOCK], gamma[TN__BLOCK], beta[TN__BLOCK];
+    tn__load_floats(x->dtype, x->data, row * x->cols + col, count, value);
+    load_vector(&work->gamma, col, count, 1.0f, work->gamma_base, gamma);
+    load_vector(&work->beta, col, count, 0.0f, 0.0f, beta);
+    for (int i = 0; i < count; i++) {
+        const float scaled = (value[i] - mean) * rstd;
+        out[i] = work->beta.data ? fmaf(scaled, gamma[i], beta[i]) : scaled * gamma[i];
+    }
+}

@@ -1,0 +1,161 @@
+/* The kernels of the norms against the host's definition, bit for bit, on the emulated device:
+ * statistics, the sum with a residual, the value and both planes. */
+#include <stdio.h>
+
+#include "emulation_support.h"
+
+typedef struct norm_case {
+    int64_t rows, cols;
+    tn_dtype dtype, fp8;
+    tn_format format;
+    int is_layer, has_residual, is_in_place, has_gamma, has_beta;
+    tn_dtype gamma;
+    gpu_fill fill;
+    uint64_t seed;
+} norm_case;
+
+static norm_case case_of(unsigned way, int64_t rows, int64_t cols, uint64_t seed) {
+    norm_case made = {.rows = rows,
+                      .cols = cols,
+                      .dtype = (tn_dtype)(TN_FP32 + way % 3),
+                      .fp8 = way / 2 % 2 ? TN_E5M2 : TN_E4M3,
+                      .format = way / 3 % 2 ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_BLOCK_1D,
+                      .is_layer = way / 5 % 2,
+                      .has_residual = way % 4 > 1,
+                      .is_in_place = way % 4 == 3,
+                      .has_gamma = way % 5 != 0,
+                      .has_beta = way / 5 % 2 && way % 7 != 0,
+                      .gamma = (tn_dtype)(TN_FP32 + way / 4 % 3),
+                      .fill = (gpu_fill)(way % GPU_FILL_COUNT),
+                      .seed = seed};
+    return made;
+}
+
+static void describe(const norm_case *c, char *text, size_t bytes) {
+    snprintf(text, bytes, "%s%s%s%s, %s to %s %s, %lld x %lld %s seed %llu",
+             c->is_layer ? "layer" : "rms", c->has_residual ? " residual" : "",
+             c->has_gamma ? " gamma" : "", c->has_beta ? " beta" : "", tn_dtype_name(c->dtype),
+             tn_dtype_name(c->fp8), tn_format_name(c->format), (long long)c->rows,
+             (long long)c->cols, gpu_fill_name(c->fill), (unsigned long long)c->seed);
+}
+
+typedef struct operands {
+    twin_matrix x, residual, sum, gamma, beta, mean, rstd, value;
+    twin_plane row, col;
+} operands;
+
+static operands make_operands(const norm_case *c) {
+    operands o;
+    o.x = twin_matrix_fill(c->dtype, c->rows, c->cols, c->fill, c->seed);
+    o.residual = twin_matrix_fill(c->dtype, c->rows, c->cols, GPU_FILL_NORMAL, c->seed + 1);
+    o.sum = twin_matrix_make(c->dtype, c->rows, c->cols);
+    o.gamma = twin_matrix_fill(c->gamma, 1, c->cols, GPU_FILL_NORMAL, c->seed + 2);
+    o.beta = twin_matrix_fill(TN_BF16, 1, c->cols, GPU_FILL_NORMAL, c->seed + 3);
+    o.mean = twin_matrix_make(TN_FP32, 1, c->rows);
+    o.rstd = twin_matrix_make(TN_FP32, 1, c->rows);
+    o.value = twin_matrix_make(c->dtype, c->rows, c->cols);
+    o.row = twin_plane_make(c->format, TN_PLANE_ROW, c->fp8, c->rows, c->cols);
+    o.col = twin_plane_make(c->format, TN_PLANE_COL, c->fp8, c->rows, c->cols);
+    return o;
+}
+
+static void end_operands(operands *o) {
+    twin_matrix_end(&o->x), twin_matrix_end(&o->residual), twin_matrix_end(&o->sum);
+    twin_matrix_end(&o->gamma), twin_matrix_end(&o->beta);
+    twin_matrix_end(&o->mean), twin_matrix_end(&o->rstd), twin_matrix_end(&o->value);
+    twin_plane_end(&o->row), twin_plane_end(&o->col);
+}
+
+static tn__matrix side_of(const twin_matrix *of, int emulated) {
+    return emulated ? of->emulated : of->host;
+}
+
+static tn__row_statistics_work statistics_of(const norm_case *c, const operands *o, int emulated) {
+    tn__row_statistics_work work = {
+        .x = side_of(&o->x, emulated), .epsilon = 1e-5f, .rstd = side_of(&o->rstd, emulated).data};
+    if (c->is_layer) work.mean = side_of(&o->mean, emulated).data;
+    if (!c->has_residual) return work;
+    work.residual = side_of(&o->residual, emulated).data;
+    work.sum = side_of(c->is_in_place ? &o->residual : &o->sum, emulated).data;
+    return work;
+}
+
+static tn__produce_work produce_of(const norm_case *c, const operands *o,
+                                   const tn__row_statistics_work *statistics, int emulated) {
+    tn__produce_work work = {.producer = TN__PRODUCE_NORM,
+                             .x = statistics->x,
+                             .mean = statistics->mean,
+                             .rstd = statistics->rstd,
+                             .gamma_base = c->seed % 2 ? 1.0f : 0.0f};
+    if (statistics->sum) work.x.data = statistics->sum;
+    if (c->has_gamma) work.gamma = side_of(&o->gamma, emulated);
+    if (c->has_beta) work.beta = side_of(&o->beta, emulated);
+    work.cast = (tn__quantize_work){.src = side_of(&o->value, emulated),
+                                    .format = c->format,
+                                    .scale_mode = c->seed % 3 ? TN_SCALE_POW2 : TN_SCALE_FP32,
+                                    .dtype = c->fp8,
+                                    .has_row = 1,
+                                    .has_col = c->seed % 5 != 0,
+                                    .row = emulated ? o->row.emulated : o->row.host,
+                                    .col = emulated ? o->col.emulated : o->col.host};
+    return work;
+}
+
+static void check_case(const norm_case *c) {
+    char what[192];
+    operands o = make_operands(c);
+    describe(c, what, sizeof what);
+    tn__row_statistics_work statistics = statistics_of(c, &o, 0);
+    tn__produce_work work = produce_of(c, &o, &statistics, 0);
+    tn__host_row_statistics(&statistics);
+    tn__host_produce(&work);
+    statistics = statistics_of(c, &o, 1);
+    work = produce_of(c, &o, &statistics, 1);
+    EXPECT_OK(tn__op_table_cuda.row_statistics(emulation.device, &statistics, emulation.stream));
+    EXPECT_OK(tn__op_table_cuda.produce(emulation.device, &work, emulation.stream));
+    emulation_wait(what);
+    twin_matrix_compare(&o.residual, "sum of a residual", what);
+    twin_matrix_compare(&o.sum, "sum of a residual", what);
+    twin_matrix_compare(&o.mean, "statistics", what);
+    twin_matrix_compare(&o.rstd, "statistics", what);
+    twin_matrix_compare(&o.value, "norm", what);
+    twin_plane_compare(&o.row, "norm", what);
+    twin_plane_compare(&o.col, "norm", what);
+    end_operands(&o);
+}
+
+static void check_tail(int64_t rows, int64_t cols, uint64_t seed) {
+    for (unsigned i = 0; i < 2; i++) {
+        const norm_case c = case_of((unsigned)seed * 2 + i * 17, rows, cols, seed);
+        check_case(&c);
+    }
+}
+
+static void every_tail_equals_the_host(void **state) {
+    (void)state;
+    emulation_each_tail(23, check_tail);
+    gpu_count_report("norms, tails");
+}
+
+static void every_way_equals_the_host_in_every_order(void **state) {
+    static const uint64_t orders[] = {0, 1, 20261130};
+    (void)state;
+    for (unsigned way = 0; way < 42; way++) {
+        const norm_case c = case_of(way, way % 2 ? 30 : 136, way % 3 ? 600 : 264, way);
+        emulated_set_order(orders[way % 3]);
+        check_case(&c);
+    }
+    emulated_set_order(0);
+    gpu_count_report("norms, every way");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_tail_equals_the_host),
+        cmocka_unit_test(every_way_equals_the_host_in_every_order),
+    };
+    emulation_begin();
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    emulation_end();
+    return failures;
+}
