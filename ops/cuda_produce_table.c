@@ -1,38 +1,23 @@
 /* The CUDA table's producers: turns the work of making values and casting them into kernels. */
+#include "cuda_launch.h"
 #include "cuda_produce_arguments.h"
-#include "cuda_module.h"
-
-static int64_t tiles_of(int64_t extent) { return (extent + TN__TILE - 1) / TN__TILE; }
-
-static int is_multiple(const void *address, int64_t row_bytes, int64_t piece) {
-    return (uintptr_t)address % (uintptr_t)piece == 0 && row_bytes % piece == 0;
-}
-
-static tn__cuda_plane plane_of(const tn_plane_view *view, int64_t piece) {
-    tn__cuda_plane plane = {.data = view->data,
-                            .scale = view->scale,
-                            .scale_stride = view->layout.scale_stride,
-                            .vectors = is_multiple(view->data, view->layout.cols, piece)};
-    return plane;
-}
 
 /* What is made, where its planes go, and whether all that is moved comes in pieces of 16 bytes. */
 static tn__cuda_quantize_arguments cast_of(const tn__quantize_work *cast, const tn__matrix *x,
                                            int64_t half_row_bytes, const void *dy) {
-    const int64_t item_bytes = (int64_t)tn_dtype_bytes(x->dtype);
     tn__cuda_quantize_arguments argument = {
         .src = x->data,
         .rows = cast->src.rows,
         .cols = cast->src.cols,
-        .tiles_across = (uint32_t)tiles_of(cast->src.cols),
+        .tiles_across = (uint32_t)tn__tiles_of(cast->src.cols),
         .amax_epsilon = cast->amax_epsilon,
         .is_pow2 = cast->scale_mode == TN_SCALE_POW2,
-        .src_vectors = is_multiple(x->data, half_row_bytes, 16) &&
-                       is_multiple(dy, half_row_bytes, 16) &&
-                       is_multiple(cast->src.data, half_row_bytes, 16),
+        .src_vectors = tn__is_made_of(x->data, half_row_bytes, 16) &&
+                       tn__is_made_of(dy, half_row_bytes, 16) &&
+                       tn__is_made_of(cast->src.data, half_row_bytes, 16),
     };
-    if (cast->has_row) argument.row = plane_of(&cast->row, 16 / item_bytes);
-    if (cast->has_col) argument.col = plane_of(&cast->col, 16);
+    if (cast->has_row) argument.row = tn__cuda_plane_of(&cast->row, tn__vector_of(x->dtype));
+    if (cast->has_col) argument.col = tn__cuda_plane_of(&cast->col, 16);
     return argument;
 }
 
@@ -69,8 +54,8 @@ tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_s
     TN_TRY(tn__cuda_context_of(device, &context));
     const int kernel = tn__kernel_of_produce(
         families[work->producer], cast->format == TN_FORMAT_FP8_BLOCK_1D, x->dtype, cast->dtype);
-    return tn__kernel_launch(context, kernel, tiles_of(cast->src.rows) * tiles_of(cast->src.cols),
-                             TN__TILE_THREADS, &argument, stream);
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&cast->src), TN__TILE_THREADS,
+                             &argument, stream);
 }
 
 tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *work,
@@ -92,22 +77,22 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
 tn_status tn__cuda_row_statistics(tn_device *device, const tn__row_statistics_work *work,
                                   tn_stream stream) {
     const tn__matrix *x = &work->x;
-    const int64_t row_bytes = x->cols * (int64_t)tn_dtype_bytes(x->dtype);
+    const int64_t row_bytes = tn__row_bytes_of(x);
     const int64_t rows_at_once = TN__FLAT_THREADS / 32;
     tn__cuda_context *context;
-    tn__cuda_row_statistics_arguments argument = {.x = x->data,
-                                                  .residual = work->residual,
-                                                  .sum = work->sum,
-                                                  .mean = work->mean,
-                                                  .rstd = work->rstd,
-                                                  .skip = work->skip,
-                                                  .rows = x->rows,
-                                                  .cols = x->cols,
-                                                  .epsilon = work->epsilon,
-                                                  .vectors =
-                                                      is_multiple(x->data, row_bytes, 16) &&
-                                                      is_multiple(work->residual, row_bytes, 16) &&
-                                                      is_multiple(work->sum, row_bytes, 16)};
+    tn__cuda_row_statistics_arguments argument = {
+        .x = x->data,
+        .residual = work->residual,
+        .sum = work->sum,
+        .mean = work->mean,
+        .rstd = work->rstd,
+        .skip = work->skip,
+        .rows = x->rows,
+        .cols = x->cols,
+        .epsilon = work->epsilon,
+        .vectors = tn__is_made_of(x->data, row_bytes, 16) &&
+                   tn__is_made_of(work->residual, row_bytes, 16) &&
+                   tn__is_made_of(work->sum, row_bytes, 16)};
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, tn__kernel_of_row_statistics(x->dtype),
                              (x->rows + rows_at_once - 1) / rows_at_once, TN__FLAT_THREADS,

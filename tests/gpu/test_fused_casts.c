@@ -116,6 +116,26 @@ static outputs run_bias(gpu_side *side, const fused_case *c) {
     return out;
 }
 
+/* LAYER in the place of a gated case, with a residual in that of a weighted one. */
+static outputs run_norm(gpu_side *side, const fused_case *c) {
+    tn_norm_args args = TN_NORM_ARGS_INIT;
+    outputs out = make_outputs(side, c, c->cols);
+    args.norm = c->gated ? TN_NORM_LAYER : TN_NORM_RMS;
+    args.x = filled(side, c, c->dtype, c->rows, c->cols, 1);
+    args.gamma = filled(side, c, TN_BF16, 1, c->cols, 4);
+    if (c->gated) args.beta = filled(side, c, TN_FP32, 1, c->cols, 5);
+    if (c->weighted) args.residual = filled(side, c, c->dtype, c->rows, c->cols, 6);
+    args.y = out.value, args.quantized = both_planes(out.quantized);
+    args.scope = side->scope;
+    EXPECT_OK(tn_norm_forward(&args, side->stream));
+    fetch_outputs(side, &out);
+    gpu_destroy(side, args.x);
+    gpu_destroy(side, args.gamma);
+    if (c->gated) gpu_destroy(side, args.beta);
+    if (c->weighted) gpu_destroy(side, args.residual);
+    return out;
+}
+
 /* What an op leaves alone is poison on both sides and so is equal as well. */
 static void compare(const char *op, const fused_case *c,
                     outputs (*run)(gpu_side *side, const fused_case *c)) {
@@ -152,6 +172,7 @@ static void test_results_are_the_hosts(void **state) {
             compare("activation", &c, run_forward);
             compare("activation gradient", &c, run_backward);
             if (!c.gated) compare("bias gradient", &c, run_bias);
+            compare("norm", &c, run_norm);
         }
     }
 }
