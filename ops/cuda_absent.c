@@ -27,6 +27,12 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
     return built_without_kernels("grouped_quantize");
 }
 
+static tn_status quantize_list(tn_device *device, const tn__quantize_list_work *work,
+                               tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("quantize_list");
+}
+
 static tn_status pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("pad_groups");
@@ -125,6 +131,7 @@ const tn__op_table tn__op_table_cuda = {
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,
+    .quantize_list = quantize_list,
     .pad_groups = pad_groups,
     .gather_rows = gather_rows,
     .combine_rows = combine_rows,

@@ -90,6 +90,21 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS)
     if (error != TN__GROUPS_OK && *a.error == 0) *a.error = error;
 }
 
+/* ---- the list of tensors that the host knows ------------------------------------------------ */
+
+extern "C" __global__ void __launch_bounds__(LIST_THREADS)
+    list_tensors(const __grid_constant__ tn__cuda_list_part a) {
+    const int words = (int)(sizeof(tn__cuda_quantize_arguments) / sizeof(uint32_t));
+    const uint32_t *from = (const uint32_t *)a.tensor;
+    uint32_t *to = (uint32_t *)(a.list.tensor + a.first);
+    for (int i = (int)threadIdx.x; i < (int)a.count * words; i += LIST_THREADS)
+        to[i] = from[i];
+    if ((int)threadIdx.x < (int)a.count)
+        a.list.first_tile[a.first + threadIdx.x] = a.first_tile[threadIdx.x];
+    if (threadIdx.x == 0 && a.first + a.count == a.list.count)
+        a.list.first_tile[a.list.count] = a.skip && *a.skip != 0.0f ? 0 : a.first_tile[a.count];
+}
+
 /* ---- the casts ------------------------------------------------------------------------------ */
 
 /* The argument of this block's tensor into shared memory, and the tile's number in it; -1: none. */

@@ -19,6 +19,19 @@ typedef struct tn__cuda_list {
     int64_t count;
 } tn__cuda_list;
 
+/* Writes a part of a list that the host knows: a launch has at most 4 KiB of argument. The part
+ * that is last also writes the number of all tiles, or 0 where the flag says to skip. */
+enum { TN__LIST_PART = 24 };
+
+typedef struct tn__cuda_list_part {
+    tn__cuda_list list;
+    int64_t first; /* of this part in the list */
+    int64_t count;
+    const float *skip;
+    int64_t first_tile[TN__LIST_PART + 1];
+    tn__cuda_quantize_arguments tensor[TN__LIST_PART];
+} tn__cuda_list_part;
+
 /* Writes the list of the groups of one tensor. */
 typedef struct tn__cuda_group_arguments {
     tn__cuda_list list;

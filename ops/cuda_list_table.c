@@ -4,6 +4,7 @@
 #include "op_grouped.h"
 #include "tenure_cast.h"
 
+_Static_assert(sizeof(tn__cuda_list_part) <= 4096, "the argument of a launch");
 _Static_assert((int)TN__GROUPS_BAD_OFFSETS == (int)TN_GROUPED_BAD_OFFSETS, "one numbering");
 _Static_assert((int)TN__GROUPS_OVER_CAPACITY == (int)TN_GROUPED_OVER_CAPACITY, "one numbering");
 
@@ -22,12 +23,11 @@ static tn__cuda_list list_in(void *scratch, int64_t tensors) {
     return list;
 }
 
-/* ---- groups --------------------------------------------------------------------------------- */
-
 static int is_multiple(uint64_t number, uint64_t of) { return number % of == 0; }
 
-/* Of a group: what all groups have. Rows of the source and of ROW begin at multiples of a piece in
- * all groups or in none; those of COL are as long as the group, so the device says. */
+/* What does not depend on how many rows there are: of a group, what all groups have. Rows of the
+ * source and of ROW begin at multiples of a piece in all groups or in none; those of COL are as long
+ * as the group, so the device says. */
 static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all) {
     uint64_t element_bytes = tn_dtype_bytes(all->src.dtype);
     uint64_t cols = (uint64_t)all->src.cols, src = (uint64_t)(uintptr_t)all->src.data;
@@ -46,6 +46,53 @@ static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all)
         is_multiple((uint64_t)(uintptr_t)all->row.data | cols, 16 / element_bytes);
     return argument;
 }
+
+/* ---- tensors -------------------------------------------------------------------------------- */
+
+static void put_tensor(const tn__quantize_work *work, tn__cuda_quantize_arguments *argument) {
+    *argument = argument_of_all(work);
+    argument->row.scale_stride = work->row.layout.scale_stride;
+    argument->col.scale_stride = work->col.layout.scale_stride;
+    argument->col.vectors =
+        is_multiple((uint64_t)(uintptr_t)work->col.data | (uint64_t)work->src.rows, 16);
+}
+
+/* Sends the list in parts, and gives the tiles of all. */
+static tn_status send_list(tn__cuda_context *context, const tn__quantize_list_work *work,
+                           int64_t *tiles, tn_stream stream) {
+    tn__cuda_list_part part = {.list = list_in(work->scratch, work->count), .skip = work->skip};
+    *tiles = 0;
+    for (; part.first < work->count; part.first += part.count) {
+        for (part.count = 0; part.count < TN__LIST_PART && part.first + part.count < work->count;
+             part.count++) {
+            const tn__quantize_work *item = &work->items[part.first + part.count];
+            put_tensor(item, &part.tensor[part.count]);
+            part.first_tile[part.count] = *tiles;
+            *tiles +=
+                tn__units_of(item->src.rows, TN__TILE) * tn__units_of(item->src.cols, TN__TILE);
+        }
+        part.first_tile[part.count] = *tiles;
+        TN_TRY(tn__kernel_launch(context, TN__KERNEL_LIST_TENSORS, 1, TN__FLAT_THREADS, &part,
+                                 stream));
+    }
+    return TN_OK;
+}
+
+tn_status tn__cuda_quantize_list(tn_device *device, const tn__quantize_list_work *work,
+                                 tn_stream stream) {
+    const tn__quantize_work *any = &work->items[0];
+    tn__cuda_list list = list_in(work->scratch, work->count);
+    tn__cuda_context *context;
+    int64_t tiles;
+    int kernel =
+        tn__kernel_of_quantize(TN__KERNEL_QUANTIZE_LIST, any->format == TN_FORMAT_FP8_BLOCK_1D,
+                               any->has_row, any->has_col, any->src.dtype, any->dtype);
+    TN_TRY(tn__cuda_context_of(device, &context));
+    TN_TRY(send_list(context, work, &tiles, stream));
+    return tn__kernel_launch(context, kernel, tiles, TN__TILE_THREADS, &list, stream);
+}
+
+/* ---- groups --------------------------------------------------------------------------------- */
 
 tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
                                     tn_stream stream) {

@@ -191,7 +191,7 @@ static void single_small_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
 }
 
 static void single_list_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
-    static const char *const names[] = {"list_groups"};
+    static const char *const names[] = {"list_groups", "list_tensors"};
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
 }
 

@@ -37,6 +37,7 @@ enum {
     TN__KERNEL_GATHER_ROWS,
     TN__KERNEL_GATHER_SCALES,
     TN__KERNEL_LIST_GROUPS,
+    TN__KERNEL_LIST_TENSORS,
     TN__KERNEL_QUANTIZE_LIST,
     TN__KERNEL_QUANTIZE_TENSOR = TN__KERNEL_QUANTIZE_LIST + TN__QUANTIZE_KERNELS,
     TN__KERNEL_AMAX = TN__KERNEL_QUANTIZE_TENSOR + TN__FORMAT_KERNELS,
@@ -101,6 +102,8 @@ tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t block
 size_t tn__cuda_list_scratch_bytes(int64_t tensors);
 tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
                                     tn_stream stream);
+tn_status tn__cuda_quantize_list(tn_device *device, const tn__quantize_list_work *work,
+                                 tn_stream stream);
 
 /* cuda_rows_table.c */
 tn_status tn__cuda_pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream);

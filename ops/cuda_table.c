@@ -131,6 +131,7 @@ const tn__op_table tn__op_table_cuda = {
     .quantize = quantize,
     .list_scratch_bytes = tn__cuda_list_scratch_bytes,
     .grouped_quantize = tn__cuda_grouped_quantize,
+    .quantize_list = tn__cuda_quantize_list,
     .pad_groups = tn__cuda_pad_groups,
     .gather_rows = tn__cuda_gather_rows,
     .combine_rows = tn__cuda_combine_rows,

@@ -8,7 +8,7 @@
  */
 #include "host_kernels.h"
 
-enum { RANGES_MAX = 12 };
+enum { RANGES_MAX = 2 + 5 * TN__LIST_MAX };
 
 static const double bytes_per_us = 4.0e6;
 static const double launch_us = 2.0;
@@ -85,6 +85,20 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
     if (all->has_row) touch_grouped_plane(&kernel, &all->row, elements, work->row_scale_floats);
     if (all->has_col) touch_grouped_plane(&kernel, &all->col, elements, work->col_scale_floats);
     return launch(device, "grouped_quantize", &kernel, stream);
+}
+
+static tn_status quantize_list(tn_device *device, const tn__quantize_list_work *work,
+                               tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->scratch, list_scratch_bytes(work->count), 1);
+    if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
+    for (int64_t i = 0; i < work->count; i++) {
+        const tn__quantize_work *item = &work->items[i];
+        touch_matrix(&kernel, &item->src, 0);
+        if (item->has_row) touch_plane(&kernel, &item->row, 1);
+        if (item->has_col) touch_plane(&kernel, &item->col, 1);
+    }
+    return launch(device, "quantize_list", &kernel, stream);
 }
 
 static tn_status pad_groups(tn_device *device, const tn__pad_groups_work *work, tn_stream stream) {
@@ -323,6 +337,7 @@ const tn__op_table tn__op_table_ghost = {
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,
+    .quantize_list = quantize_list,
     .pad_groups = pad_groups,
     .gather_rows = gather_rows,
     .combine_rows = combine_rows,

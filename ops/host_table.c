@@ -7,6 +7,8 @@
 #include "host_grouped.h"
 #include "host_alloc.h"
 
+#include <string.h>
+
 typedef struct conversion {
     tn__matrix x, y;
 } conversion;
@@ -99,6 +101,35 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
                                   tn_stream stream) {
     host_task task = {.run = run_grouped_quantize, .work.grouped_quantize = *work};
     return enqueue(device, &task, stream);
+}
+
+/* A task with copies of all casts behind it. */
+typedef struct list_task {
+    int64_t count;
+    const float *skip;
+    tn__quantize_work items[];
+} list_task;
+
+static void run_list(void *argument) {
+    list_task *task = argument;
+    int is_skipped = task->skip && *task->skip != 0.0f;
+    for (int64_t i = 0; !is_skipped && i < task->count; i++)
+        tn__host_quantize(&task->items[i]);
+    tn__host_free(task);
+}
+
+static tn_status quantize_list(tn_device *device, const tn__quantize_list_work *work,
+                               tn_stream stream) {
+    size_t bytes = (size_t)work->count * sizeof *work->items;
+    list_task *task = tn__host_alloc(1, sizeof *task + bytes);
+    if (!task) return TN_OUT_OF_HOST_MEMORY;
+    task->count = work->count;
+    task->skip = work->skip;
+    memcpy(task->items, work->items, bytes);
+    tn_status status =
+        tn__device_driver(device)->host_task(tn__device_state(device), run_list, task, stream);
+    if (status != TN_OK) tn__host_free(task);
+    return status;
 }
 
 /* ---- rows ---------------------------------------------------------------------------------- */
@@ -234,6 +265,7 @@ const tn__op_table tn__op_table_host = {
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,
+    .quantize_list = quantize_list,
     .pad_groups = pad_groups,
     .gather_rows = gather_rows,
     .combine_rows = combine_rows,

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "host_alloc.h"
+
 tn__op_call tn__op_begin(const char *name, tn_stream stream) {
     tn__op_call call;
     memset(&call, 0, sizeof call);
@@ -70,10 +72,23 @@ static int is_scratch(const tn__op_call *call, tn_tensor tensor) {
     return 0;
 }
 
+tn_status tn__op_reserve_leases(tn__op_call *call, int count) {
+    TN_CHECK(call->lease_count == 0 && !call->more_leases);
+    if (count <= TN__OP_LEASES_MAX) return TN_OK;
+    call->more_count = count - TN__OP_LEASES_MAX;
+    call->more_leases = tn__host_alloc((size_t)call->more_count, sizeof *call->more_leases);
+    return call->more_leases ? TN_OK : TN_OUT_OF_HOST_MEMORY;
+}
+
+static tn__op_lease_slot *slot_at(const tn__op_call *call, int index) {
+    if (index < TN__OP_LEASES_MAX) return (tn__op_lease_slot *)&call->leases[index];
+    return &call->more_leases[index - TN__OP_LEASES_MAX];
+}
+
 tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_access access,
                        tn_plane_view *view) {
-    tn__op_lease_slot *slot = &call->leases[call->lease_count];
-    TN_CHECK(call->lease_count < TN__OP_LEASES_MAX);
+    TN_CHECK(call->lease_count < TN__OP_LEASES_MAX + (call->more_leases ? call->more_count : 0));
+    tn__op_lease_slot *slot = slot_at(call, call->lease_count);
     TN_TRY(tn_lease_begin(tensor, plane, access, call->stream, &slot->lease, view));
     slot->is_output = access != TN_READ && !is_scratch(call, tensor);
     slot->blocks[0] = view->data;
@@ -136,7 +151,7 @@ tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plan
 }
 
 tn_status tn__op_end_lease(tn__op_call *call, int index) {
-    tn__op_lease_slot *slot = &call->leases[index];
+    tn__op_lease_slot *slot = slot_at(call, index);
     TN_CHECK(index < call->lease_count);
     TN_TRY(tn_lease_end(slot->lease));
     slot->lease.value = 0;
@@ -176,7 +191,7 @@ tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, 
 
 static tn_status end_leases(tn__op_call *call, int outputs) {
     for (int i = 0; i < call->lease_count; i++) {
-        const tn__op_lease_slot *slot = &call->leases[i];
+        const tn__op_lease_slot *slot = slot_at(call, i);
         if (slot->lease.value == 0 || slot->is_output != outputs) continue;
         TN_TRY(tn__op_end_lease(call, i));
     }
@@ -195,7 +210,7 @@ static tn_status destroy_scratch(tn__op_call *call) {
  * it needs no memory: of two outputs, the second can not fail when the first is valid already. */
 static tn_status announce_outputs(const tn__op_call *call) {
     for (int i = 0; i < call->lease_count; i++) {
-        const tn__op_lease_slot *slot = &call->leases[i];
+        const tn__op_lease_slot *slot = slot_at(call, i);
         if (slot->lease.value == 0 || !slot->is_output) continue;
         TN_TRY(tn_record_use(slot->blocks[0], call->stream));
         TN_TRY(tn_record_use(slot->blocks[1], call->stream));
@@ -214,8 +229,8 @@ static tn_status complete(tn__op_call *call) {
 /* A scratch tensor that can not be destroyed now ends with its scope. */
 static void undo(tn__op_call *call) {
     for (int i = call->lease_count - 1; i >= 0; i--) {
-        tn_lease lease = call->leases[i].lease;
-        if (lease.value != 0 && tn_lease_abandon(lease) == TN_OK) call->leases[i].lease.value = 0;
+        tn__op_lease_slot *slot = slot_at(call, i);
+        if (slot->lease.value != 0 && tn_lease_abandon(slot->lease) == TN_OK) slot->lease.value = 0;
     }
     (void)destroy_scratch(call);
     while (call->derived_count > 0) {
@@ -228,9 +243,11 @@ static void undo(tn__op_call *call) {
 tn_status tn__op_finish(tn__op_call *call, tn_status status) {
     tn__saved_error failure;
     if (status == TN_OK) status = complete(call);
-    if (status == TN_OK) return TN_OK;
-    tn__error_save(&failure);
-    undo(call);
-    tn__error_restore(&failure);
+    if (status != TN_OK) {
+        tn__error_save(&failure);
+        undo(call);
+        tn__error_restore(&failure);
+    }
+    tn__host_free(call->more_leases);
     return status;
 }

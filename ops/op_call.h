@@ -39,6 +39,8 @@ typedef struct tn__op_call {
     tn_device *device; /* of all its tensors; NULL before the first */
     const tn__op_table *table;
     tn__op_lease_slot leases[TN__OP_LEASES_MAX];
+    tn__op_lease_slot *more_leases; /* of an op on a list; NULL: none */
+    int more_count;
     int lease_count;
     tn_tensor scratch[TN__OP_SCRATCH_MAX];
     int scratch_count;
@@ -83,6 +85,9 @@ static inline int tn__is_empty(const tn_tensor_info *info) {
 }
 
 /* ---- resources ------------------------------------------------------------------------------- */
+
+/* Room for so many leases, where those that every call has are too few; before the first one. */
+tn_status tn__op_reserve_leases(tn__op_call *call, int count);
 
 /* Leases for the call. A WRITE or UPDATE is an output, except on the call's own scratch. */
 tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_access access,

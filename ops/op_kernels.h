@@ -112,6 +112,17 @@ typedef struct tn__shard_quantize_work {
     const float *skip;
 } tn__shard_quantize_work;
 
+enum { TN__LIST_MAX = 64 };
+
+/* As many casts at once, at most TN__LIST_MAX, of one source type, target type and format, with the
+ * same planes. */
+typedef struct tn__quantize_list_work {
+    const tn__quantize_work *items; /* each with elements */
+    int64_t count;
+    const float *skip; /* NULL: never */
+    void *scratch;     /* of list_scratch_bytes(count); NULL if 0 */
+} tn__quantize_list_work;
+
 typedef struct tn__dequantize_work {
     tn_format format;
     tn_plane_view src; /* ROW or COL */
@@ -229,6 +240,8 @@ typedef struct tn__op_table {
     size_t (*list_scratch_bytes)(int64_t tensors);
     tn_status (*grouped_quantize)(tn_device *device, const tn__grouped_quantize_work *work,
                                   tn_stream stream);
+    tn_status (*quantize_list)(tn_device *device, const tn__quantize_list_work *work,
+                               tn_stream stream);
     tn_status (*pad_groups)(tn_device *device, const tn__pad_groups_work *work, tn_stream stream);
     tn_status (*gather_rows)(tn_device *device, const tn__gather_rows_work *work, tn_stream stream);
     tn_status (*combine_rows)(tn_device *device, const tn__combine_rows_work *work,

@@ -95,6 +95,30 @@ typedef struct tn_grouped_quantize_args {
 TN_API TN_MUST_USE tn_status tn_grouped_quantize(const tn_grouped_quantize_args *args,
                                                  tn_stream stream);
 
+/* ---- many tensors at once -------------------------------------------------------------------- */
+
+/* tn_quantize of src[i] to dst[i] for each of `count` tensors, in one launch of the cast (and a
+ * small one for each 24 tensors, that tells the device which they are). All src have one type, all
+ * dst one format (FP8_BLOCK_1D or 2D), type and scale mode. The arrays are read during the call.
+ * The scope is for 150 bytes or so of scratch for each tensor. */
+enum { TN_QUANTIZE_LIST_MAX = 64 };
+
+typedef struct tn_quantize_list_args {
+    size_t size;
+    const tn_tensor *src;
+    const tn_tensor *dst;
+    int count;          /* 0 ... TN_QUANTIZE_LIST_MAX */
+    unsigned planes;    /* as in tn_quantize */
+    float amax_epsilon; /* likewise */
+    tn_tensor skip;     /* likewise */
+    tn_scope scope;
+} tn_quantize_list_args;
+#define TN_QUANTIZE_LIST_ARGS_INIT                                                                 \
+    {                                                                                              \
+        sizeof(tn_quantize_list_args), NULL, NULL, 0, 0, 0.0f, {0}, { 0 }                          \
+    }
+TN_API TN_MUST_USE tn_status tn_quantize_list(const tn_quantize_list_args *args, tn_stream stream);
+
 /* ---- rows: permute, pad, drop, bring back ---------------------------------------------------- */
 
 /* A row map is a TN_BYTE tensor of int64 numbers, which row of a source each row of a result comes

@@ -235,6 +235,48 @@ static void the_skip_flag_leaves_all_as_it_was(void **state) {
     gpu_count_report("grouped quantize, skip flag");
 }
 
+/* ---- a list --------------------------------------------------------------------------------- */
+
+enum { LISTED = 53 }; /* more than two parts of a list hold */
+
+static void lists_of_tensors_equal_the_host(void **state) {
+    static const tn_plane planes[] = {TN_PLANE_ROW, TN_PLANE_COL};
+    (void)state;
+    for (unsigned way = 0; way < 4; way++) {
+        static tn__quantize_work items[LISTED];
+        static twin_matrix src[LISTED];
+        static twin_plane made[LISTED][2];
+        twin scratch = twin_make(tn__op_table_cuda.list_scratch_bytes(LISTED), 0);
+        for (int i = 0; i < LISTED; i++) {
+            const int64_t rows = 1 + i * 29 % 150, cols = i % 4 ? 16 : 1 + i * 17 % 140;
+            src[i] = twin_matrix_fill(floats[way % 3], rows, cols, GPU_FILL_NORMAL, (uint64_t)i);
+            items[i] = (tn__quantize_work){.src = src[i].host,
+                                           .format = formats[way % 2],
+                                           .dtype = TN_E4M3,
+                                           .has_row = way != 1,
+                                           .has_col = way != 2};
+            for (int p = 0; p < 2; p++)
+                made[i][p] = twin_plane_make(formats[way % 2], planes[p], TN_E4M3, rows, cols);
+            items[i].row = made[i][0].host, items[i].col = made[i][1].host;
+            tn__host_quantize(&items[i]);
+            items[i].src = src[i].emulated;
+            items[i].row = made[i][0].emulated, items[i].col = made[i][1].emulated;
+        }
+        tn__quantize_list_work work = {items, LISTED, NULL, scratch.emulated};
+        EXPECT_OK(tn__op_table_cuda.quantize_list(emulation.device, &work, emulation.stream));
+        emulation_wait("a list");
+        for (int i = 0; i < LISTED; i++) {
+            for (int p = 0; p < 2; p++) {
+                twin_plane_compare(&made[i][p], "quantize list", "a list");
+                twin_plane_end(&made[i][p]);
+            }
+            twin_matrix_end(&src[i]);
+        }
+        twin_end(&scratch);
+    }
+    gpu_count_report("quantize list");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_way_equals_the_host),
@@ -242,6 +284,7 @@ int main(void) {
         cmocka_unit_test(many_groups_and_none),
         cmocka_unit_test(wrong_offsets_write_the_host_s_error),
         cmocka_unit_test(the_skip_flag_leaves_all_as_it_was),
+        cmocka_unit_test(lists_of_tensors_equal_the_host),
     };
     static const uint64_t orders[] = {0, 1,
                                       20260}; /* of threads: a barrier that is missing shows */

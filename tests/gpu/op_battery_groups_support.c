@@ -89,6 +89,35 @@ static void launch_grouped(gpu_side *side, const battery_case *c,
     EXPECT_OK(tn_grouped_quantize(&args, side->stream));
 }
 
+/* ---- a list of tensors ---------------------------------------------------------------------- */
+
+enum { LISTED = 3 };
+
+static void prepare_list(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    unsigned mask = c->way / 24 % 3 + 1;
+    for (int i = 0; i < LISTED; i++) { /* one is small, and one is as the case says */
+        int64_t rows = i == 1 ? 3 : c->rows + (int64_t)5 * i, cols = i == 1 ? 17 : c->cols;
+        tn_scale_mode mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+        tn_tensor dst =
+            gpu_fp8(side, format_of(c), battery_codes[c->way / 3 % 2], mode, rows, cols);
+        (void)battery_input(side, c, operands, battery_floats[c->way % 3], rows, cols, (uint64_t)i);
+        for (int p = 0; p < 2; p++)
+            if (mask >> p & 1)
+                battery_output_add(operands, p ? "column plane" : "row plane", dst, planes[p]);
+    }
+}
+
+static void launch_list(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_quantize_list_args args = TN_QUANTIZE_LIST_ARGS_INIT;
+    tn_tensor dst[LISTED];
+    for (int i = 0; i < LISTED; i++)
+        dst[i] = operands->out[i * operands->out_count / LISTED].tensor;
+    args.src = operands->in, args.dst = dst, args.count = LISTED;
+    args.planes = c->way / 24 % 3 + 1;
+    args.scope = side->scope;
+    EXPECT_OK(tn_quantize_list(&args, side->stream));
+}
+
 /* ---- rows ----------------------------------------------------------------------------------- */
 
 enum { GATHER_WAYS = 3 + 2, COMBINE_WAYS = 3 * 3 * 2 };
@@ -222,6 +251,7 @@ static void launch_shard(gpu_side *side, const battery_case *c, const battery_op
 
 static const battery_op ops[] = {
     {"grouped quantize", GROUPED_WAYS, prepare_grouped, launch_grouped},
+    {"quantize list", GROUPED_WAYS, prepare_list, launch_list},
     {"pad groups", 1, prepare_pad, launch_pad},
     {"gather rows", GATHER_WAYS, prepare_gather, launch_gather},
     {"combine rows", COMBINE_WAYS, prepare_combine, launch_combine},
