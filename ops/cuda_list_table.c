@@ -26,7 +26,7 @@ static tn__cuda_list list_in(void *scratch, int64_t tensors) {
 static int is_multiple(uint64_t number, uint64_t of) { return number % of == 0; }
 
 /* What does not depend on how many rows there are: of a group, what all groups have. Rows of the
- * source and of ROW begin at multiples of a piece in all groups or in none; those of COL are as long
+ * source and of ROW begin at multiples of a piece in all groups or none; those of COL are as long
  * as the group, so the device says. */
 static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all) {
     uint64_t element_bytes = tn_dtype_bytes(all->src.dtype);
