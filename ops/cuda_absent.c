@@ -71,6 +71,11 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     return built_without_kernels("transpose");
 }
 
+static tn_status requantize(tn_device *device, const tn__requantize_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("requantize");
+}
+
 static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream) {
     (void)device, (void)work, (void)stream;
@@ -139,6 +144,7 @@ const tn__op_table tn__op_table_cuda = {
     .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
     .row_statistics = row_statistics,

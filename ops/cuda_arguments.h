@@ -64,6 +64,15 @@ typedef struct tn__cuda_transpose_arguments {
     uint32_t tiles_across;
 } tn__cuda_transpose_arguments;
 
+/* `from` is what a dequantize kernel would read, dst aside; `to` what a quantize kernel would write,
+ * src aside. Shifting: rows and columns of both are those of the plane as it is stored, and it is
+ * to.col that is written. */
+typedef struct tn__cuda_requantize_arguments {
+    tn__cuda_dequantize_arguments from;
+    tn__cuda_quantize_arguments to;
+    int is_col; /* not shifting: `from` is stored turned */
+} tn__cuda_requantize_arguments;
+
 /* tn_scale_update of `count` tensors, one for a block. */
 typedef struct tn__cuda_scale_update_arguments {
     float *history;

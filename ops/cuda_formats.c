@@ -83,3 +83,47 @@ tn_status tn__cuda_dequantize_formats(tn__cuda_context *context, const tn__dequa
                              tn__kernel_of_format_back(family, is_col, work->src.dtype, dst->dtype),
                              tn__matrix_tiles(dst), TN__TILE_THREADS, &argument, stream);
 }
+
+/* ---- re-quantize ---------------------------------------------------------------------------- */
+
+/* `to` describes the source by its shape alone, as fp32, which is what the kernel holds. */
+static tn_status launch_values(tn__cuda_context *context, const tn__requantize_work *work,
+                               tn_stream stream) {
+    const tn__quantize_work *to = &work->to;
+    const int is_col = work->from.plane == TN_PLANE_COL;
+    const tn__dequantize_work from = {.format = work->format, .dst = to->src};
+    tn__cuda_requantize_arguments argument = {.from = tn__cuda_dequantize_argument(&from),
+                                              .to = tn__cuda_quantize_argument(to),
+                                              .is_col = is_col};
+    int64_t piece = tn__vector_of(TN_FP32);
+    argument.from.src = tn__cuda_plane_of(&work->from, is_col ? 16 : piece);
+    argument.from.is_1d = work->format == TN_FORMAT_FP8_BLOCK_1D;
+    argument.from.tile_step = 1;
+    if (to->has_row) argument.to.row = tn__cuda_plane_of(&to->row, piece);
+    if (to->has_col) argument.to.col = tn__cuda_plane_of(&to->col, 16);
+    int kernel =
+        tn__kernel_of_requantize(to->format == TN_FORMAT_FP8_BLOCK_1D, work->from.dtype, to->dtype);
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&to->src), TN__TILE_THREADS,
+                             &argument, stream);
+}
+
+static tn_status launch_shift(tn__cuda_context *context, const tn__requantize_work *work,
+                              tn_stream stream) {
+    const tn_plane_layout *layout = &work->from.layout;
+    const tn_plane_view *to = work->to.has_row ? &work->to.row : &work->to.col;
+    const tn__matrix stored = {TN_FP32, NULL, layout->rows, layout->cols};
+    const tn__dequantize_work from = {.format = work->format, .dst = stored};
+    const tn__quantize_work out = {.src = stored};
+    tn__cuda_requantize_arguments argument = {.from = tn__cuda_dequantize_argument(&from),
+                                              .to = tn__cuda_quantize_argument(&out)};
+    argument.from.src = tn__cuda_plane_of(&work->from, tn__vector_of(TN_FP32));
+    argument.to.col = tn__cuda_plane_of(to, 16);
+    return tn__kernel_launch(context, tn__kernel_of_shift(work->from.dtype),
+                             tn__matrix_tiles(&stored), TN__TILE_THREADS, &argument, stream);
+}
+
+tn_status tn__cuda_requantize(tn__cuda_context *context, const tn__requantize_work *work,
+                              tn_stream stream) {
+    if (work->shifts) return launch_shift(context, work, stream);
+    return launch_values(context, work, stream);
+}

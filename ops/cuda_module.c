@@ -22,6 +22,7 @@ extern const unsigned char tn__cuda_tensor_image[];
 extern const unsigned char tn__cuda_activation_image[];
 extern const unsigned char tn__cuda_gradient_image[];
 extern const unsigned char tn__cuda_norm_image[];
+extern const unsigned char tn__cuda_requantize_image[];
 
 enum {
     CAST_IMAGE = 0,
@@ -35,6 +36,7 @@ enum {
     ACTIVATION_IMAGE,
     GRADIENT_IMAGE,
     NORM_IMAGE,
+    REQUANTIZE_IMAGE,
     IMAGE_COUNT
 };
 
@@ -50,6 +52,7 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [ACTIVATION_IMAGE] = tn__cuda_activation_image,
     [GRADIENT_IMAGE] = tn__cuda_gradient_image,
     [NORM_IMAGE] = tn__cuda_norm_image,
+    [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -113,6 +116,12 @@ int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format)
 }
 
 int tn__kernel_of_row_statistics(tn_dtype x) { return TN__KERNEL_ROW_STATISTICS + float_index(x); }
+
+int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to) {
+    return TN__KERNEL_REQUANTIZE + (!is_1d * 2 + fp8_index(from)) * 2 + fp8_index(to);
+}
+
+int tn__kernel_of_shift(tn_dtype format) { return TN__KERNEL_SHIFT + fp8_index(format); }
 
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to) {
     return family + float_index(from) * 3 + float_index(to);
@@ -256,6 +265,15 @@ static void single_nvfp4_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
 }
 
+static void requantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "requantize_%s_%s_%s", index / 4 ? "2d" : "1d",
+             fp8_names[index / 2 % 2], fp8_names[index % 2]);
+}
+
+static void shift_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "shift_plane_%s", fp8_names[index]);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -291,6 +309,8 @@ static const struct kernel_family {
     {TN__KERNEL_DIFFERENTIATE, GRADIENT_IMAGE, differentiate_name},
     {TN__KERNEL_NORMALIZE, NORM_IMAGE, normalize_name},
     {TN__KERNEL_ROW_STATISTICS, NORM_IMAGE, row_statistics_name},
+    {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
+    {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

@@ -19,6 +19,7 @@ enum {
     TN__FORMAT_KERNELS = 3 * 3 * 2, /* planes, source, FP8 type */
     TN__NVFP4_KERNELS = 3 * 3,
     TN__PRODUCE_KERNELS = 2 * 3 * 2,
+    TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
@@ -54,7 +55,9 @@ enum {
     TN__KERNEL_DIFFERENTIATE,
     TN__KERNEL_NORMALIZE = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
     TN__KERNEL_ROW_STATISTICS = TN__KERNEL_NORMALIZE + TN__PRODUCE_KERNELS,
-    TN__KERNEL_COUNT = TN__KERNEL_ROW_STATISTICS + 3
+    TN__KERNEL_REQUANTIZE = TN__KERNEL_ROW_STATISTICS + 3,
+    TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
+    TN__KERNEL_COUNT = TN__KERNEL_SHIFT + 2
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -72,10 +75,12 @@ int tn__kernel_of_scale_finish(tn_dtype format);
 /* family: ACTIVATE, DIFFERENTIATE or NORMALIZE. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
 int tn__kernel_of_row_statistics(tn_dtype x);
+int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
+int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 11 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 12 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */

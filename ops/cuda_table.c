@@ -61,6 +61,12 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
                              &argument, stream);
 }
 
+static tn_status requantize(tn_device *device, const tn__requantize_work *work, tn_stream stream) {
+    tn__cuda_context *context;
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__cuda_requantize(context, work, stream);
+}
+
 static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream) {
     tn__cuda_context *context;
@@ -139,6 +145,7 @@ const tn__op_table tn__op_table_cuda = {
     .shard_quantize = tn__cuda_shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .requantize = requantize,
     .scale_update = scale_update,
     .produce = tn__cuda_produce,
     .row_statistics = tn__cuda_row_statistics,

@@ -185,6 +185,14 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
     return launch(device, "transpose", &kernel, stream);
 }
 
+static tn_status requantize(tn_device *device, const tn__requantize_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_plane(&kernel, &work->from, 0);
+    if (work->to.has_row) touch_plane(&kernel, &work->to.row, 1);
+    if (work->to.has_col) touch_plane(&kernel, &work->to.col, 1);
+    return launch(device, "requantize", &kernel, stream);
+}
+
 static tn_status scale_update(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
@@ -345,6 +353,7 @@ const tn__op_table tn__op_table_ghost = {
     .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
     .row_statistics = row_statistics,

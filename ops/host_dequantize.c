@@ -50,6 +50,14 @@ static void dequantize_piece(const tn__dequantize_work *work, int64_t row, int64
         out[i] *= each ? scale_of(work, row, col + i) : scale;
 }
 
+void tn__host_plane_values(const tn__dequantize_work *work, int64_t row, int64_t col, int64_t count,
+                           float *out) {
+    for (int64_t at = 0; at < count; at += TN__NVFP4_BLOCK) {
+        int64_t piece = tn__least(TN__NVFP4_BLOCK, count - at);
+        dequantize_piece(work, row, col + at, piece, out + at);
+    }
+}
+
 void tn__host_dequantize(const tn__dequantize_work *work) {
     const tn_plane_layout *layout = &work->src.layout;
     const tn__matrix *dst = &work->dst;

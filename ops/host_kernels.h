@@ -18,6 +18,7 @@ void tn__host_quantize_made(const tn__quantize_work *work, tn__make_row make, vo
 
 void tn__host_dequantize(const tn__dequantize_work *work);
 void tn__host_transpose(const tn__transpose_work *work);
+void tn__host_requantize(const tn__requantize_work *work);
 void tn__host_scale_update(const tn__scale_update_work *work);
 
 /* Parts of them: quantizing to TENSOR, MXFP8 and NVFP4, but for the padding of scales; that; and
@@ -32,6 +33,10 @@ void tn__host_row_statistics(const tn__row_statistics_work *work);
 void tn__host_norm_run(const tn__produce_work *work, int64_t row, int64_t col, int count,
                        float *out);
 void tn__host_column_sums(const tn__column_sums_work *work);
+
+/* Values of the plane at (row, col) and after, as it is stored; dst is not looked at. */
+void tn__host_plane_values(const tn__dequantize_work *work, int64_t row, int64_t col, int64_t count,
+                           float *out);
 
 /* Bytes that work->scratch must have, whatever the sizes. */
 size_t tn__host_gemm_scratch_bytes(void);

@@ -25,6 +25,7 @@ typedef struct host_task {
         tn__shard_quantize_work shard_quantize;
         tn__dequantize_work dequantize;
         tn__transpose_work transpose;
+        tn__requantize_work requantize;
         tn__scale_update_work scale_update;
         tn__produce_work produce;
         tn__column_sums_work column_sums;
@@ -73,6 +74,13 @@ static void run_transpose(const host_task *task) { tn__host_transpose(&task->wor
 
 static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
     host_task task = {.run = run_transpose, .work.transpose = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_requantize(const host_task *task) { tn__host_requantize(&task->work.requantize); }
+
+static tn_status requantize(tn_device *device, const tn__requantize_work *work, tn_stream stream) {
+    host_task task = {.run = run_requantize, .work.requantize = *work};
     return enqueue(device, &task, stream);
 }
 
@@ -273,6 +281,7 @@ const tn__op_table tn__op_table_host = {
     .shard_quantize = shard_quantize,
     .dequantize = dequantize,
     .transpose = transpose,
+    .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
     .row_statistics = row_statistics,

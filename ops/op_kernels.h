@@ -129,6 +129,14 @@ typedef struct tn__dequantize_work {
     tn__matrix dst;    /* M x K */
 } tn__dequantize_work;
 
+/* Of one plane of blocks of 128 into others: see tn_requantize. `to` says all but its source. */
+typedef struct tn__requantize_work {
+    tn_format format; /* of `from` */
+    tn_plane_view from;
+    int shifts; /* the scaling-aware transpose, into the one plane of `to` */
+    tn__quantize_work to;
+} tn__requantize_work;
+
 /* Delayed scaling of `count` tensors: see tn_scale_update. history is [length, count]. */
 typedef struct tn__scale_update_work {
     float *history;
@@ -251,6 +259,7 @@ typedef struct tn__op_table {
                                 tn_stream stream);
     tn_status (*dequantize)(tn_device *device, const tn__dequantize_work *work, tn_stream stream);
     tn_status (*transpose)(tn_device *device, const tn__transpose_work *work, tn_stream stream);
+    tn_status (*requantize)(tn_device *device, const tn__requantize_work *work, tn_stream stream);
     tn_status (*scale_update)(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream);
     tn_status (*produce)(tn_device *device, const tn__produce_work *work, tn_stream stream);

@@ -405,6 +405,39 @@ typedef struct tn_norm_args {
     }
 TN_API TN_MUST_USE tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream);
 
+/* ---- re-quantize ---------------------------------------------------------------------------- */
+
+/* Makes planes of dst from one plane of src, both FP8_BLOCK_1D or 2D of one shape, without a
+ * high-precision source:
+ *
+ *     VALUES   what tn_quantize makes of the fp32 values that tn_dequantize gives of that plane: 1D
+ *              to 2D and back, a 1D COL from a 1D ROW with amaxes of its own, other types or modes
+ *     SHIFT    the scaling-aware transpose: src and dst 1D, of one type, POW2; dst's plane is the
+ *              other one than `from`. In each tile of 128 x 128, E is the largest of the scales of
+ *              `from` there, of blocks that are not all 0 or NaN (1 if all are); each code becomes
+ *              cast(code * (its scale / E)), to nearest even, and E is the scale of all of the
+ *              tile's blocks. No second amax, and no rounding but of codes that become denormal: a
+ *              value changes by at most E * 2^-10 (E4M3) or E * 2^-17 (E5M2), which of what
+ *              tn_quantize has made is less than 2^-17 of the tile's amax. */
+typedef enum tn_requantize_mode {
+    TN_REQUANTIZE_VALUES = 0,
+    TN_REQUANTIZE_SHIFT
+} tn_requantize_mode;
+
+typedef struct tn_requantize_args {
+    size_t size;
+    tn_tensor src;
+    tn_plane from;      /* TN_PLANE_ROW or TN_PLANE_COL; DATA (0) means ROW */
+    tn_tensor dst;      /* another tensor than src */
+    unsigned planes;    /* TN_QUANTIZE_ROW, TN_QUANTIZE_COL or both; 0 means ROW, or SHIFT's */
+    float amax_epsilon; /* as in tn_quantize; SHIFT: 0 */
+    tn_requantize_mode mode;
+} tn_requantize_args;
+#define TN_REQUANTIZE_ARGS_INIT                                                                    \
+    { sizeof(tn_requantize_args), {0}, TN_PLANE_DATA, {0}, 0, 0.0f, TN_REQUANTIZE_VALUES }
+
+TN_API TN_MUST_USE tn_status tn_requantize(const tn_requantize_args *args, tn_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -152,6 +152,55 @@ static void dequantizing_every_tail_equals_the_host(void **state) {
     gpu_count_report("back from formats");
 }
 
+/* ---- re-quantize ---------------------------------------------------------------------------- */
+
+/* Planes of blocks of 128 from one of them, with new scales or shifted. */
+static void check_requantize(int64_t rows, int64_t cols, uint64_t seed) {
+    static const tn_format blocks[] = {TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D};
+    static const tn_dtype codes[] = {TN_E4M3, TN_E5M2};
+    const int shifts = seed % 3 == 0, p = (int)(seed / 3 % 2), other = (int)(seed / 6 % 3) + 1;
+    const tn_format format = shifts ? TN_FORMAT_FP8_BLOCK_1D : blocks[seed / 2 % 2];
+    const tn_dtype dtype = codes[seed / 5 % 2];
+    char what[80];
+    twin_matrix src =
+        twin_matrix_fill(TN_FP32, rows, cols, (gpu_fill)(seed % GPU_FILL_COUNT), seed);
+    twin_plane from = twin_plane_make(format, planes[p], dtype, rows, cols);
+    tn__quantize_work made = {.src = src.host, .format = format, .dtype = dtype};
+    made.has_row = p == 0, made.has_col = p == 1, made.row = made.col = from.host;
+    tn__host_quantize(&made);
+    twin_plane_share(&from);
+    tn__requantize_work work = {.format = format, .from = from.host, .shifts = shifts};
+    work.to = (tn__quantize_work){.src = {TN_FP32, NULL, rows, cols},
+                                  .format = shifts ? format : blocks[seed / 4 % 2],
+                                  .dtype = shifts ? dtype : codes[seed / 7 % 2],
+                                  .scale_mode = shifts ? TN_SCALE_POW2 : TN_SCALE_FP32,
+                                  .has_row = shifts ? p == 1 : other & 1,
+                                  .has_col = shifts ? p == 0 : other >> 1};
+    twin_plane to[2];
+    for (int i = 0; i < 2; i++)
+        to[i] = twin_plane_make(work.to.format, planes[i], work.to.dtype, rows, cols);
+    work.to.row = to[0].host, work.to.col = to[1].host;
+    snprintf(what, sizeof what, "%lld x %lld seed %llu", (long long)rows, (long long)cols,
+             (unsigned long long)seed);
+    tn__host_requantize(&work);
+    work.from = from.emulated, work.to.row = to[0].emulated, work.to.col = to[1].emulated;
+    EXPECT_OK(tn__op_table_cuda.requantize(emulation.device, &work, emulation.stream));
+    emulation_wait(what);
+    for (int i = 0; i < 2; i++) {
+        twin_plane_compare(&to[i], shifts ? "shift" : "requantize", what);
+        twin_plane_end(&to[i]);
+    }
+    twin_matrix_end(&src), twin_plane_end(&from);
+}
+
+static void requantizing_every_tail_equals_the_host(void **state) {
+    (void)state;
+    emulation_each_tail(7, check_requantize);
+    for (uint64_t seed = 0; seed < 60; seed++)
+        check_requantize(144, 272, seed);
+    gpu_count_report("re-quantize");
+}
+
 /* ---- delayed scaling ------------------------------------------------------------------------ */
 
 /* More entries than a block has threads; several steps, each with new amaxes in the first row. */
@@ -186,6 +235,7 @@ int main(void) {
         cmocka_unit_test(quantizing_every_tail_equals_the_host),
         cmocka_unit_test(every_way_to_quantize_equals_the_host),
         cmocka_unit_test(dequantizing_every_tail_equals_the_host),
+        cmocka_unit_test(requantizing_every_tail_equals_the_host),
         cmocka_unit_test(updating_scales_equals_the_host),
     };
     emulation_begin();

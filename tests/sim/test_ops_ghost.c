@@ -265,6 +265,12 @@ static void casts_of_every_format_touch_only_their_own(void **state) {
         dequantize.dst = test_plain(ops.scope, TN_FP16, 67, 131);
         EXPECT_OK(tn_dequantize(&dequantize, ops.stream));
     }
+    tn_requantize_args requantize = TN_REQUANTIZE_ARGS_INIT;
+    requantize.src = test_fp8(ops.scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, 67, 131);
+    requantize.dst = test_fp8(ops.scope, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, 67, 131);
+    requantize.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+    test_declare_valid(&ops, requantize.src, TN_PLANE_ROW);
+    EXPECT_OK(tn_requantize(&requantize, ops.stream));
     update.amax_history = history, update.scale = scale;
     EXPECT_OK(tn_scale_update(&update, ops.stream));
     close_sim(&ops);
