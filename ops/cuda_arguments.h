@@ -64,9 +64,9 @@ typedef struct tn__cuda_transpose_arguments {
     uint32_t tiles_across;
 } tn__cuda_transpose_arguments;
 
-/* `from` is what a dequantize kernel would read, dst aside; `to` what a quantize kernel would write,
- * src aside. Shifting: rows and columns of both are those of the plane as it is stored, and it is
- * to.col that is written. */
+/* `from` is what a dequantize kernel would read, dst aside; `to` what a quantize kernel would
+ * write, src aside. Shifting: rows and columns of both are those of the plane as it is stored, and
+ * it is to.col that is written. */
 typedef struct tn__cuda_requantize_arguments {
     tn__cuda_dequantize_arguments from;
     tn__cuda_quantize_arguments to;
