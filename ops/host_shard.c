@@ -28,6 +28,7 @@ static float amax_of(const tn__shard *s, const tile_place *tile) {
     for (int64_t r = tile->top; r < tile->bottom; r++) {
         float value[TN__BLOCK];
         int64_t first, count = held_in_row(s, tile, r, &first);
+        if (count == 0) continue;
         tn__load_floats(s->src.dtype, s->src.data, first - s->first, count, value);
         for (int64_t i = 0; i < count; i++) {
             uint32_t magnitude = tn__bits_of(value[i]) & TN__FP32_MAGNITUDE;
