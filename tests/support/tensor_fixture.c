@@ -109,6 +109,26 @@ void tensor_fixture_close(tensor_fixture *fixture) {
         EXPECT_OK(tn_device_destroy(fixture->device));
 }
 
+/* The tests of a program have theirs one after the other. */
+static tensor_fixture shared;
+
+int tensor_fixture_set_up(void **state) {
+    tensor_fixture_open(&shared);
+    *state = &shared;
+    return 0;
+}
+
+int tensor_fixture_set_up_sim(void **state) {
+    tensor_fixture_open_sim(&shared);
+    *state = &shared;
+    return 0;
+}
+
+int tensor_fixture_tear_down(void **state) {
+    tensor_fixture_close(*state);
+    return 0;
+}
+
 /* ---- shorthands ---------------------------------------------------------------------------- */
 
 tn_tensor fixture_tensor(const tensor_fixture *fixture, tn_format format, int64_t rows,
@@ -132,6 +152,18 @@ void fixture_write(tn_tensor tensor, tn_plane plane, tn_stream stream) {
     EXPECT_OK(tn_lease_end(lease));
 }
 
+void fixture_write_both(const tensor_fixture *fixture, tn_tensor tensor) {
+    fixture_write(tensor, TN_PLANE_ROW, fixture->stream);
+    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, fixture->stream));
+}
+
+tn_lease fixture_lease(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream) {
+    tn_plane_view view;
+    tn_lease lease = {0};
+    EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
+    return lease;
+}
+
 void fixture_touch(const tensor_fixture *fixture, const tn_plane_view *view, int is_write,
                    tn_stream stream) {
     tn__range ranges[2] = {{view->data, view->layout.data_bytes, is_write},
@@ -145,6 +177,11 @@ tn_plane_state fixture_state(tn_tensor tensor, tn_plane plane) {
     tn_plane_state state = TN_PLANE_ABSENT;
     EXPECT_OK(tn_plane_state_get(tensor, plane, &state));
     return state;
+}
+
+void fixture_expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
+    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
+    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
 }
 
 size_t fixture_owned_bytes(const tensor_fixture *fixture) {

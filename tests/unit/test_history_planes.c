@@ -36,18 +36,6 @@ static tn_scope child_scope(const tensor_fixture *f, tn_scope_kind kind) {
     return scope;
 }
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 /* ---- L3: gathered activations --------------------------------------------------------------- */
 
 /* PR 2125:   data = transpose(data)          # re-arranges what was gathered
@@ -290,7 +278,8 @@ static void a_view_does_not_outlive_its_base(void **state) {
     expect_bytes(f, 0);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, open_fixture, close_fixture)
+#define TEST(name)                                                                                 \
+    cmocka_unit_test_setup_teardown(name, tensor_fixture_set_up, tensor_fixture_tear_down)
 
 int main(void) {
     const struct CMUnitTest tests[] = {

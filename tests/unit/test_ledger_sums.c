@@ -8,18 +8,6 @@
 
 enum { ROW_BYTES = 129 * 257, ROW_SCALES = 2 * 4 * 4, COL_SCALES = 3 * 4 * 4 }; /* 129 x 257, 2D */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_scope child_of(tn_scope parent, const char *name) {
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
     tn_scope scope = {0};
@@ -231,7 +219,8 @@ static void a_plane_freed_behind_the_tensors_back_is_found(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(bytes_are_told_apart_by_plane_and_part),
         WITH_FIXTURE(peaks_stay_until_reset_and_each_plane_has_its_own),

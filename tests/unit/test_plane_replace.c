@@ -8,44 +8,8 @@
 
 enum { PLANE_BYTES = 64 + 16, NTH_MAX = 40, CUDA_ERROR_UNKNOWN = 999 }; /* 8 x 8 in 2D */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int open_sim_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open_sim(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_tensor square(const tensor_fixture *f) {
     return fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, 8, 8, "w");
-}
-
-static tn_lease begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream) {
-    tn_plane_view view;
-    tn_lease lease = {0};
-    EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
-    return lease;
-}
-
-static void expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
-    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
-    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
-}
-
-static void valid_both(const tensor_fixture *f, tn_tensor tensor) {
-    fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
 }
 
 /* ---- the end frees the old memory ---------------------------------------------------------- */
@@ -81,7 +45,7 @@ static void the_ledger_has_both_buffers_until_the_end_and_one_after(void **state
     tn_tensor tensor = square(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
     EXPECT_OK(tn_scope_ledger_reset_peaks(f->scope));
-    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
     tn_ledger during = fixture_ledger(f->scope);
     assert_int_equal(during.data_bytes[TN_PLANE_ROW], 128);
     assert_int_equal(during.scale_bytes[TN_PLANE_ROW], 32);
@@ -101,18 +65,18 @@ static void the_ledger_has_both_buffers_until_the_end_and_one_after(void **state
 static void replacing_stales_the_other_plane_and_abandoning_takes_that_back(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
-    valid_both(f, tensor);
-    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->other);
-    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_STALE);
+    fixture_write_both(f, tensor);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->other);
+    fixture_expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_STALE);
     EXPECT_OK(tn_lease_abandon(lease));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
     assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->other)));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->other)));
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
     assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES);
     EXPECT_OK(tn_tensor_set_policy(tensor, TN_POLICY_UNTIL_LAST_USE));
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->other)));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT); /* as after a write */
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->other)));
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT); /* as after a write */
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
 }
 
@@ -151,11 +115,11 @@ static void two_planes_are_replaced_at_once(void **state) {
         tn_lease leases[2];
         int is_col_first = order & 1, is_col_ended_first = order >> 1 & 1;
         int ends[2] = {order >> 2 & 1, order >> 3 & 1}; /* of ROW and COL; else abandoned */
-        valid_both(f, tensor);
+        fixture_write_both(f, tensor);
         for (int i = 0; i < 2; i++) {
             int plane = i ^ is_col_first;
-            leases[plane] = begin(tensor, plane ? TN_PLANE_COL : TN_PLANE_ROW, TN_REPLACE,
-                                  plane ? f->other : f->stream);
+            leases[plane] = fixture_lease(tensor, plane ? TN_PLANE_COL : TN_PLANE_ROW, TN_REPLACE,
+                                          plane ? f->other : f->stream);
         }
         assert_int_equal(fixture_owned_bytes(f), 4 * PLANE_BYTES);
         EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_ROW, f->stream), TN_IN_USE);
@@ -164,8 +128,8 @@ static void two_planes_are_replaced_at_once(void **state) {
             EXPECT_OK(ends[plane] ? tn_lease_end(leases[plane]) : tn_lease_abandon(leases[plane]));
         }
         /* What was abandoned is valid only if the other has not been written either. */
-        expect_states(tensor, ends[0] || !ends[1] ? TN_PLANE_VALID : TN_PLANE_STALE,
-                      ends[1] || !ends[0] ? TN_PLANE_VALID : TN_PLANE_STALE);
+        fixture_expect_states(tensor, ends[0] || !ends[1] ? TN_PLANE_VALID : TN_PLANE_STALE,
+                              ends[1] || !ends[0] ? TN_PLANE_VALID : TN_PLANE_STALE);
         assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES);
         EXPECT_OK(tn_tensor_destroy(tensor, f->stream));
         assert_int_equal(fixture_owned_bytes(f), 0);
@@ -175,16 +139,16 @@ static void two_planes_are_replaced_at_once(void **state) {
 static void the_stale_plane_may_be_dropped_since_the_old_contents_are_kept(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
-    valid_both(f, tensor);
-    tn_lease write = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    fixture_write_both(f, tensor);
+    tn_lease write = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
     EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_COL, f->stream), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("the last copy of its contents"); /* the write may be abandoned */
     EXPECT_OK(tn_lease_abandon(write));
-    valid_both(f, tensor);
-    tn_lease replace = begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
+    fixture_write_both(f, tensor);
+    tn_lease replace = fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
     EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_COL, f->stream));
     EXPECT_OK(tn_lease_abandon(replace));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
 }
 
 /* ---- what is refused ----------------------------------------------------------------------- */
@@ -194,14 +158,14 @@ static void replacing_excludes_every_other_lease_on_the_plane(void **state) {
     tn_tensor tensor = square(f);
     tn_plane_view view;
     tn_lease lease;
-    valid_both(f, tensor);
-    tn_lease read = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream);
+    fixture_write_both(f, tensor);
+    tn_lease read = fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream);
     EXPECT_STATUS(tn_lease_begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream, &lease, &view),
                   TN_IN_USE);
     EXPECT_STATUS(tn_lease_begin(tensor, TN_PLANE_COL, TN_REPLACE, f->stream, &lease, &view),
                   TN_IN_USE);
     EXPECT_OK(tn_lease_end(read));
-    tn_lease replace = begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
+    tn_lease replace = fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
     for (int access = TN_READ; access <= TN_REPLACE; access++) {
         EXPECT_STATUS(
             tn_lease_begin(tensor, TN_PLANE_ROW, (tn_access)access, f->other, &lease, &view),
@@ -220,29 +184,30 @@ static void only_contents_have_an_old_view(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
     tn_plane_view view = {.data = &view};
-    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
     EXPECT_STATUS(tn_lease_old_view(lease, &view), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("tensor w, plane ROW was ABSENT: it has no old contents");
     EXPECT_OK(tn_lease_abandon(lease));
     assert_int_equal(fixture_owned_bytes(f), 0); /* it had made the plane */
     EXPECT_OK(tn_plane_make(tensor, TN_PLANE_ROW, f->stream));
-    lease = begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
+    lease = fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream);
     EXPECT_STATUS(tn_lease_old_view(lease, &view), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("was ALLOCATED");
     EXPECT_STATUS(tn_lease_old_view(lease, NULL), TN_INVALID_ARGUMENT);
     EXPECT_OK(tn_lease_end(lease));
     EXPECT_STATUS(tn_lease_old_view(lease, &view), TN_STALE_HANDLE);
-    lease = begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream);
+    lease = fixture_lease(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream);
     EXPECT_STATUS(tn_lease_old_view(lease, &view), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("is under a UPDATE lease: only REPLACE has old contents");
     EXPECT_OK(tn_lease_end(lease));
     assert_ptr_equal(view.data, &view); /* results are written last */
     EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    lease = begin(tensor, TN_PLANE_COL, TN_REPLACE, f->stream); /* stale contents are contents */
+    lease = fixture_lease(tensor, TN_PLANE_COL, TN_REPLACE,
+                          f->stream); /* stale contents are contents */
     EXPECT_OK(tn_lease_old_view(lease, &view));
     EXPECT_OK(tn_lease_end(lease));
-    expect_states(tensor, TN_PLANE_STALE, TN_PLANE_VALID);
+    fixture_expect_states(tensor, TN_PLANE_STALE, TN_PLANE_VALID);
 }
 
 static void a_tensor_without_elements_is_replaced_too(void **state) {
@@ -299,10 +264,10 @@ static void a_warm_replacement_makes_no_driver_call(void **state) {
     tn_driver_stats before = TN_DRIVER_STATS_INIT, after = TN_DRIVER_STATS_INIT;
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
     for (int i = 0; i < 3; i++)
-        EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream)));
+        EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream)));
     EXPECT_OK(tn_device_driver_stats(f->device, &before));
     for (int i = 0; i < 100; i++)
-        EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream)));
+        EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, f->stream)));
     EXPECT_OK(tn_device_driver_stats(f->device, &after));
     assert_memory_equal(before.calls, after.calls, sizeof before.calls);
 }
@@ -324,7 +289,7 @@ static void a_replacement_that_fails_leaves_all_as_it_was(void **state) {
             tn_plane_view view;
             tn_lease lease = {0};
             tn_stream fresh;
-            valid_both(f, tensor);
+            fixture_write_both(f, tensor);
             EXPECT_OK(tn_stream_create(f->device, &fresh));
             set_faults(kind & 1, nth, kind >> 1);
             tn_status status =
@@ -336,10 +301,10 @@ static void a_replacement_that_fails_leaves_all_as_it_was(void **state) {
             if (status != TN_OK) {
                 failed[kind & 1]++;
                 if (is_begun) EXPECT_OK(tn_lease_abandon(lease));
-                expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
-                EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_REPLACE, fresh)));
+                fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
+                EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_REPLACE, fresh)));
             }
-            expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
+            fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
             assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES);
             EXPECT_OK(tn_tensor_destroy(tensor, fresh));
             EXPECT_OK(tn_pool_trim(f->pool, 0, NULL));
@@ -365,19 +330,21 @@ static void a_fill_sets_elements_and_scales_and_is_a_write(void **state) {
         assert_int_equal(scales[i], 0x7E);
     EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
     EXPECT_OK(tn_plane_fill(tensor, TN_PLANE_COL, 0, f->stream));
-    expect_states(tensor, TN_PLANE_STALE, TN_PLANE_VALID);
+    fixture_expect_states(tensor, TN_PLANE_STALE, TN_PLANE_VALID);
     tn_tensor empty = fixture_tensor(f, TN_FORMAT_PLAIN, 0, 8, "empty");
     EXPECT_OK(tn_plane_fill(empty, TN_PLANE_DATA, 1, f->stream));
     EXPECT_STATUS(tn_plane_fill(empty, TN_PLANE_ROW, 1, f->stream), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_plane_fill((tn_tensor){0}, TN_PLANE_ROW, 1, f->stream), TN_STALE_HANDLE);
-    tn_lease read = begin(tensor, TN_PLANE_COL, TN_READ, f->stream);
+    tn_lease read = fixture_lease(tensor, TN_PLANE_COL, TN_READ, f->stream);
     EXPECT_STATUS(tn_plane_fill(tensor, TN_PLANE_COL, 1, f->stream), TN_IN_USE);
     EXPECT_OK(tn_lease_end(read));
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
-#define SIMULATED(test)    cmocka_unit_test_setup_teardown(test, open_sim_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
+#define SIMULATED(test)                                                                            \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up_sim, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(the_old_contents_are_read_while_the_new_are_written),
         WITH_FIXTURE(the_ledger_has_both_buffers_until_the_end_and_one_after),

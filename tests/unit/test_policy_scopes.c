@@ -9,13 +9,6 @@
 
 enum { ROW_BYTES = 256 * 128 + 2 * 4 * 4, COL_BYTES = 256 * 128 + 1 * 4 * 4 }; /* 256 x 128 */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
 static void set_variable(const char *name, const char *value) {
     if (value)
         setenv(name, value, 1);
@@ -167,7 +160,8 @@ static void the_variable_takes_every_policy_by_its_name(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, close_fixture)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(the_nearest_source_wins),
         WITH_FIXTURE(a_tensor_that_moves_comes_under_its_new_scope),

@@ -11,25 +11,6 @@
 
 enum { PLANE_BYTES = 64 + 16, NTH_MAX = 24, CUDA_ERROR_UNKNOWN = 999 }; /* 8 x 8 in 2D */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int open_sim_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open_sim(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_scope scope_below(tn_scope parent, const char *name) {
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
     tn_scope scope = {0};
@@ -52,18 +33,6 @@ static tn_tensor square_in(tn_scope scope) {
     return tensor;
 }
 
-static tn_lease begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream) {
-    tn_plane_view view;
-    tn_lease lease = {0};
-    EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
-    return lease;
-}
-
-static void valid_both(const tensor_fixture *f, tn_tensor tensor) {
-    fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
-}
-
 static uint64_t leases_in(tn_scope scope) { return fixture_ledger(scope).leases; }
 
 /* ---- what is freed when -------------------------------------------------------------------- */
@@ -71,8 +40,8 @@ static uint64_t leases_in(tn_scope scope) { return fixture_ledger(scope).leases;
 static void without_leases_it_is_a_close(void **state) {
     const tensor_fixture *f = *state;
     tn_scope scope = scope_below(f->scope, "step"), below = scope_below(scope, "below");
-    valid_both(f, square_in(scope));
-    valid_both(f, square_in(below));
+    fixture_write_both(f, square_in(scope));
+    fixture_write_both(f, square_in(below));
     assert_int_equal(fixture_owned_bytes(f), 4 * PLANE_BYTES);
     EXPECT_OK(tn_scope_close_deferred(scope));
     assert_int_equal(fixture_owned_bytes(f), 0);
@@ -87,10 +56,10 @@ static void a_leased_plane_is_freed_when_its_last_lease_ends(void **state) {
     const tensor_fixture *f = *state;
     tn_scope scope = scope_below(f->scope, "step");
     tn_tensor x = square_in(scope), y = square_in(scope);
-    valid_both(f, x);
-    valid_both(f, y);
-    tn_lease first = begin(x, TN_PLANE_ROW, TN_READ, f->stream);
-    tn_lease second = begin(x, TN_PLANE_ROW, TN_READ, f->other);
+    fixture_write_both(f, x);
+    fixture_write_both(f, y);
+    tn_lease first = fixture_lease(x, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease second = fixture_lease(x, TN_PLANE_ROW, TN_READ, f->other);
     EXPECT_OK(tn_scope_close_deferred(scope));
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES); /* x's ROW */
     assert_int_equal(fixture_ledger(f->scope).data_bytes[TN_PLANE_ROW], 64);
@@ -116,8 +85,8 @@ static void nothing_begins_in_a_closing_scope(void **state) {
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
     tn_plane_view view;
     tn_lease lease;
-    valid_both(f, x);
-    tn_lease held = begin(x, TN_PLANE_ROW, TN_READ, f->stream);
+    fixture_write_both(f, x);
+    tn_lease held = fixture_lease(x, TN_PLANE_ROW, TN_READ, f->stream);
     EXPECT_OK(tn_scope_close_deferred(scope));
     for (int i = 0; i < 2; i++) {
         tn_scope closing = i ? below : scope;
@@ -145,8 +114,8 @@ static void writes_that_are_under_way_end_or_are_abandoned(void **state) {
         tn_tensor x = square_in(scope);
         tn_access access = accesses[i / 2];
         tn_plane_view old;
-        valid_both(f, x);
-        tn_lease lease = begin(x, TN_PLANE_ROW, access, f->other);
+        fixture_write_both(f, x);
+        tn_lease lease = fixture_lease(x, TN_PLANE_ROW, access, f->other);
         EXPECT_OK(tn_scope_close_deferred(scope)); /* COL is stale and goes */
         assert_int_equal(fixture_owned_bytes(f), (access == TN_REPLACE ? 2 : 1) * PLANE_BYTES);
         if (access == TN_REPLACE) EXPECT_OK(tn_lease_old_view(lease, &old));
@@ -165,8 +134,8 @@ static void scopes_go_from_below_when_they_are_empty(void **state) {
     tn_tensor x = square_in(outer), y = square_in(inner);
     fixture_write(x, TN_PLANE_ROW, f->stream);
     fixture_write(y, TN_PLANE_ROW, f->stream);
-    tn_lease of_x = begin(x, TN_PLANE_ROW, TN_READ, f->stream);
-    tn_lease of_y = begin(y, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease of_x = fixture_lease(x, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease of_y = fixture_lease(y, TN_PLANE_ROW, TN_READ, f->stream);
     EXPECT_OK(tn_scope_close_deferred(inner));
     assert_int_equal(fixture_ledger(outer).tensors, 2);
     EXPECT_STATUS(tn_scope_close(outer), TN_IN_USE);
@@ -183,7 +152,7 @@ static void a_root_goes_with_its_books_when_the_last_lease_ends(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor x = square_in(f->scope);
     fixture_write(x, TN_PLANE_ROW, f->stream);
-    tn_lease lease = begin(x, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease lease = fixture_lease(x, TN_PLANE_ROW, TN_READ, f->stream);
     EXPECT_OK(tn_scope_close_deferred(f->scope));
     EXPECT_OK(tn_ledger_check(f->pool));
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
@@ -206,8 +175,8 @@ static void views_end_with_the_call_and_keep_a_base_from_closing(void **state) {
     EXPECT_OK(tn_tensor_destroy(view, f->stream));
     EXPECT_OK(tn_tensor_view_rows(outside, 0, 8, scope, &view));
     EXPECT_OK(tn_tensor_view_rows(x, 0, 8, scope, &inner));
-    tn_lease through = begin(view, TN_PLANE_ROW, TN_READ, f->stream);
-    tn_lease through_inner = begin(inner, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease through = fixture_lease(view, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease through_inner = fixture_lease(inner, TN_PLANE_ROW, TN_READ, f->stream);
     EXPECT_OK(tn_scope_close_deferred(scope));
     EXPECT_STATUS(tn_tensor_info_get(view, &info), TN_STALE_HANDLE);
     EXPECT_STATUS(tn_tensor_destroy(outside, f->stream), TN_IN_USE); /* it is the base's lease */
@@ -226,7 +195,7 @@ static void scratch_memory_stays_as_long_as_what_is_in_it(void **state) {
     fixture_write(x, TN_PLANE_ROW, f->stream);
     EXPECT_OK(tn_scope_scratch_reserve(scope, f->stream));
     size_t reserved = fixture_owned_bytes(f) - PLANE_BYTES;
-    tn_lease lease = begin(x, TN_PLANE_COL, TN_READ, f->stream); /* derived into the slot */
+    tn_lease lease = fixture_lease(x, TN_PLANE_COL, TN_READ, f->stream); /* derived into the slot */
     EXPECT_OK(tn_scope_close_deferred(scope));
     assert_int_equal(fixture_owned_bytes(f), reserved);
     EXPECT_OK(tn_ledger_check(f->pool));
@@ -239,12 +208,12 @@ static void offloaded_planes_are_freed_too(void **state) {
     const tensor_fixture *f = *state;
     tn_scope scope = scope_below(f->scope, "step");
     tn_tensor x = square_in(scope), y = square_in(scope);
-    valid_both(f, x);
+    fixture_write_both(f, x);
     fixture_write(y, TN_PLANE_ROW, f->stream);
     EXPECT_OK(tn_plane_offload(x, TN_PLANE_ROW, f->stream));
     EXPECT_OK(tn_plane_offload(y, TN_PLANE_ROW, f->stream));
     assert_int_equal(fixture_ledger(f->scope).offloaded_bytes, 2 * PLANE_BYTES);
-    tn_lease lease = begin(x, TN_PLANE_COL, TN_READ, f->other);
+    tn_lease lease = fixture_lease(x, TN_PLANE_COL, TN_READ, f->other);
     EXPECT_OK(tn_scope_close_deferred(scope));
     assert_int_equal(fixture_ledger(f->scope).offloaded_bytes, 0);
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
@@ -271,7 +240,7 @@ static void any_threads_may_end_the_leases(void **state) {
         tn_tensor x = square_in(scope);
         fixture_write(x, TN_PLANE_ROW, f->stream);
         for (int i = 0; i < THREADS; i++)
-            leases[i] = begin(x, TN_PLANE_ROW, TN_READ, i & 1 ? f->other : f->stream);
+            leases[i] = fixture_lease(x, TN_PLANE_ROW, TN_READ, i & 1 ? f->other : f->stream);
         for (int i = 0; i < THREADS; i++)
             assert_int_equal(pthread_create(&threads[i], NULL, end_lease, &leases[i]), 0);
         EXPECT_OK(tn_scope_close_deferred(scope));
@@ -324,9 +293,9 @@ static void what_can_not_be_freed_is_freed_later(void **state) {
             tn_scope scope = scope_below(f->scope, "step");
             tn_tensor x = square_in(scope);
             tn_stream fresh;
-            valid_both(f, x);
+            fixture_write_both(f, x);
             EXPECT_OK(tn_stream_create(f->device, &fresh));
-            tn_lease lease = begin(x, TN_PLANE_ROW, TN_READ, fresh);
+            tn_lease lease = fixture_lease(x, TN_PLANE_ROW, TN_READ, fresh);
             set_faults(kind & 1, nth, kind >> 1);
             tn_status closed = tn_scope_close_deferred(scope);
             tn_status ended = tn_lease_end(lease);
@@ -349,8 +318,10 @@ static void what_can_not_be_freed_is_freed_later(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
-#define SIMULATED(test)    cmocka_unit_test_setup_teardown(test, open_sim_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
+#define SIMULATED(test)                                                                            \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up_sim, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(without_leases_it_is_a_close),
         WITH_FIXTURE(a_leased_plane_is_freed_when_its_last_lease_ends),

@@ -8,18 +8,6 @@
 #include "host_alloc.h"
 #include "tensor_internal.h"
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_scope child_of(tn_scope parent, tn_scope_kind kind, const char *name) {
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
     tn_scope scope = {0};
@@ -280,7 +268,8 @@ static void an_open_scope_keeps_the_device_open(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(configs_that_do_not_fit_are_refused),
         WITH_FIXTURE(closing_frees_all_that_is_below),

@@ -8,30 +8,6 @@
 
 enum { PLANE_BYTES = 64 + 16, NTH_MAX = 40, CUDA_ERROR_UNKNOWN = 999 }; /* 8 x 8 in 2D */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int open_sim_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open_sim(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
-static void expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
-    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
-    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
-}
-
 static void expect_bytes(const tensor_fixture *f, tn_tensor tensor, tn_plane plane,
                          unsigned char byte) {
     unsigned char data[64], scales[16], expected[64];
@@ -66,7 +42,7 @@ static void a_clone_has_every_valid_plane_and_shares_none(void **state) {
     assert_int_equal(info.frozen, 1);
     assert_string_equal(info.name, "x");
     EXPECT_OK(tn_tensor_clone(x, f->scope, f->other, &again)); /* a stale plane is not copied */
-    expect_states(again, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(again, TN_PLANE_VALID, TN_PLANE_ABSENT);
     expect_bytes(f, again, TN_PLANE_ROW, 0x33);
     EXPECT_OK(tn_tensor_destroy(x, f->stream));
     expect_bytes(f, copy, TN_PLANE_ROW, 0x11);
@@ -79,7 +55,7 @@ static void a_tensor_without_planes_has_a_clone_without(void **state) {
     tn_tensor x = fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, 8, 8, "x"), copy;
     EXPECT_OK(tn_plane_make(x, TN_PLANE_ROW, f->stream)); /* no contents */
     EXPECT_OK(tn_tensor_clone(x, f->scope, f->stream, &copy));
-    expect_states(copy, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
+    fixture_expect_states(copy, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
     tn_tensor empty = fixture_tensor(f, TN_FORMAT_PLAIN, 0, 8, "empty");
     fixture_write(empty, TN_PLANE_DATA, f->stream);
@@ -113,7 +89,7 @@ static void a_plane_of_a_clone_may_be_restored_into_the_source(void **state) {
     EXPECT_OK(tn_tensor_clone(x, f->scope, f->stream, &copy));
     EXPECT_OK(tn_tensor_save(copy, TN_PLANE_BIT(TN_PLANE_COL), f->scope, f->stream, &saved));
     EXPECT_OK(tn_tensor_restore_into(saved, x));
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
 }
 
 static void no_use_of_source_or_clone_races(void **state) {
@@ -157,7 +133,7 @@ static void a_clone_that_fails_leaves_nothing(void **state) {
             set_faults(kind & 1, 0, 0);
             failed[kind & 1] += status != TN_OK;
             EXPECT_OK(tn_ledger_check(f->pool));
-            expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
+            fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
             assert_int_equal(fixture_ledger(f->scope).leases, 0);
             assert_int_equal(fixture_ledger(f->scope).tensors, status == TN_OK ? 2 : 1);
             assert_int_equal(fixture_owned_bytes(f), (status == TN_OK ? 4 : 2) * PLANE_BYTES);
@@ -173,8 +149,10 @@ static void a_clone_that_fails_leaves_nothing(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
-#define SIMULATED(test)    cmocka_unit_test_setup_teardown(test, open_sim_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
+#define SIMULATED(test)                                                                            \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up_sim, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(a_clone_has_every_valid_plane_and_shares_none),
         WITH_FIXTURE(a_tensor_without_planes_has_a_clone_without),

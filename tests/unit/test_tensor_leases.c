@@ -10,27 +10,8 @@
 
 enum { PLANE_BYTES = 64 + 16 }; /* 8 x 8 in 2D: data and one row of four floats */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_tensor square(const tensor_fixture *f) {
     return fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, 8, 8, "w");
-}
-
-static tn_lease begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream) {
-    tn_plane_view view;
-    tn_lease lease = {0};
-    EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
-    return lease;
 }
 
 static void expect_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
@@ -40,11 +21,6 @@ static void expect_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_
     EXPECT_STATUS(tn_lease_begin(tensor, plane, access, stream, &lease, &view), expected);
     assert_int_equal(lease.value, 5); /* results are written last */
     assert_ptr_equal(view.data, &view);
-}
-
-static void expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
-    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
-    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
 }
 
 /* ---- what a lease gives -------------------------------------------------------------------- */
@@ -91,7 +67,7 @@ static void readers_share_and_writers_exclude(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
     char holder[64];
-    tn_lease write = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->other);
+    tn_lease write = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->other);
     expect_begin(tensor, TN_PLANE_ROW, TN_READ, f->stream, TN_IN_USE);
     snprintf(holder, sizeof holder, "under a WRITE lease on stream %p", f->other);
     EXPECT_ERROR_HAS(holder);
@@ -99,15 +75,15 @@ static void readers_share_and_writers_exclude(void **state) {
     expect_begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream, TN_IN_USE);
     expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_IN_USE);
     EXPECT_OK(tn_lease_end(write));
-    tn_lease first = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream);
-    tn_lease second = begin(tensor, TN_PLANE_ROW, TN_READ, f->other);
+    tn_lease first = fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease second = fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->other);
     expect_begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream, TN_IN_USE);
     EXPECT_ERROR_HAS("under a READ lease");
     assert_int_equal(fixture_ledger(f->scope).leases, 2);
     EXPECT_OK(tn_lease_end(first));
     expect_begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream, TN_IN_USE); /* one reader is left */
     EXPECT_OK(tn_lease_end(second));
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream)));
     assert_int_equal(fixture_ledger(f->scope).leases, 0);
 }
 
@@ -115,10 +91,10 @@ static void a_read_of_one_plane_keeps_writers_off_the_other(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    tn_lease read = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease read = fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream);
     expect_begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream, TN_IN_USE);
     EXPECT_ERROR_HAS("plane ROW is under a READ lease");
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
     EXPECT_OK(tn_lease_end(read));
 }
@@ -142,12 +118,12 @@ static void update_wants_a_valid_plane(void **state) {
 static void a_lease_is_ended_once(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
-    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
     EXPECT_OK(tn_lease_end(lease));
     EXPECT_STATUS(tn_lease_end(lease), TN_STALE_HANDLE);
     EXPECT_ERROR_HAS("lease 0x");
     EXPECT_STATUS(tn_lease_abandon(lease), TN_STALE_HANDLE);
-    tn_lease next = begin(tensor, TN_PLANE_ROW, TN_READ, f->stream); /* in the same slot */
+    tn_lease next = fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream); /* in the same slot */
     EXPECT_STATUS(tn_lease_end(lease), TN_STALE_HANDLE);
     assert_int_equal(fixture_ledger(f->scope).leases, 1);
     EXPECT_OK(tn_lease_end(next));
@@ -161,16 +137,16 @@ static void a_write_stales_the_other_plane_when_it_begins(void **state) {
     tn_tensor tensor = square(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
     EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
-    tn_lease lease = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
-    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_STALE);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    fixture_expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_STALE);
     expect_begin(tensor, TN_PLANE_COL, TN_READ, f->stream, TN_IN_USE);
     EXPECT_STATUS(tn_plane_drop(tensor, TN_PLANE_COL, f->stream), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("plane COL is STALE and the last copy");
     EXPECT_OK(tn_lease_end(lease));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_STALE);
     assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES); /* KEEP: derived in place */
     EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
     assert_int_equal(fixture_owned_bytes(f), 2 * PLANE_BYTES);
     assert_int_equal(fixture_ledger(f->scope).peak_total_bytes, 2 * PLANE_BYTES);
 }
@@ -179,32 +155,33 @@ static void an_abandoned_write_gives_the_other_plane_back(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    tn_lease lease = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream); /* makes COL */
-    expect_states(tensor, TN_PLANE_STALE, TN_PLANE_ALLOCATED);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_COL, TN_WRITE, f->stream); /* makes COL */
+    fixture_expect_states(tensor, TN_PLANE_STALE, TN_PLANE_ALLOCATED);
     EXPECT_OK(tn_lease_abandon(lease));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
     assert_int_equal(fixture_owned_bytes(f), PLANE_BYTES);
     EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
-    EXPECT_OK(tn_lease_abandon(begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream)));
-    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_VALID); /* ROW's contents are undefined */
-    EXPECT_OK(tn_lease_abandon(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
-    expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_VALID);
+    EXPECT_OK(tn_lease_abandon(fixture_lease(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream)));
+    fixture_expect_states(tensor, TN_PLANE_ALLOCATED,
+                          TN_PLANE_VALID); /* ROW's contents are undefined */
+    EXPECT_OK(tn_lease_abandon(fixture_lease(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+    fixture_expect_states(tensor, TN_PLANE_ALLOCATED, TN_PLANE_VALID);
 }
 
 static void two_planes_written_at_once_stale_neither(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
-    tn_lease row = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
-    tn_lease col = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
+    tn_lease row = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    tn_lease col = fixture_lease(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
     EXPECT_OK(tn_lease_end(row));
     EXPECT_OK(tn_lease_end(col));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
-    row = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
-    col = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_VALID);
+    row = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    col = fixture_lease(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
     EXPECT_OK(tn_lease_end(row));
     EXPECT_OK(tn_lease_abandon(col)); /* its old contents are older than ROW's */
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ALLOCATED);
-    row = begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ALLOCATED);
+    row = fixture_lease(tensor, TN_PLANE_ROW, TN_UPDATE, f->stream);
     expect_begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream, TN_IN_USE); /* ROW is being read */
     EXPECT_OK(tn_lease_end(row));
 }
@@ -215,11 +192,11 @@ static void a_plane_written_meanwhile_does_not_come_back(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor tensor = square(f);
     fixture_write(tensor, TN_PLANE_COL, f->stream);
-    tn_lease row = begin(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
-    tn_lease col = begin(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
+    tn_lease row = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, f->stream);
+    tn_lease col = fixture_lease(tensor, TN_PLANE_COL, TN_WRITE, f->stream);
     EXPECT_OK(tn_lease_abandon(col));
     EXPECT_OK(tn_lease_abandon(row));
-    expect_states(tensor, TN_PLANE_ABSENT, TN_PLANE_ALLOCATED);
+    fixture_expect_states(tensor, TN_PLANE_ABSENT, TN_PLANE_ALLOCATED);
     EXPECT_STATUS(tn_plane_require(tensor, TN_PLANE_COL, f->stream), TN_INVALID_STATE);
 }
 
@@ -230,9 +207,9 @@ static void uses_on_one_stream_need_no_wait(void **state) {
     tn_tensor tensor = square(f);
     uint64_t waits = fixture_waits(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_COL, TN_READ, f->stream)));
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_COL, TN_READ, f->stream)));
     assert_int_equal(fixture_waits(f), waits);
 }
 
@@ -241,10 +218,11 @@ static void a_reader_waits_once_for_the_last_write_and_not_for_readers(void **st
     tn_tensor tensor = square(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
     uint64_t waits = fixture_waits(f);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->other)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->other)));
     assert_int_equal(fixture_waits(f), waits + 1);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->other))); /* has waited */
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
+    EXPECT_OK(
+        tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->other))); /* has waited */
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
     assert_int_equal(fixture_waits(f), waits + 1);
 }
 
@@ -254,8 +232,8 @@ static void a_writer_waits_for_every_reader_and_through_them_for_the_write(void 
     tn_stream third;
     EXPECT_OK(tn_stream_create(f->device, &third));
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->other)));
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->other)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
     uint64_t waits = fixture_waits(f);
     fixture_write(tensor, TN_PLANE_ROW, third); /* write on stream, reads on stream and other */
     assert_int_equal(fixture_waits(f), waits + 2);
@@ -286,14 +264,14 @@ static void many_reading_streams_are_bounded_by_merging_idle_ones(void **state) 
         EXPECT_OK(tn_stream_create(f->device, &streams[i]));
     uint64_t waits = fixture_waits(f);
     for (int i = 0; i < STREAMS; i++) {
-        EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, streams[i])));
+        EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, streams[i])));
     }
     assert_int_equal(fixture_waits(f), waits + STREAMS + (STREAMS - 8)); /* 8 are kept apart */
     waits = fixture_waits(f);
     fixture_write(tensor, TN_PLANE_ROW, f->stream);
     assert_int_equal(fixture_waits(f), waits + 8);
     for (int i = 0; i < STREAMS; i++) { /* all at once: none may be merged */
-        leases[i] = begin(tensor, TN_PLANE_ROW, TN_READ, streams[i]);
+        leases[i] = fixture_lease(tensor, TN_PLANE_ROW, TN_READ, streams[i]);
     }
     for (int i = 0; i < STREAMS; i++)
         EXPECT_OK(tn_lease_end(leases[i]));
@@ -319,12 +297,12 @@ static void a_stream_that_has_ended_is_not_waited_for(void **state) {
     for (int i = 0; i < 2; i++)
         EXPECT_OK(tn_stream_create(f->device, &gone[i]));
     EXPECT_OK(tn_plane_write(tensor, TN_PLANE_ROW, data, 64, scales, 16, gone[0]));
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, gone[1])));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, gone[1])));
     for (int i = 0; i < 2; i++)
         EXPECT_OK(tn_stream_destroy(f->device, gone[i]));
     uint64_t waits = fixture_waits(f), stream_calls = calls_of(f, TN_CALL_STREAM);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_ROW, TN_UPDATE, f->other)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_READ, f->stream)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_ROW, TN_UPDATE, f->other)));
     assert_int_equal(fixture_waits(f), waits + 1);               /* other for stream */
     assert_int_equal(calls_of(f, TN_CALL_STREAM), stream_calls); /* nor for the whole device */
     EXPECT_OK(tn_plane_read(tensor, TN_PLANE_ROW, back, 64, scales, 16, f->stream));
@@ -374,13 +352,13 @@ static void leases_on_a_stream_that_has_ended_can_still_be_ended(void **state) {
     tn_tensor tensor = square(f), other = square(f);
     tn_stream gone;
     EXPECT_OK(tn_stream_create(f->device, &gone));
-    tn_lease write = begin(tensor, TN_PLANE_ROW, TN_WRITE, gone);
-    tn_lease abandoned = begin(other, TN_PLANE_ROW, TN_WRITE, gone);
+    tn_lease write = fixture_lease(tensor, TN_PLANE_ROW, TN_WRITE, gone);
+    tn_lease abandoned = fixture_lease(other, TN_PLANE_ROW, TN_WRITE, gone);
     EXPECT_OK(tn_stream_destroy(f->device, gone));
     EXPECT_OK(tn_lease_end(write));
     EXPECT_OK(tn_lease_abandon(abandoned));
-    expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
-    expect_states(other, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
+    fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(other, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
 }
 
 static uint64_t all_driver_calls(const tensor_fixture *f) {
@@ -401,7 +379,7 @@ static void a_warm_step_on_one_stream_makes_no_driver_call(void **state) {
         tn_tensor tensor = square(f);
         fixture_write(tensor, TN_PLANE_ROW, f->stream);
         fixture_write(tensor, TN_PLANE_COL, f->stream);
-        EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, f->stream)));
+        EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_COL, TN_READ, f->stream)));
         EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_ROW, f->stream));
         EXPECT_OK(tn_tensor_destroy(tensor, f->stream));
     }
@@ -433,13 +411,14 @@ static void no_host_memory_is_left_when_all_is_closed(void **state) {
     tensor_fixture_open(&fixture);
     tn_tensor tensor = square(&fixture);
     fixture_write(tensor, TN_PLANE_ROW, fixture.stream);
-    EXPECT_OK(tn_lease_end(begin(tensor, TN_PLANE_COL, TN_READ, fixture.other)));
+    EXPECT_OK(tn_lease_end(fixture_lease(tensor, TN_PLANE_COL, TN_READ, fixture.other)));
     tensor_fixture_close(&fixture);
     assert_int_equal(tn__host_live_blocks(), blocks);
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(a_lease_gives_addresses_and_the_layout),
         WITH_FIXTURE(a_plain_plane_has_no_scale_address),

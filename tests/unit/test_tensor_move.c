@@ -11,18 +11,6 @@ enum { PLANE_BYTES = 64 + 16, TWO_PLANES = 2 * PLANE_BYTES }; /* 8 x 8 in 2D */
 
 static const unsigned row_bit = TN_PLANE_BIT(TN_PLANE_ROW), col_bit = TN_PLANE_BIT(TN_PLANE_COL);
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_scope scope_in(const tensor_fixture *f, const char *name) {
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
     tn_scope scope = {0};
@@ -35,18 +23,6 @@ static tn_scope scope_in(const tensor_fixture *f, const char *name) {
 
 static tn_tensor square(const tensor_fixture *f) {
     return fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, 8, 8, "w");
-}
-
-static tn_lease begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream) {
-    tn_plane_view view;
-    tn_lease lease = {0};
-    EXPECT_OK(tn_lease_begin(tensor, plane, access, stream, &lease, &view));
-    return lease;
-}
-
-static void expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
-    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
-    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
 }
 
 static void expect_scope(tn_scope scope, size_t bytes, uint64_t tensors, uint64_t leases) {
@@ -65,7 +41,7 @@ static void a_tensor_whose_plane_is_being_replaced_moves_with_both_buffers(void 
         tn_tensor w = square(f);
         EXPECT_OK(tn_tensor_move(w, from));
         fixture_write(w, TN_PLANE_ROW, f->stream);
-        tn_lease lease = begin(w, TN_PLANE_ROW, TN_REPLACE, f->other);
+        tn_lease lease = fixture_lease(w, TN_PLANE_ROW, TN_REPLACE, f->other);
         EXPECT_OK(tn_scope_ledger_reset_peaks(f->scope));
         EXPECT_OK(tn_tensor_move(w, to));
         expect_scope(from, 0, 0, 0);
@@ -85,7 +61,7 @@ static void a_view_and_its_base_move_each_on_its_own(void **state) {
     tn_tensor w = square(f), view;
     fixture_write(w, TN_PLANE_ROW, f->stream);
     EXPECT_OK(tn_tensor_view_rows(w, 0, 8, left, &view));
-    tn_lease lease = begin(view, TN_PLANE_ROW, TN_READ, f->stream);
+    tn_lease lease = fixture_lease(view, TN_PLANE_ROW, TN_READ, f->stream);
     EXPECT_OK(tn_tensor_move(view, right));
     EXPECT_OK(tn_tensor_move(w, left));
     expect_scope(left, PLANE_BYTES, 1, 1); /* memory and leases are the base's */
@@ -142,7 +118,7 @@ static void adopted_memory_goes_along_and_is_released_once(void **state) {
     EXPECT_OK(tn_tensor_restore_into(saved, x));
     assert_int_equal(fixture_ledger(to).foreign_bytes, 128);
     assert_int_equal(released, 0);
-    tn_lease lease = begin(x, TN_PLANE_DATA, TN_REPLACE, f->other); /* memory of our own */
+    tn_lease lease = fixture_lease(x, TN_PLANE_DATA, TN_REPLACE, f->other); /* memory of our own */
     assert_int_equal(fixture_ledger(to).foreign_bytes, 128);
     EXPECT_OK(tn_ledger_check(f->pool));
     EXPECT_OK(tn_lease_end(lease));
@@ -161,12 +137,12 @@ static void what_is_in_a_scratch_slot_is_neither_handed_over_nor_cloned(void **s
     EXPECT_STATUS(tn_tensor_save(w, col_bit, f->scope, f->stream, &saved), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("plane COL is in a scratch slot");
     EXPECT_OK(tn_tensor_clone(w, f->scope, f->stream, &copy));
-    expect_states(copy, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(copy, TN_PLANE_VALID, TN_PLANE_ABSENT);
     EXPECT_OK(tn_tensor_save(copy, row_bit, f->scope, f->stream, &saved));
     EXPECT_OK(tn_plane_require(saved, TN_PLANE_COL, f->stream)); /* displaces that of w */
-    expect_states(w, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(w, TN_PLANE_VALID, TN_PLANE_ABSENT);
     EXPECT_OK(tn_tensor_restore_into(saved, copy));
-    expect_states(copy, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(copy, TN_PLANE_VALID, TN_PLANE_ABSENT);
     EXPECT_OK(tn_plane_require(w, TN_PLANE_COL, f->stream)); /* the slot is free */
     EXPECT_OK(tn_ledger_check(f->pool));
 }
@@ -190,7 +166,7 @@ static void expect_transposed_back(const tensor_fixture *f, tn_tensor w, const u
     EXPECT_OK(tn_stream_synchronize(f->device, f->other));
     assert_memory_equal(out, row, 64);
     assert_memory_equal(scales, ((float[]){2, 0, 0, 0}), 16);
-    expect_states(w, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(w, TN_PLANE_VALID, TN_PLANE_VALID);
 }
 
 static void row_comes_back_from_col_in_every_kind_of_tensor(void **state) {
@@ -200,7 +176,7 @@ static void row_comes_back_from_col_in_every_kind_of_tensor(void **state) {
     tn_tensor w = square(f), moved = square(f), view, saved, restored, copy;
     fill_both(f, w, row);
     EXPECT_OK(tn_tensor_clone(w, scope, f->other, &copy));
-    expect_states(copy, TN_PLANE_ABSENT, TN_PLANE_VALID);
+    fixture_expect_states(copy, TN_PLANE_ABSENT, TN_PLANE_VALID);
     expect_transposed_back(f, copy, row);
     fill_both(f, moved, row);
     EXPECT_OK(tn_tensor_move(moved, scope));
@@ -210,7 +186,7 @@ static void row_comes_back_from_col_in_every_kind_of_tensor(void **state) {
     EXPECT_OK(tn_tensor_destroy(view, f->stream));
     EXPECT_OK(tn_tensor_save(w, col_bit, scope, f->stream, &saved));
     expect_transposed_back(f, saved, row);
-    expect_states(w, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(w, TN_PLANE_VALID, TN_PLANE_ABSENT);
     EXPECT_OK(tn_plane_drop(saved, TN_PLANE_ROW, f->stream));
     EXPECT_OK(tn_tensor_restore(saved, f->scope, &restored));
     expect_transposed_back(f, restored, row);
@@ -243,7 +219,8 @@ static void a_replaced_plane_is_what_the_other_derives_from(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(a_tensor_whose_plane_is_being_replaced_moves_with_both_buffers),
         WITH_FIXTURE(a_view_and_its_base_move_each_on_its_own),

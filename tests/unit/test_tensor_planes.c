@@ -4,18 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_tensor_config config_2d(int64_t rows, int64_t cols) {
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
     config.format = TN_FORMAT_FP8_BLOCK_2D;
@@ -435,7 +423,8 @@ static void copies_want_the_exact_sizes(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(a_tensor_is_flattened_to_rows_and_columns),
         WITH_FIXTURE(a_3d_tensor_has_a_col_plane_of_k_by_m),

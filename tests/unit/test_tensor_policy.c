@@ -11,13 +11,6 @@
 
 enum { PLANE_BYTES = 256 * 128 + 2 * 4 * 4, COL_BYTES = 256 * 128 + 1 * 4 * 4 }; /* 256 x 128 */
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
 static void set_release_option(const char *value) {
     if (value)
         setenv("TENURE_RELEASE_FROZEN_COLUMNWISE", value, 1);
@@ -221,7 +214,8 @@ static void a_frozen_stack_saves_exactly_its_col_planes(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, close_fixture)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(default_is_keep_without_the_option),
         WITH_FIXTURE(default_releases_frozen_2d_weights_with_the_option),

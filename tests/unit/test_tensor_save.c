@@ -12,25 +12,6 @@ enum { PLANE_BYTES = 64 + 16, NTH_MAX = 24, CUDA_ERROR_UNKNOWN = 999 }; /* 8 x 8
 
 static const unsigned row_bit = TN_PLANE_BIT(TN_PLANE_ROW), col_bit = TN_PLANE_BIT(TN_PLANE_COL);
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int open_sim_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open_sim(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_tensor square(const tensor_fixture *f, tn_format format) {
     return fixture_tensor(f, format, 8, 8, "x");
 }
@@ -44,22 +25,12 @@ static tn_scope saved_scope(const tensor_fixture *f) {
     return scope;
 }
 
-static void expect_states(tn_tensor tensor, tn_plane_state row, tn_plane_state col) {
-    assert_int_equal(fixture_state(tensor, TN_PLANE_ROW), row);
-    assert_int_equal(fixture_state(tensor, TN_PLANE_COL), col);
-}
-
 static void *address_of(tn_tensor tensor, tn_plane plane, tn_stream stream) {
     tn_plane_view view;
     tn_lease lease;
     EXPECT_OK(tn_lease_begin(tensor, plane, TN_READ, stream, &lease, &view));
     EXPECT_OK(tn_lease_end(lease));
     return view.data;
-}
-
-static void valid_both(const tensor_fixture *f, tn_tensor tensor) {
-    fixture_write(tensor, TN_PLANE_ROW, f->stream);
-    EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f->stream));
 }
 
 /* ---- save ---------------------------------------------------------------------------------- */
@@ -69,15 +40,15 @@ static void saving_moves_a_plane_without_a_byte_or_a_call(void **state) {
     tn_scope scope = saved_scope(f);
     tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), saved;
     tn_driver_stats before = TN_DRIVER_STATS_INIT, after = TN_DRIVER_STATS_INIT;
-    valid_both(f, x);
+    fixture_write_both(f, x);
     void *data = address_of(x, TN_PLANE_COL, f->stream);
     EXPECT_OK(tn_scope_ledger_reset_peaks(f->scope));
     EXPECT_OK(tn_device_driver_stats(f->device, &before));
     EXPECT_OK(tn_tensor_save(x, col_bit, scope, f->stream, &saved));
     EXPECT_OK(tn_device_driver_stats(f->device, &after));
     assert_memory_equal(before.calls, after.calls, sizeof before.calls);
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_ABSENT);
-    expect_states(saved, TN_PLANE_ABSENT, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(saved, TN_PLANE_ABSENT, TN_PLANE_VALID);
     assert_ptr_equal(address_of(saved, TN_PLANE_COL, f->stream), data);
     assert_int_equal(fixture_ledger(scope).total_bytes, PLANE_BYTES);
     assert_int_equal(fixture_ledger(scope).data_bytes[TN_PLANE_COL], 64);
@@ -113,12 +84,12 @@ static void a_plane_that_is_not_there_is_derived_or_refused(void **state) {
     int derived = fixture_derive_calls();
     fixture_derive_fault(1);
     EXPECT_STATUS(tn_tensor_save(x, col_bit, f->scope, f->stream, &saved), TN_DRIVER_ERROR);
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_ABSENT);
     assert_int_equal(saved.value, 7);
     EXPECT_OK(tn_tensor_save(x, row_bit | col_bit, f->scope, f->stream, &saved));
     assert_int_equal(fixture_derive_calls(), derived + 2);
-    expect_states(x, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
-    expect_states(saved, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
+    fixture_expect_states(saved, TN_PLANE_VALID, TN_PLANE_VALID);
     tn_tensor y = square(f, TN_FORMAT_FP8_BLOCK_1D);
     fixture_write(y, TN_PLANE_ROW, f->stream);
     EXPECT_STATUS(tn_tensor_save(y, col_bit, f->scope, f->stream, &saved), TN_UNSUPPORTED);
@@ -129,7 +100,7 @@ static void what_can_not_be_saved_is_named(void **state) {
     tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), saved = {7};
     tn_plane_view view;
     tn_lease lease;
-    valid_both(f, x);
+    fixture_write_both(f, x);
     EXPECT_STATUS(tn_tensor_save(x, 0, f->scope, f->stream, &saved), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_tensor_save(x, 1u << TN_PLANE_COUNT, f->scope, f->stream, &saved),
                   TN_INVALID_ARGUMENT);
@@ -140,7 +111,7 @@ static void what_can_not_be_saved_is_named(void **state) {
     EXPECT_OK(tn_lease_begin(x, TN_PLANE_COL, TN_READ, f->other, &lease, &view));
     EXPECT_STATUS(tn_tensor_save(x, row_bit | col_bit, f->scope, f->stream, &saved), TN_IN_USE);
     EXPECT_ERROR_HAS("tensor x, plane COL is under a READ lease");
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
     assert_int_equal(saved.value, 7);
     EXPECT_OK(tn_tensor_save(x, row_bit, f->scope, f->stream, &saved)); /* that one is not leased */
     EXPECT_OK(tn_lease_end(lease));
@@ -153,7 +124,7 @@ static void restoring_ends_the_saved_handle_and_moves_the_planes(void **state) {
     tn_scope scope = saved_scope(f);
     tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), saved, back;
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
-    valid_both(f, x);
+    fixture_write_both(f, x);
     void *data = address_of(x, TN_PLANE_ROW, f->stream);
     EXPECT_OK(tn_tensor_save(x, row_bit | col_bit, scope, f->stream, &saved));
     EXPECT_OK(tn_tensor_restore(saved, f->scope, &back));
@@ -165,7 +136,7 @@ static void restoring_ends_the_saved_handle_and_moves_the_planes(void **state) {
     assert_int_equal(fixture_ledger(scope).total_bytes, 0);
     assert_int_equal(fixture_ledger(scope).tensors, 0);
     EXPECT_OK(tn_scope_close(scope));
-    expect_states(back, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(back, TN_PLANE_VALID, TN_PLANE_VALID);
     EXPECT_STATUS(tn_tensor_restore(back, f->scope, &back), TN_INVALID_STATE); /* twice */
     EXPECT_ERROR_HAS("tensor x is not a saved one");
     EXPECT_STATUS(tn_tensor_restore(x, f->scope, &back), TN_INVALID_STATE);
@@ -175,11 +146,11 @@ static void restoring_into_the_tensor_gives_its_planes_back(void **state) {
     const tensor_fixture *f = *state;
     tn_scope scope = saved_scope(f);
     tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), saved;
-    valid_both(f, x);
+    fixture_write_both(f, x);
     void *data = address_of(x, TN_PLANE_COL, f->stream);
     EXPECT_OK(tn_tensor_save(x, col_bit, scope, f->stream, &saved));
     EXPECT_OK(tn_tensor_restore_into(saved, x));
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
     assert_ptr_equal(address_of(x, TN_PLANE_COL, f->stream), data);
     assert_int_equal(fixture_ledger(scope).tensors, 0);
     EXPECT_STATUS(tn_tensor_restore_into(saved, x), TN_STALE_HANDLE);
@@ -189,20 +160,20 @@ static void restoring_into_the_tensor_gives_its_planes_back(void **state) {
 static void contents_of_two_writes_never_meet_in_one_tensor(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), saved;
-    valid_both(f, x);
+    fixture_write_both(f, x);
     EXPECT_OK(tn_tensor_save(x, col_bit, f->scope, f->stream, &saved));
     fixture_write(x, TN_PLANE_ROW, f->stream);
     EXPECT_STATUS(tn_tensor_restore_into(saved, x), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("tensor x has been written since its planes were saved");
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_ABSENT);
-    expect_states(saved, TN_PLANE_ABSENT, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(saved, TN_PLANE_ABSENT, TN_PLANE_VALID);
     EXPECT_OK(tn_plane_require(x, TN_PLANE_COL, f->stream));
     EXPECT_OK(tn_plane_drop(x, TN_PLANE_ROW, f->stream));
     EXPECT_STATUS(tn_tensor_restore_into(saved, x), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("has a plane COL (VALID)");
     tn_tensor other = square(f, TN_FORMAT_FP8_BLOCK_2D);
     EXPECT_OK(tn_tensor_restore_into(saved, other)); /* it has none */
-    expect_states(other, TN_PLANE_ABSENT, TN_PLANE_VALID);
+    fixture_expect_states(other, TN_PLANE_ABSENT, TN_PLANE_VALID);
 }
 
 static void restoring_into_what_does_not_fit_is_refused(void **state) {
@@ -210,7 +181,7 @@ static void restoring_into_what_does_not_fit_is_refused(void **state) {
     tn_tensor x = square(f, TN_FORMAT_FP8_BLOCK_2D), saved;
     tn_plane_view view;
     tn_lease lease;
-    valid_both(f, x);
+    fixture_write_both(f, x);
     EXPECT_OK(tn_tensor_save(x, col_bit, f->scope, f->stream, &saved));
     EXPECT_STATUS(tn_tensor_restore_into(saved, saved), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_tensor_restore_into(x, saved), TN_INVALID_STATE);
@@ -242,15 +213,15 @@ static void nothing_is_saved_or_restored_into_a_dropped_set(void **state) {
     EXPECT_OK(tn_tensor_move(inside, set));
     EXPECT_OK(tn_saved_recompute_set(set, rebuild_nothing, NULL));
     EXPECT_OK(tn_saved_drop(set, f->stream));
-    valid_both(f, x);
+    fixture_write_both(f, x);
     EXPECT_STATUS(tn_tensor_save(x, row_bit, set, f->stream, &saved), TN_INVALID_STATE);
     EXPECT_ERROR_HAS("which is dropped: tn_saved_rebuild first");
     assert_int_equal(saved.value, 7);
     assert_int_equal(fixture_ledger(set).tensors, 1);
-    expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
+    fixture_expect_states(x, TN_PLANE_VALID, TN_PLANE_VALID);
     EXPECT_OK(tn_tensor_save(x, row_bit, f->scope, f->stream, &again));
     EXPECT_STATUS(tn_tensor_restore_into(again, inside), TN_INVALID_STATE);
-    expect_states(again, TN_PLANE_VALID, TN_PLANE_ABSENT);
+    fixture_expect_states(again, TN_PLANE_VALID, TN_PLANE_ABSENT);
 }
 
 /* ---- the last copy ------------------------------------------------------------------------- */
@@ -328,7 +299,7 @@ static void a_save_that_fails_moves_nothing(void **state) {
                 assert_int_equal(fixture_state(x, TN_PLANE_ROW), TN_PLANE_VALID);
                 EXPECT_OK(tn_tensor_save(x, row_bit | col_bit, f->scope, f->other, &saved));
             }
-            expect_states(status == TN_OK ? back : saved, TN_PLANE_VALID, TN_PLANE_VALID);
+            fixture_expect_states(status == TN_OK ? back : saved, TN_PLANE_VALID, TN_PLANE_VALID);
             EXPECT_OK(tn_tensor_destroy(status == TN_OK ? back : saved, f->other));
             EXPECT_OK(tn_tensor_destroy(x, f->stream));
             assert_int_equal(fixture_owned_bytes(f), 0);
@@ -340,8 +311,10 @@ static void a_save_that_fails_moves_nothing(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
-#define SIMULATED(test)    cmocka_unit_test_setup_teardown(test, open_sim_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
+#define SIMULATED(test)                                                                            \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up_sim, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         SIMULATED(saving_moves_a_plane_without_a_byte_or_a_call),
         WITH_FIXTURE(what_is_written_next_does_not_reach_what_was_saved),

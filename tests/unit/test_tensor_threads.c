@@ -8,18 +8,6 @@
 
 enum { ROUNDS = 200 };
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static void join(pthread_t thread) {
     void *failure = NULL;
     assert_int_equal(pthread_join(thread, &failure), 0);
@@ -215,7 +203,8 @@ static void roots_come_and_go_in_several_threads(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(leases_are_ended_by_another_thread),
         WITH_FIXTURE(of_two_threads_one_ends_the_lease),

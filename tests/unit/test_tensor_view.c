@@ -11,25 +11,6 @@
 
 enum { NTH_MAX = 12 };
 
-static int open_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int open_sim_fixture(void **state) {
-    static tensor_fixture fixture;
-    tensor_fixture_open_sim(&fixture);
-    *state = &fixture;
-    return 0;
-}
-
-static int close_fixture(void **state) {
-    tensor_fixture_close(*state);
-    return 0;
-}
-
 static tn_tensor tensor_of(const tensor_fixture *f, tn_format format, tn_dtype dtype, int64_t rows,
                            int64_t cols) {
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
@@ -469,8 +450,10 @@ static void a_view_or_copy_that_fails_leaves_nothing(void **state) {
 }
 
 int main(void) {
-#define WITH_FIXTURE(test) cmocka_unit_test_setup_teardown(test, open_fixture, close_fixture)
-#define SIMULATED(test)    cmocka_unit_test_setup_teardown(test, open_sim_fixture, close_fixture)
+#define WITH_FIXTURE(test)                                                                         \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
+#define SIMULATED(test)                                                                            \
+    cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up_sim, tensor_fixture_tear_down)
     const struct CMUnitTest tests[] = {
         WITH_FIXTURE(a_view_reads_and_writes_the_base_and_owns_nothing),
         WITH_FIXTURE(a_view_of_a_view_is_one_of_the_same_base),
