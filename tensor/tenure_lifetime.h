@@ -233,8 +233,8 @@ TN_API tn_status tn_scope_scratch_release(tn_scope scope, tn_stream stream);
  * (none: nothing is kept). When it is full, the planes stay that cost most to derive again for
  * their bytes (a launch and the bytes moved) times how often they were released; a plane
  * displaces another only if it is clearly worth more, so that a cycle of equal layers keeps the
- * same ones. A tensor that moves to another scope takes its plane along, out of the budget until
- * it is released again.
+ * same ones. A plane that is replaced, or that moves to another scope with its tensor, is out of
+ * the budget until it is released again.
  *
  * TN_IN_USE if fewer bytes than are kept can not be had because of a lease; then nothing
  * changes. What is kept above `bytes` is dropped, least worth first, each in the order of its
