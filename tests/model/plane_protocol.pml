@@ -22,7 +22,8 @@
  * and that no thread waits for ever (spin's invalid end states).
  *
  * The verifier reads two environment variables: PLANTED, the number of a fault that must be found
- * (below), and FAILURES, 1 if what may fail is to be tried both ways.
+ * (below), and FAILURES: 1 if what may fail is to be tried both ways, 2 if that is so of allocations
+ * only.
  */
 #ifndef LEASES
 #define LEASES 2 /* that users have open at once: 1 or 2 */
@@ -39,6 +40,8 @@
 #define DROP_LAST         5
 #define REPLACE_FORGETS   6
 #define LOCK_KEPT         7
+#define REPLACE_HALF      8
+#define SOURCE_KEPT       9
 
 /* Planes 2 and 3 are what a REPLACE lease on 0 and 1 supersedes. Blocks are alike, so each plane
  * has a place for one; what is there while the plane is ABSENT is free. */
@@ -92,6 +95,7 @@ typedef pool_block {
 
 byte planted;
 bit may_fail;
+bit may_lack_memory;
 bit is_locked;
 bit is_closed;
 bit is_alive;
@@ -210,7 +214,7 @@ inline swap_blocks(x, y) {
  * knows of. Sets ok. */
 inline pool_alloc(at, via) {
     if
-    :: may_fail -> ok = 0
+    :: may_lack_memory -> ok = 0
     :: ok = 1
     :: !blocks[0].is_taken && at != 0 -> ok = 1; swap_blocks(at, 0)
     :: !blocks[1].is_taken && at != 1 -> ok = 1; swap_blocks(at, 1)
@@ -403,6 +407,7 @@ inline replace_memory(at, via) {
     fi;
     if
     :: ok -> plane_order_note(at, READ, via); swap_planes(at, OLD(at))
+    :: !ok && planted == REPLACE_HALF -> planes[at].state = ALLOCATED; planes[at].has_value = 0
     :: else -> skip
     fi
 }
@@ -595,6 +600,7 @@ inline unlock() {
     assert_plane(3);
     assert(ledger == blocks[0].is_taken + blocks[1].is_taken + blocks[2].is_taken +
                      blocks[3].is_taken); /* LEDGER */
+    assert(leases[FROM].is_open == leases[TO].is_open); /* LEAK */
     assert(planes[2].state == ABSENT || IS_LEASED(0, BIT(REPLACE)));
     assert(planes[3].state == ABSENT || IS_LEASED(1, BIT(REPLACE)));
     c_code { rename_alike(); };
@@ -643,7 +649,9 @@ inline call_begin() {
     :: a = UPDATE
     :: a = REPLACE
     fi;
+    had_value = HAS_VALUE;
     transition_begin(n, p, a, s);
+    assert(ok || !had_value || HAS_VALUE); /* COPY */
     if
     :: !ok && planted == LOCK_KEPT -> goto stop
     :: else -> skip
@@ -751,7 +759,7 @@ inline derive_begin() {
     :: ok ->
         transition_begin(TO, p, WRITE, s);
         if
-        :: !ok -> transition_abandon(FROM); ok = 0
+        :: !ok && planted != SOURCE_KEPT -> transition_abandon(FROM); ok = 0
         :: else -> skip
         fi
     :: else -> skip
@@ -829,7 +837,8 @@ init {
     atomic {
         c_code {
             now.planted = number_from("PLANTED");
-            now.may_fail = number_from("FAILURES");
+            now.may_fail = number_from("FAILURES") == 1;
+            now.may_lack_memory = number_from("FAILURES") > 0;
         };
         run thread();
         run thread()

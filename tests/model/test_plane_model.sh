@@ -3,11 +3,13 @@
 #
 #     test_plane_model.sh BUILD SOURCE [LEASES [FAILURES]]
 #
-# LEASES: 1 (what ctest has) or 2 open leases of users. FAILURES: 1 if what may fail also does.
+# LEASES: 1 (what ctest has) or 2 open leases of users. FAILURES: 0, 1 if what may fail also does,
+# 2 if allocations do (what ctest has). EVERY_REPLACE=1 in the environment: a REPLACE of planes
+# without contents, too.
 set -eu
 model=$(cd "$2" && pwd)/tests/model
 leases=${3:-1}
-failures=${4:-0}
+failures=${4:-2}
 
 for command in spin cc; do
     command -v $command >/dev/null || { echo "FAIL: no $command; ./run test installs it"; exit 1; }
@@ -17,7 +19,8 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 
 # The verifier's one function is so large that an optimizer would take minutes.
-spin "-DLEASES=$leases" -a "$model/plane_protocol.pml" >log || { cat log; exit 1; }
+spin "-DLEASES=$leases" ${EVERY_REPLACE:+-DEVERY_REPLACE} -a "$model/plane_protocol.pml" >log ||
+    { cat log; exit 1; }
 cc -O0 -w -DSAFETY -DNOFAIR -DNOREDUCE -DMEMLIM=6000 "-DLEASES=$leases" \
     "-DSLOTS=$((leases + 2))" "-I$model" -o pan pan.c
 
@@ -33,9 +36,9 @@ verify() {
 
 states() { sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' log; }
 
-# fault NUMBER WHAT: with that fault planted the verifier says WHAT.
+# fault NUMBER WHAT [FAILURES]: with that fault planted the verifier says WHAT.
 fault() {
-    verify "$1" 0
+    verify "$1" "${3:-0}"
     if ! grep -q "^pan:1: .*$2" log; then
         cat log
         echo "FAIL: fault $1 is not found as: $2"
@@ -51,6 +54,8 @@ fault 4 'assertion violated.*is_taken'
 fault 5 'assertion violated.*had_value'
 fault 6 'assertion violated.*is_taken'
 fault 7 'invalid end state'
+fault 8 'assertion violated.*had_value' 2
+fault 9 'assertion violated.*leases.*is_open==leases' 2
 
 verify 0 "$failures"
 if ! grep -q 'errors: 0$' log; then
