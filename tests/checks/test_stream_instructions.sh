@@ -3,7 +3,7 @@
 # for the other, with pools that know both streams and with pools that do not.
 set -eu
 build=$1
-most_block=3950 most_stranger=450 most_known=1000 most_pool=12
+most_block=4050 most_stranger=450 most_known=1010 most_pool=12
 
 command -v valgrind >/dev/null || { echo "skipped: no valgrind"; exit 77; }
 if nm "$build/libtenure.so" | grep -q -E '__(asan|tsan)_init|__gcov_init'; then
@@ -13,7 +13,7 @@ fi
 
 # A build with assertions looks at its structures more often.
 if grep -q 'tn__tensor_is_valid(tensor)' "$build/libtenure.so"; then
-    most_block=4700 most_known=1150
+    most_block=4750 most_known=1180
 fi
 
 work=$(mktemp -d)
