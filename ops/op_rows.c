@@ -179,7 +179,7 @@ static tn_status check_weights(tn__op_call *call, tn_tensor weights, int64_t ent
 
 static tn_status check_combine(tn__op_call *call, const tn_combine_rows_args *args,
                                combine_tensors *t, tn__combine_rows_work *work) {
-    int64_t entries;
+    int64_t entries = 0;
     TN__OP_REQUIRE_ARGS(call->name, args);
     const tn_tensor all[] = {args->src, args->map, args->weights, args->dst, args->error};
     TN_TRY(tn__op_tensor(call, "src", args->src, &t->src));

@@ -156,7 +156,6 @@ void tn__ledger_count_tensor(tn__scope_object *scope, int change) {
     change_up(scope, &sums, change);
 }
 
-/* On the path of every lease: nothing but the count changes, and it has no peak. */
 /* Taken out first, so that a scope above both does not see it twice at its peak. */
 void tn__ledger_move(const tn__tensor_object *tensor, tn__scope_object *to) {
     tn__sums sums = sums_of_tensor(tensor);

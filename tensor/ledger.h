@@ -21,6 +21,7 @@ void tn__ledger_change_elsewhere(tn__scope_object *scope, const tn__elsewhere *b
 
 void tn__ledger_count_tensor(tn__scope_object *scope, int change);
 
+/* On the path of every lease: nothing but the count changes, and it has no peak. */
 static inline void tn__ledger_count_lease(tn__scope_object *scope, int change) {
     TN_ASSERT(change == 1 || change == -1);
     for (; scope; scope = scope->parent)
