@@ -3,12 +3,17 @@
 
 #include "sim_capture.h"
 
-/* Handles are made of the slot and are reused with it, as a real driver reuses its own. */
+/* The handle of a destroyed stream is the next new one's, as a real driver's may be, also while the
+ * old one's work goes on. */
 #define HANDLE_BASE ((uintptr_t)0x53000000)
 #define HANDLE_STEP ((uintptr_t)64)
 
 static sim_stream **streams; /* by slot */
 static uint32_t slot_count;
+static sim_stream **by_handle; /* by number of the handle; NULL: destroyed */
+static uint32_t *free_handles; /* their numbers, last destroyed last; room for all */
+static uint32_t handle_count, free_handle_count;
+static uint64_t lost_uses; /* of handles of destroyed streams */
 static uint64_t last_id;
 static size_t queued_count; /* work in all queues */
 static int busy_count;      /* host functions that are running */
@@ -54,17 +59,35 @@ static sim_stream *take_slot(void) {
     return streams[slot_count++];
 }
 
+static uint32_t take_handle(sim_stream *stream) {
+    uint32_t number = handle_count;
+    if (free_handle_count) {
+        number = free_handles[--free_handle_count];
+    } else {
+        by_handle = tn__sim_grow(by_handle, handle_count + 1, sizeof *by_handle);
+        free_handles = tn__sim_grow(free_handles, handle_count + 1, sizeof *free_handles);
+        handle_count++;
+    }
+    by_handle[number] = stream;
+    return number;
+}
+
 sim_stream *tn__sim_stream_create(int device, sim_stream_kind kind, int is_blocking) {
     sim_stream *stream = take_slot();
     stream->kind = kind;
     stream->is_blocking = is_blocking;
     stream->device = device;
     stream->id = ++last_id;
+    stream->handle = take_handle(stream);
     stream->is_stalled = 0;
     return stream;
 }
 
-void tn__sim_stream_destroy(sim_stream *stream) { stream->kind = SIM_STREAM_DESTROYED; }
+void tn__sim_stream_destroy(sim_stream *stream) {
+    stream->kind = SIM_STREAM_DESTROYED;
+    by_handle[stream->handle] = NULL;
+    free_handles[free_handle_count++] = stream->handle;
+}
 
 const sim_stream *tn__sim_stream_in_slot(uint32_t slot) { return streams[slot]; }
 
@@ -75,7 +98,7 @@ void tn__sim_streams_visit(sim_stream_visit visit, void *argument) {
 }
 
 CUstream tn__sim_stream_handle(const sim_stream *stream) {
-    return (CUstream)(HANDLE_BASE + stream->slot * HANDLE_STEP);
+    return (CUstream)(HANDLE_BASE + stream->handle * HANDLE_STEP);
 }
 
 static sim_stream *legacy_stream(int device) {
@@ -94,11 +117,22 @@ static sim_stream *per_thread_stream(int device) {
 
 sim_stream *tn__sim_stream_find(CUstream handle) {
     uintptr_t value = (uintptr_t)handle;
-    uintptr_t slot = (value - HANDLE_BASE) / HANDLE_STEP;
+    uintptr_t number = (value - HANDLE_BASE) / HANDLE_STEP;
     if (!handle || handle == CU_STREAM_LEGACY) return legacy_stream(tn__sim_current());
     if (handle == CU_STREAM_PER_THREAD) return per_thread_stream(tn__sim_current());
-    if (value < HANDLE_BASE || (value - HANDLE_BASE) % HANDLE_STEP || slot >= slot_count) return 0;
-    return streams[slot]->kind == SIM_STREAM_CREATED ? streams[slot] : NULL;
+    if (value < HANDLE_BASE || (value - HANDLE_BASE) % HANDLE_STEP) return NULL;
+    if (number >= handle_count) return NULL;
+    if (!by_handle[number]) lost_uses++;
+    return by_handle[number] && by_handle[number]->kind == SIM_STREAM_CREATED ? by_handle[number]
+                                                                              : NULL;
+}
+
+uint64_t tnsim_lost_stream_uses(void) {
+    uint64_t count = 0;
+    if (!tn__sim_lock()) return 0;
+    count = lost_uses;
+    tn__sim_unlock();
+    return count;
 }
 
 /* ---- order ----------------------------------------------------------------------------------- */
@@ -348,8 +382,12 @@ void tn__sim_streams_reset(void) {
         tn__sim_free(streams[slot]);
     }
     tn__sim_free(streams);
-    streams = NULL;
-    slot_count = 0;
+    tn__sim_free(by_handle);
+    tn__sim_free(free_handles);
+    streams = by_handle = NULL;
+    free_handles = NULL;
+    slot_count = handle_count = free_handle_count = 0;
+    lost_uses = 0;
     tn__sim_clock_clear(&host_clock);
     tn__sim_clock_clear(&peek_clock);
     host_version = 0;

@@ -80,7 +80,8 @@ typedef struct sim_stream {
     int is_blocking; /* ordered with the legacy stream */
     int device;
     uint32_t slot;
-    uint64_t id; /* never repeats */
+    uint32_t handle; /* its number; another stream's once this one is destroyed */
+    uint64_t id;     /* never repeats */
     uint64_t epoch;
     sim_clock clock;
     uint64_t host_version; /* of the host's clock that `clock` contains */

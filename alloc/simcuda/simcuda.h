@@ -72,6 +72,10 @@ const char *tnsim_refusal(void);
  * end ran on it. Waiting for it gives CUDA_ERROR_LAUNCH_TIMEOUT instead of hanging. */
 int tnsim_stall(void *stream, int stalled);
 
+/* Uses of handles of streams that had been destroyed, each of which failed as on a GPU; but there
+ * the driver may crash. The handle is given to the next new stream, and then is good again. */
+uint64_t tnsim_lost_stream_uses(void);
+
 uint64_t tnsim_race_count(void);
 /* Words and both stacks of race `index`, NULL if there is none such. */
 const char *tnsim_race_text(uint64_t index);

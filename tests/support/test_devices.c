@@ -28,6 +28,7 @@ const test_sim *test_sim_get(void) {
     *(void **)&sim.call_count = symbol(sim.library, "tnsim_call_count");
     *(void **)&sim.set_memory = symbol(sim.library, "tnsim_set_memory");
     *(void **)&sim.stall = symbol(sim.library, "tnsim_stall");
+    *(void **)&sim.lost_stream_uses = symbol(sim.library, "tnsim_lost_stream_uses");
     *(void **)&sim.race_count = symbol(sim.library, "tnsim_race_count");
     *(void **)&sim.race_text = symbol(sim.library, "tnsim_race_text");
     *(void **)&sim.now_us = symbol(sim.library, "tnsim_now_us");

@@ -35,6 +35,7 @@ typedef struct test_sim {
     uint64_t (*call_count)(const char *call);
     int (*set_memory)(int device, size_t bytes);
     int (*stall)(void *stream, int stalled);
+    uint64_t (*lost_stream_uses)(void);
     uint64_t (*race_count)(void);
     const char *(*race_text)(uint64_t index);
     double (*now_us)(void);

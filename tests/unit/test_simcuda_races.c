@@ -449,21 +449,25 @@ static void places_beyond_the_limit_still_race(void **state) {
     assert_non_null(strstr(cu->tnsim_race_text(0), "wait for (one of too many places) on"));
 }
 
-static void a_stream_in_a_used_slot_is_not_the_old_one(void **state) {
+/* Handles are reused, as by a real driver, also before the old stream's work is over. */
+static void a_stream_with_a_used_handle_is_not_the_old_one(void **state) {
     unsigned long long old_id, new_id;
     CUstream old = first;
     (void)state;
     EXPECT_CUDA_OK(cu->cuStreamGetId(first, &old_id));
     write_on(first);
     EXPECT_CUDA_OK(cu->cuStreamDestroy_v2(first));
+    assert_int_equal(cu->tnsim_lost_stream_uses(), 0);
+    assert_int_equal(cu->cuStreamGetId(old, &new_id), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    assert_int_equal(cu->tnsim_lost_stream_uses(), 1);
     first = simcuda_stream();
-    assert_true(first != old); /* the old one's work may not be over */
+    assert_true(first == old);
     write_on(first);
     expect_races(1);
     EXPECT_CUDA_OK(cu->cuCtxSynchronize());
     EXPECT_CUDA_OK(cu->cuStreamDestroy_v2(first));
     first = simcuda_stream();
-    assert_true(first == old); /* handles are reused, as by a real driver */
+    assert_true(first == old);
     EXPECT_CUDA_OK(cu->cuStreamGetId(first, &new_id));
     assert_true(new_id > old_id);
     write_on(first);
@@ -507,7 +511,7 @@ int main(void) {
         RACE_TEST(a_race_names_both_sides),
         RACE_TEST(all_races_are_counted_and_some_kept),
         RACE_TEST(places_beyond_the_limit_still_race),
-        RACE_TEST(a_stream_in_a_used_slot_is_not_the_old_one),
+        RACE_TEST(a_stream_with_a_used_handle_is_not_the_old_one),
     };
     return cmocka_run_group_tests_name("simcuda_races", tests, NULL, NULL);
 }
