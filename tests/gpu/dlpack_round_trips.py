@@ -15,12 +15,14 @@ import gc
 import importlib
 import os
 import sys
+import time
 import traceback
 
 import tenure_dlpack as tenure
 
 COUNT = 1 << 20
 SLOW_BYTES = 1 << 30
+DELETER_SECONDS = 10
 ITEM_BYTES = {"TN_FP32": 4, "TN_BF16": 2, "TN_FP16": 2, "TN_BYTE": 1}
 
 
@@ -141,6 +143,10 @@ class Cupy(Peer):
     def with_stream(self):
         return self.side
 
+    def new_stream(self):
+        """One that is destroyed as soon as nobody has it any more."""
+        return self.module.cuda.Stream(non_blocking=True)
+
     def settle(self):
         super().settle()
         self.module.cuda.Device().synchronize()
@@ -214,6 +220,10 @@ PEERS = {"host": (Numpy, Torch, Jax), "cuda": (Torch, Cupy, Jax)}
 # ---- the round trips -----------------------------------------------------------------------------
 
 def once(counted):
+    """A library may let go on a thread of its own (JAX does), some time after it was told to."""
+    end = time.monotonic() + DELETER_SECONDS
+    while any(each.calls == 0 for each in counted) and time.monotonic() < end:
+        time.sleep(0.001)
     calls = [each.calls for each in counted]
     check(calls == [1] * len(calls), f"deleters were called {calls} times")
 
@@ -437,6 +447,31 @@ def they_reuse_memory_behind_our_read(peer, device, _):
     expect_nothing_left(scope)
 
 
+def their_stream_ends(peer, device, _):
+    """They destroy each stream that they read on; the next one may have its handle."""
+    scope = tenure.Scope(device)
+    data = pattern(COUNT, 13)
+    ours = scope.tensor("TN_BYTE", [COUNT])
+    for _ in range(20):
+        ours.write(data)
+        export, side = ours.export(), peer.new_stream()
+        with side:
+            theirs = peer.take(export)
+            peer.slow()
+            result = peer.clone(theirs)
+            del theirs
+        gc.collect()
+        once(export.counted)
+        del side
+        gc.collect()
+        device.library.call("tn_plane_fill", ours.handle, 0, 0xEE, device.stream)
+        peer.settle()
+        check(peer.raw(result) == data, "we did not wait for their read")
+        del result
+    ours.destroy()
+    expect_nothing_left(scope)
+
+
 # ---- quantized formats ---------------------------------------------------------------------------
 
 QUANTIZED = (("TN_FORMAT_FP8_BLOCK_2D", "TN_E4M3", "TN_PLANE_ROW"),
@@ -498,6 +533,8 @@ def cases_of(peer, device):
         yield we_wait_for_their_read, ""
         yield we_wait_for_their_write, ""
         yield they_reuse_memory_behind_our_read, ""
+    if hasattr(peer, "new_stream"):
+        yield their_stream_ends, ""
 
 
 def run(peer, device):
@@ -536,6 +573,8 @@ def main():
                 failed += 1
             continue
         counts = run(peer, device)
+        del peer  # and its stream with it, while the next library's memory comes from our pool
+        gc.collect()
         passed, failed = passed + counts[0], failed + counts[1]
     if not failed:
         device.close()
