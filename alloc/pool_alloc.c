@@ -348,17 +348,34 @@ void tn__pool_note_free(tn_pool *pool, const tn__piece *block) {
     }
 }
 
-/* The block may still be in use by the stream that it was made for, and by this one. */
-static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream) {
+/* All uses by the stream that it was made for were told, each with a fence: see pool_owned.h. */
+static int is_told(const tn__piece *block) {
+    return block->is_owned && block->stream && tn__order_may_go(block->stream);
+}
+
+/* The block may still be in use by the stream that it was made for. */
+static void add_own_use(tn_pool *pool, tn__piece *block, const tn__pool_stream *freed_on) {
+    if (!block->stream || is_told(block)) return;
+    add_use_now(block, block->stream);
+    if (block->stream != freed_on) tn__order_fence(&pool->order, block->stream, 0);
+}
+
+/* freed_on NULL: no stream was named. */
+static void give_to_heap(tn_pool *pool, tn__piece *block, tn__pool_stream *freed_on) {
     tn__region *region = block->region;
-    if (block->stream) add_use_now(block, block->stream);
+    tn__pool_note_free(pool, block);
+    tn__heap_give(&pool->heap, block, ++pool->heap.operation);
+    if (pool->backing->freed) pool->backing->freed(pool, region, freed_on);
+}
+
+/* The block may still be in use by this stream, too. */
+static void give_block(tn_pool *pool, tn__piece *block, tn__pool_stream *stream) {
+    add_own_use(pool, block, stream);
     add_use_now(block, stream);
     tn__order_drop_covered(stream, &block->uses);
     block->stream = stream;
-    tn__pool_note_free(pool, block);
-    tn__order_fence(&pool->order, stream);
-    tn__heap_give(&pool->heap, block, ++pool->heap.operation);
-    if (pool->backing->freed) pool->backing->freed(pool, region, stream);
+    tn__order_fence(&pool->order, stream, 1);
+    give_to_heap(pool, block, stream);
 }
 
 /* A checker can say that freed memory is touched only once nothing uses it that may: where one
@@ -429,17 +446,40 @@ tn_status tn_free(void *block, tn_stream stream) {
     return free_slowly(pool, block, stream, held);
 }
 
-/* ---- uses and facts -------------------------------------------------------------------------- */
+static tn_status free_told_locked(tn_pool *pool, void *address) {
+    tn__piece *block = hold_block(pool, address);
+    if (!block) return not_live(pool, address, "tn__free_told");
+    if (!block->stream) return free_held(pool, block, NULL); /* its stream has ended */
+    add_own_use(pool, block, block->stream);
+    give_to_heap(pool, block, NULL);
+    tell_free(pool);
+    return TN_OK;
+}
+
+tn_status tn__free_told(void *block) {
+    tn_pool *pool;
+    tn_status status;
+    if (!block || tn__driver_is_gone()) return TN_OK;
+    pool = tn__page_map_find(block);
+    TN_REQUIRE(pool, "tn__free_told: no pool gave out %p", block);
+    pthread_mutex_lock(&pool->mutex);
+    tn__cache_set_clock(pool);
+    status = free_told_locked(pool, block);
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+/* ---- uses ---------------------------------------------------------------------------------- */
 
 /* A block with uses on other streams is not for a cache: it goes to the heap when it is freed. */
 static tn_status record_use(tn_pool *pool, tn__piece *block, tn_stream stream) {
     tn__pool_stream *state = NULL;
     TN_TRY(find_stream(pool, stream, TN__GRAPH_USE, block, &state));
-    if (state != block->stream) {
+    if (state != block->stream || is_told(block)) {
         TN_TRY(reserve_uses(block, state));
         if (!TN__CANARY(TN__CANARY_RECORDED_USE)) add_use_now(block, state);
         block->lane = NULL;
-        tn__order_fence(&pool->order, state);
+        tn__order_fence(&pool->order, state, 1);
     }
     tn__pool_event(pool, TN_EVENT_RECORD_USE, block->address, block->asked_bytes, state,
                    block->owner);
@@ -467,6 +507,108 @@ tn_status tn_record_use(void *block, tn_stream stream) {
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }
+
+/* ---- fences ---------------------------------------------------------------------------------- */
+
+/* The stream is there, and is the one that was meant. Another thread's per-thread stream has no
+ * name here, but what is behind the work of the legacy stream is behind that of all such ones. */
+static tn_status find_fenced(tn_pool *pool, tn_stream stream, uint64_t id, tn__pool_stream **out) {
+    TN_TRY(tn__pool_find_stream(pool, stream, out));
+    if ((*out)->id == id || ((*out)->id & TN__STREAM_ID_IN_CAPTURE)) return TN_OK;
+    if (stream == TN__STREAM_PER_THREAD) return tn__pool_find_stream(pool, NULL, out);
+    return TN_FAIL(TN_INVALID_ARGUMENT,
+                   "stream %p was destroyed, and another one has its handle: what was used on it "
+                   "can not be told of any more",
+                   (void *)stream);
+}
+
+/* The blocks are HELD by this call, so that nobody frees them before they have the use. */
+typedef struct told_blocks {
+    tn__piece *held[TN__FENCED_BLOCKS_MAX];
+    size_t count;
+} told_blocks;
+
+static void let_go(told_blocks *told) {
+    for (size_t i = 0; i < told->count; i++)
+        set_state(told->held[i], TN__BLOCK_LIVE);
+}
+
+/* With room for the use. */
+static tn_status hold_told(tn_pool *pool, void *const *blocks, size_t count,
+                           const tn__pool_stream *stream, told_blocks *told) {
+    TN_CHECK(count <= TN__FENCED_BLOCKS_MAX);
+    for (size_t i = 0; i < count; i++) {
+        if (!blocks[i]) continue;
+        tn__piece *block = hold_block(pool, blocks[i]);
+        if (!block) return not_live(pool, blocks[i], "tn__pool_fence");
+        told->held[told->count++] = block;
+        TN_TRY(reserve_uses(block, stream));
+    }
+    return told->count ? tn__pause_check(pool, "the end of a use") : TN_OK;
+}
+
+static void tell_use(tn_pool *pool, tn__piece *block, tn__use use) {
+    tn__uses_add(&block->uses, use.stream, use.epoch);
+    block->lane = NULL;
+    tn__pool_event(pool, TN_EVENT_RECORD_USE, block->address, block->asked_bytes, use.stream,
+                   block->owner);
+}
+
+/* Room first, then the event: after it nothing can fail. */
+static tn_status fence_locked(tn_pool *pool, void *const *blocks, size_t count, tn_stream stream,
+                              uint64_t id, tn__fence *out) {
+    told_blocks told = {.count = 0};
+    tn__use use = {NULL, 0};
+    TN_TRY(find_fenced(pool, stream, id, &use.stream));
+    tn_status status = hold_told(pool, blocks, count, use.stream, &told);
+    if (status == TN_OK) status = tn__order_fenced_use(&pool->order, use.stream, &use);
+    for (size_t i = 0; i < told.count && status == TN_OK; i++)
+        tell_use(pool, told.held[i], use);
+    let_go(&told);
+    if (status == TN_OK) *out = (tn__fence){use.stream->id, use.stream->number, use.epoch};
+    return status;
+}
+
+static tn_status record_all(void *const *blocks, size_t count, tn_stream stream) {
+    for (size_t i = 0; i < count; i++)
+        TN_TRY(tn_record_use(blocks[i], stream));
+    return TN_OK;
+}
+
+tn_status tn__pool_fence(tn_pool *pool, void *const *blocks, size_t count, tn_stream stream,
+                         uint64_t stream_id, tn__fence *out) {
+    int is_capturing = 0;
+    tn_status status;
+    if (tn__driver_is_gone()) return TN_OK;
+    TN_TRY(pool->driver->stream_is_capturing(pool->state, stream, &is_capturing));
+    if (is_capturing) {
+        TN_TRY(record_all(blocks, count, stream));
+        *out = (tn__fence){0, 0, 0};
+        return TN_OK;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    status = fence_locked(pool, blocks, count, stream, stream_id & ~TN__STREAM_ID_MAY_GO, out);
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+/* A stream that the pool has forgotten had nothing left to wait for. */
+static tn_status wait_locked(tn_pool *pool, tn_stream stream, const tn__fence *fence) {
+    tn__pool_stream *state = NULL;
+    TN_TRY(tn__pool_find_stream(pool, stream, &state));
+    tn__pool_stream *fenced = tn__order_known(&pool->order, fence->stream_id);
+    if (!fenced || fenced->number != fence->stream_number) return TN_OK;
+    return tn__order_wait_for(&pool->order, state, (tn__use){fenced, fence->epoch});
+}
+
+tn_status tn__pool_fence_wait(tn_pool *pool, tn_stream stream, const tn__fence *fence) {
+    pthread_mutex_lock(&pool->mutex);
+    tn_status status = wait_locked(pool, stream, fence);
+    pthread_mutex_unlock(&pool->mutex);
+    return status;
+}
+
+/* ---- facts ----------------------------------------------------------------------------------- */
 
 static tn_status read_bytes(tn_pool *pool, const void *address, size_t *out) {
     tn__piece *held = hold_block(pool, address);

@@ -196,7 +196,7 @@ static tn_status free_segment(tn_pool *pool, tn__region *region, tn_stream strea
 
 static tn_status give_in_order(tn_pool *pool, tn__region *region, tn__pool_stream *stream) {
     tn__use use;
-    if (!is_ready(region, stream)) TN_TRY(wait_behind(pool, region, &stream));
+    if (!stream || !is_ready(region, stream)) TN_TRY(wait_behind(pool, region, &stream));
     TN_TRY(tn__order_check_capture(&pool->order, stream->handle, "free"));
     TN_TRY(tn__uses_reserve(&pool->given, pool->given.count + 1));
     TN_TRY(free_segment(pool, region, stream->handle));

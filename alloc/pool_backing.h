@@ -81,7 +81,8 @@ typedef struct tn__backing {
     /* Tells of memory that the backing holds beyond what is mapped. NULL: there is none. */
     size_t (*held_bytes)(const struct tn_pool *pool);
 
-    /* A block in the region has been freed on the stream. NULL: the heap keeps it. */
+    /* A block in the region has been freed on the stream (NULL: on none in particular). NULL: the
+     * heap keeps it. */
     void (*freed)(struct tn_pool *pool, tn__region *region, tn__pool_stream *stream);
 
     /* ---- of segments: their provider -------------------------------------------------------- */

@@ -286,13 +286,26 @@ tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream) {
     return status == TN_INVALID_ARGUMENT ? end_lost_stream(order, stream) : status;
 }
 
+int tn__order_may_go(const tn__pool_stream *stream) {
+    if (!stream->is_foreign || stream->handle == TN__STREAM_PER_THREAD) return 0;
+    return !stream->is_captured && !(stream->id & TN__STREAM_ID_IN_CAPTURE);
+}
+
+tn_status tn__order_fenced_use(tn__order *order, tn__pool_stream *stream, tn__use *out) {
+    TN_TRY(record_epoch(order, stream));
+    *out = (tn__use){stream, tn__order_covered(stream)};
+    return TN_OK;
+}
+
 /* What can not be recorded now, in a capture say, is recorded when it is wanted, if the stream is
  * still there then. */
-void tn__order_fence(tn__order *order, tn__pool_stream *stream) {
-    int may_go = stream->is_foreign && stream->handle != TN__STREAM_PER_THREAD;
-    if (!may_go || stream->is_captured || (stream->id & TN__STREAM_ID_IN_CAPTURE)) return;
+void tn__order_fence(tn__order *order, tn__pool_stream *stream, int is_named) {
+    int is_lost = 0;
+    tn_status status = TN_OK;
+    if (!tn__order_may_go(stream)) return;
     tn__error_scope_begin();
-    (void)record_epoch(order, stream);
+    if (!is_named) status = ask_handle(order, stream, &is_lost);
+    if (status == TN_OK && !is_lost) (void)record_epoch(order, stream);
     (void)tn__error_scope_end(TN_OK);
 }
 
@@ -410,11 +423,13 @@ static tn_status wait_for(tn__order *order, tn__pool_stream *stream, tn__use use
     return TN_OK;
 }
 
+tn_status tn__order_wait_for(tn__order *order, tn__pool_stream *stream, tn__use use) {
+    return is_after(stream, use) ? TN_OK : wait_for(order, stream, use);
+}
+
 tn_status tn__order_wait(tn__order *order, tn__pool_stream *stream, tn__uses *uses) {
-    for (uint32_t i = 0; i < uses->count; i++) {
-        tn__use use = tn__uses_items(uses)[i];
-        if (!is_after(stream, use)) TN_TRY(wait_for(order, stream, use));
-    }
+    for (uint32_t i = 0; i < uses->count; i++)
+        TN_TRY(tn__order_wait_for(order, stream, tn__uses_items(uses)[i]));
     return TN_OK;
 }
 

@@ -200,10 +200,19 @@ void tn__order_wait_is_put(tn__order *order, const tn__user_wait *wait);
  * way: then the device is waited for once, and all epochs are complete. */
 tn_status tn__order_close_epoch(tn__order *order, tn__pool_stream *stream);
 
-/* A call of the user's has just put a use on this stream, so it is there: if it is another
- * library's, and may be gone when an event is wanted, the event is recorded now. A driver that is
- * asked for a stream that was destroyed may crash. */
-void tn__order_fence(tn__order *order, tn__pool_stream *stream);
+/* A use has been put on this stream: if it is another library's, and may be gone when an event is
+ * wanted, the event is recorded now. A driver that is asked for a stream that was destroyed may
+ * crash. is_named: the call that is under way names it, so that it is there. */
+void tn__order_fence(tn__order *order, tn__pool_stream *stream, int is_named);
+
+/* The use that the work up to now makes on a stream that is there; there is an event behind it. */
+tn_status tn__order_fenced_use(tn__order *order, tn__pool_stream *stream, tn__use *out);
+
+/* Makes `stream` wait on the device for that use, unless it is after it already. */
+tn_status tn__order_wait_for(tn__order *order, tn__pool_stream *stream, tn__use use);
+
+/* Whether that stream may be destroyed without a word. */
+int tn__order_may_go(const tn__pool_stream *stream);
 
 /* Asks the driver what has completed, on every stream, without waiting; a stream that captures can
  * not be asked. *any becomes 1 if something has completed since the last time, also on failure. */

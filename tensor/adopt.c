@@ -134,18 +134,33 @@ tn_status tn_tensor_adopt(tn_scope scope, const tn_tensor_config *config,
 
 /* ---- giving back --------------------------------------------------------------------------- */
 
-/* The same handle may name another stream by now: that of this thread, or a new one. What it was is
- * then out of reach, but for a wait on the host. */
+/* The owner's stream may have been adopted since. */
+static int is_same_stream(uint64_t a, uint64_t b) { return ((a ^ b) & ~TN__STREAM_ID_MAY_GO) == 0; }
+
+static int is_used_elsewhere(const tn__plane_object *plane, uint64_t stream_id) {
+    if (plane->has_write && !is_same_stream(plane->write.stream_id, stream_id)) return 1;
+    for (size_t i = 0; i < plane->read_count; i++) {
+        if (!is_same_stream(plane->reads[i].stream_id, stream_id)) return 1;
+    }
+    return 0;
+}
+
+/* The owner's stream is there still: he has said so. If it is not, or its handle names another one
+ * by now (also that of this thread), it is out of reach, but for a wait on the host. */
 tn_status tn__foreign_await(tn__plane_object *plane) {
     const tn__foreign *foreign = plane->foreign;
     tn__books *books = foreign->books;
     uint64_t stream_id = 0;
     if (tn__driver_is_gone()) return TN_OK; /* and all work with it */
-    TN_TRY(tn__books_stream_id(books, foreign->stream, &stream_id));
-    if (foreign->stream && stream_id != foreign->stream_id) {
-        return tn_device_synchronize(books->device);
-    }
-    return tn__plane_order_before(books->device, plane, TN_WRITE, foreign->stream, stream_id);
+    if (!is_used_elsewhere(plane, foreign->stream_id)) return TN_OK;
+    tn__error_scope_begin();
+    tn_status status = tn__books_stream_id(books, foreign->stream, &stream_id);
+    int is_other = foreign->stream && !is_same_stream(stream_id, foreign->stream_id);
+    int is_lost = status == TN_INVALID_ARGUMENT || (status == TN_OK && is_other);
+    status = tn__error_scope_end(is_lost ? TN_OK : status);
+    if (is_lost) return tn__plane_order_await_device(books->device);
+    if (status != TN_OK) return status;
+    return tn__plane_order_before(books, plane, TN_WRITE, foreign->stream, stream_id);
 }
 
 void tn__foreign_release(tn__foreign *foreign) {

@@ -33,6 +33,9 @@ tn__scope_object *tn__scope_next(const tn__scope_object *scope, const tn__scope_
     return NULL;
 }
 
+/* CU_STREAM_LEGACY: another name of the default stream. */
+#define LEGACY_STREAM ((tn_stream)1)
+
 /* ---- streams ------------------------------------------------------------------------------- */
 
 /* A handle alone does not name a stream: threads share that of their per-thread default streams,
@@ -41,8 +44,10 @@ TN__SLOW tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, u
     const tn__driver *driver = tn__device_driver(books->device);
     uint64_t stream_id = 0;
     TN_TRY(driver->stream_id(tn__device_state(books->device), stream, &stream_id));
-    if (!(stream_id & TN__STREAM_ID_IN_CAPTURE) &&
-        (!stream || tn__device_owns_stream(books->device, stream))) {
+    int is_kept = !stream || tn__device_owns_stream(books->device, stream);
+    stream_id &= ~TN__STREAM_ID_MAY_GO;
+    if (!is_kept && stream != LEGACY_STREAM) stream_id |= TN__STREAM_ID_MAY_GO;
+    if (!(stream_id & TN__STREAM_ID_IN_CAPTURE) && is_kept) {
         *tn__books_recent_id(books, stream) = (tn__recent_id){stream, stream_id, 1};
     }
     *out = stream_id;
@@ -79,8 +84,10 @@ static void on_stream_end(void *argument, tn_stream stream, uint64_t stream_id) 
     for (tn__scope_object *root = books->first_root; root; root = root->next) {
         for (tn__scope_object *scope = root; scope; scope = tn__scope_next(scope, root)) {
             tn__tensor_object *tensor = scope->first_tensor;
-            for (; tensor; tensor = tensor->next)
+            for (; tensor; tensor = tensor->next) {
                 forget_stream(tensor, stream_id);
+                forget_stream(tensor, stream_id | TN__STREAM_ID_MAY_GO); /* before it was adopted */
+            }
         }
     }
     tn__unlock(books->lock);

@@ -26,8 +26,9 @@ static inline tn__recent_id *tn__books_recent_id(tn__books *books, tn_stream str
 
 tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
 
-/* The id that tells streams apart, as the driver has it; fails for a stream that the driver does
- * not know. The books' lock is held. */
+/* The id that tells streams apart, as the driver has it, with TN__STREAM_ID_MAY_GO if it is neither
+ * ours nor adopted nor the default stream (per-thread ones are of threads that end); fails for a
+ * stream that the driver does not know. The books' lock is held. */
 static inline tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
     const tn__recent_id *recent = tn__books_recent_id(books, stream);
     if (!recent->is_set || recent->stream != stream) {

@@ -34,7 +34,8 @@ static tn_status refuse_leased(tn__tensor_object *tensor, tn_plane plane, const 
 }
 
 static tn_status announce(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on) {
-    return tn__plane_memory_announce(&tensor->planes[plane], on->stream, on->stream_id);
+    return tn__plane_memory_announce(tensor->scope->books, &tensor->planes[plane], on->stream,
+                                     on->stream_id);
 }
 
 static tn_status drop(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on) {
@@ -56,7 +57,7 @@ static tn_status for_each_ending_plane(tn__scope_object *root, plane_action run,
 }
 
 static tn_status end_backward(tn__scope_object *scope, tn_stream stream) {
-    tn__plane_use on = {stream, 0, 1};
+    tn__plane_use on = tn__plane_use_on(stream, 0);
     TN_TRY(tn__books_stream_id(scope->books, stream, &on.stream_id));
     TN_TRY(for_each_ending_plane(scope, refuse_leased, &on));
     TN_TRY(for_each_ending_plane(scope, announce, &on));

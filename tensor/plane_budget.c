@@ -21,6 +21,7 @@
 #include "format_table.h"
 #include "options.h"
 #include "plane_memory.h"
+#include "plane_order.h"
 #include "plane_policy.h"
 #include "plane_transition.h"
 
@@ -151,8 +152,7 @@ typedef struct dropping {
 } dropping;
 
 static tn__plane_use use_for(const tn__plane_object *plane, const dropping *job) {
-    if (job->on) return *job->on;
-    return (tn__plane_use){plane->last_stream, plane->last_stream_id, 1};
+    return job->on ? *job->on : tn__plane_order_last(plane);
 }
 
 static void announce_chosen(tn__tensor_object *tensor, tn_plane plane, void *argument) {
@@ -160,7 +160,7 @@ static void announce_chosen(tn__tensor_object *tensor, tn_plane plane, void *arg
     tn__plane_object *object = &tensor->planes[plane];
     if (!object->is_chosen || job->status != TN_OK) return;
     tn__plane_use on = use_for(object, job);
-    job->status = tn__plane_memory_announce(object, on.stream, on.stream_id);
+    job->status = tn__plane_memory_announce(tensor->scope->books, object, on.stream, on.stream_id);
 }
 
 static void drop_chosen(tn__tensor_object *tensor, tn_plane plane, void *argument) {

@@ -70,23 +70,51 @@ static void book(const tn__tensor_object *tensor, tn_plane plane, const booked *
 
 /* ---- taking -------------------------------------------------------------------------------- */
 
+/* The first block or none; a later one that is refused stays. */
+static tn_status free_blocks(tn__plane_object *plane, tn_stream stream) {
+    int freed = 0;
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        void *block = plane->blocks[part];
+        if (!block) continue;
+        tn_status status = stream == TN__NO_STREAM ? tn__free_told(block) : tn_free(block, stream);
+        if (status != TN_OK && freed == 0) return status;
+        if (status != TN_OK) break;
+        plane->blocks[part] = NULL;
+        plane->bytes[part] = 0;
+        freed++;
+    }
+    return TN_OK;
+}
+
+/* What the pool does not take back now remains. */
+static void undo_take(tn__plane_object *at, tn_stream stream) {
+    tn__saved_error error;
+    tn__error_save(&error);
+    (void)free_blocks(at, stream);
+    tn__error_restore(&error);
+}
+
 static tn_status take_from(tn_pool *pool, tn__tensor_object *tensor, tn_plane plane,
                            tn__plane_object *at, const tn__plane_use *on) {
     const tn_plane_layout *layout = &tensor->layouts[plane];
     const size_t bytes[TN__PART_COUNT] = {layout->data_bytes, layout->scale_bytes};
     booked before = booked_of(&tensor->planes[plane]);
+    const tn__books *books = tensor->scope->books;
     tn_status status = allocate(tensor, pool, bytes, on->stream, at->blocks);
-    at->kind = pool == tensor->scope->books->pool ? TN__MEMORY_OWNED : TN__MEMORY_HOST;
+    at->kind = pool == books->pool ? TN__MEMORY_OWNED : TN__MEMORY_HOST;
     for (int part = 0; part < TN__PART_COUNT; part++)
         at->bytes[part] = at->blocks[part] ? bytes[part] : 0;
-    tn__plane_order_set_home(at, pool, on->stream_id);
+    if (status == TN_OK) {
+        status = tn__plane_order_set_home(books, at, pool, on->stream, on->stream_id);
+        if (status != TN_OK) undo_take(at, on->stream);
+    }
     book(tensor, plane, &before);
     return status;
 }
 
 tn_status tn__plane_memory_take(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
                                 tn_stream stream, uint64_t stream_id) {
-    tn__plane_use on = {stream, stream_id, 1};
+    tn__plane_use on = tn__plane_use_on(stream, stream_id);
     return take_from(tensor->scope->books->pool, tensor, plane, at, &on);
 }
 
@@ -116,9 +144,12 @@ tn_status tn__plane_memory_borrow(tn__tensor_object *tensor, tn_plane plane, tn_
 
 tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                  void *const blocks[TN__PART_COUNT]) {
-    booked before = booked_of(&tensor->planes[plane]);
+    tn__plane_object *object = &tensor->planes[plane];
+    booked before = booked_of(object);
+    TN_TRY(tn__plane_order_set_home(foreign->books, object, NULL, foreign->stream,
+                                    foreign->stream_id));
     TN_TRY(tn__plane_memory_borrow(tensor, plane, TN__MEMORY_FOREIGN, blocks));
-    tensor->planes[plane].foreign = foreign;
+    object->foreign = foreign;
     book(tensor, plane, &before);
     return TN_OK;
 }
@@ -126,10 +157,11 @@ tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__
 /* ---- giving back --------------------------------------------------------------------------- */
 
 /* Host memory is used on its own stream only, and freed there: of that there is nothing to tell. */
-tn_status tn__plane_memory_announce(tn__plane_object *at, tn_stream stream, uint64_t stream_id) {
+tn_status tn__plane_memory_announce(const tn__books *books, tn__plane_object *at, tn_stream stream,
+                                    uint64_t stream_id) {
     if (at->kind == TN__MEMORY_FOREIGN) return tn__foreign_await(at);
-    TN_TRY(tn__plane_order_record_rest(at, stream_id));
-    return tn__plane_order_tell_pool(at, stream);
+    TN_TRY(tn__plane_order_record_rest(books, at, stream_id));
+    return stream == TN__NO_STREAM ? TN_OK : tn__plane_order_tell_pool(at, stream);
 }
 
 /* Memory that is not ours is only forgotten. */
@@ -147,21 +179,6 @@ static void give_to_owner(tn__plane_object *plane) {
     tn__foreign *foreign = plane->foreign;
     forget_blocks(plane);
     tn__foreign_release(foreign);
-}
-
-/* The first block or none; a later one that is refused stays. */
-static tn_status free_blocks(tn__plane_object *plane, tn_stream stream) {
-    int freed = 0;
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        if (!plane->blocks[part]) continue;
-        tn_status status = tn_free(plane->blocks[part], stream);
-        if (status != TN_OK && freed == 0) return status;
-        if (status != TN_OK) break;
-        plane->blocks[part] = NULL;
-        plane->bytes[part] = 0;
-        freed++;
-    }
-    return TN_OK;
 }
 
 static tn_status free_host_blocks(const tn__books *books, tn__plane_object *plane) {

@@ -34,10 +34,12 @@ tn_status tn__plane_memory_adopt(tn__tensor_object *tensor, tn_plane plane, tn__
 /* All that the plane has, also its uses and state, to a tensor's plane that has nothing. */
 void tn__plane_memory_move(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to);
 
-/* Tells the pool of every use and of the stream that the free will be on. After that the pool knows
+/* Tells the pool of every use and of the stream that the free will be on (TN__NO_STREAM: on none).
+ * After that the pool knows
  * all that it needs, and the free itself has nothing left that could fail but the look-up of a
  * stream that is not ours. */
-tn_status tn__plane_memory_announce(tn__plane_object *at, tn_stream stream, uint64_t stream_id);
+tn_status tn__plane_memory_announce(const tn__books *books, tn__plane_object *at, tn_stream stream,
+                                    uint64_t stream_id);
 
 /* Frees what the plane has after the free was announced: the first block or nothing. Should a later
  * block be refused after the first one is gone, the call succeeds and the plane keeps that block,

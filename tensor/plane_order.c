@@ -12,7 +12,7 @@
 #include "driver.h"
 #include "canary.h"
 #include "host_alloc.h"
-#include "pool_owned.h"
+#include "no_wait.h"
 
 #include <stdatomic.h>
 #include <string.h>
@@ -44,10 +44,127 @@ void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b) {
     b->replaced = old_b.replaced;
 }
 
-void tn__plane_order_set_home(tn__plane_object *plane, const tn_pool *pool, uint64_t stream_id) {
-    plane->home_stream_id = stream_id;
-    plane->use_stamp = tn__pool_use_stamp(pool);
+static int may_go(uint64_t stream_id) { return (stream_id & TN__STREAM_ID_MAY_GO) != 0; }
+
+static int is_in_capture(uint64_t stream_id) { return (stream_id & TN__STREAM_ID_IN_CAPTURE) != 0; }
+
+static tn__plane_use *read_of(const tn__plane_object *plane, uint64_t stream_id) {
+    for (size_t i = 0; i < plane->read_count; i++) {
+        if (plane->reads[i].stream_id == stream_id) return &plane->reads[i];
+    }
+    return NULL;
+}
+
+/* ---- telling the pool ---------------------------------------------------------------------- */
+
+tn_status tn__plane_order_tell_pool(const tn__plane_object *plane, tn_stream stream) {
+    for (int part = 0; part < TN__PART_COUNT; part++) {
+        void *block = tn__plane_pool_block(plane, (tn__part)part);
+        if (block) TN_TRY(tn_record_use(block, stream));
+    }
+    return TN_OK;
+}
+
+static tn__use_mark *mark_of(tn__plane_object *plane, uint64_t stream_id) {
+    for (int i = 0; i < TN__MARKS_KEPT; i++) {
+        if (plane->marks[i].stream_id == stream_id) return &plane->marks[i];
+    }
+    tn__use_mark *oldest = &plane->marks[plane->next_mark];
+    plane->next_mark = (plane->next_mark + 1) % TN__MARKS_KEPT;
+    *oldest = (tn__use_mark){stream_id, 0};
+    return oldest;
+}
+
+static int is_pool_memory(const tn__plane_object *plane) {
+    return plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
+}
+
+/* Tells the pool, and puts the fence behind the use. */
+static tn_status fence(const tn__books *books, const tn__plane_object *plane, tn_stream stream,
+                       uint64_t stream_id, tn__fence *out) {
+    void *blocks[TN__PART_COUNT];
+    for (int part = 0; part < TN__PART_COUNT; part++)
+        blocks[part] = tn__plane_pool_block(plane, (tn__part)part);
+    return tn__pool_fence(books->pool, blocks, TN__PART_COUNT, stream, stream_id, out);
+}
+
+static void set_fence(tn__plane_use *use, const tn__fence *behind) {
+    use->fence = *behind;
+    use->is_recorded = 1;
+}
+
+/* Of an id that says more than which stream it is. */
+static TN__SLOW tn_status record_marked(tn__plane_object *plane, tn_stream stream,
+                                        uint64_t stream_id, const tn__tensor_object *tensor) {
+    tn__plane_use *read = read_of(plane, stream_id);
+    tn__fence behind = {0, 0, 0};
+    if (is_in_capture(stream_id)) {
+        return is_pool_memory(plane) ? tn__plane_order_tell_pool(plane, stream) : TN_OK;
+    }
+    TN_TRY(fence(tensor->scope->books, plane, stream, stream_id, &behind));
+    if (read) set_fence(read, &behind);
+    if (plane->write.stream_id == stream_id) set_fence(&plane->write, &behind);
+    return TN_OK;
+}
+
+/* The stamp is read after the work was put on the stream and before it is recorded: should it
+ * change in between, the next use is recorded once too often, and never once too few. */
+tn_status tn__plane_order_record_elsewhere(tn__plane_object *plane, tn_stream stream,
+                                           uint64_t stream_id, const tn__tensor_object *tensor) {
+    if (TN__CANARY(TN__CANARY_PLANE_USE)) return TN_OK;
+    if (stream_id >= TN__STREAM_ID_MAY_GO) return record_marked(plane, stream, stream_id, tensor);
+    if (!is_pool_memory(plane)) return TN_OK;
+    uint64_t stamp = atomic_load_explicit(plane->use_stamp, memory_order_acquire);
+    tn__use_mark *mark = mark_of(plane, stream_id);
+    if (mark->stamp == stamp) return TN_OK;
+    TN_TRY(tn__plane_order_tell_pool(plane, stream));
+    mark->stamp = stamp;
+    return TN_OK;
+}
+
+void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id) {
+    tn__plane_use *read = read_of(plane, stream_id);
+    if (read) read->is_recorded = 0;
+    if (plane->has_write && plane->write.stream_id == stream_id) plane->write.is_recorded = 0;
+}
+
+/* A stream that may go is not asked for what it was not asked for in time. */
+static tn_status record_rest_of(const tn__books *books, tn__plane_object *plane, tn__plane_use *use,
+                                uint64_t free_stream_id) {
+    if (use->is_recorded) return TN_OK;
+    if (may_go(use->stream_id)) return tn__plane_order_await_device(books->device);
+    if (use->stream_id == free_stream_id || use->stream_id == plane->home_stream_id) return TN_OK;
+    if (is_pool_memory(plane)) TN_TRY(tn__plane_order_tell_pool(plane, use->stream));
+    use->is_recorded = 1;
+    return TN_OK;
+}
+
+tn_status tn__plane_order_record_rest(const tn__books *books, tn__plane_object *plane,
+                                      uint64_t free_stream_id) {
+    if (plane->has_write) TN_TRY(record_rest_of(books, plane, &plane->write, free_stream_id));
+    for (size_t i = 0; i < plane->read_count; i++)
+        TN_TRY(record_rest_of(books, plane, &plane->reads[i], free_stream_id));
+    return TN_OK;
+}
+
+/* The allocation counts as a use: what the memory was used for before is waited for on the stream,
+ * and by nobody else. */
+tn_status tn__plane_order_set_home(const tn__books *books, tn__plane_object *plane,
+                                   const tn_pool *pool, tn_stream stream, uint64_t stream_id) {
+    int is_fenced = may_go(stream_id) && !is_in_capture(stream_id);
+    plane->home_stream_id = may_go(stream_id) || !pool ? TN__NO_STREAM_ID : stream_id;
+    plane->use_stamp = pool ? tn__pool_use_stamp(pool) : NULL;
     memset(plane->marks, 0, sizeof plane->marks);
+    plane->write.stream_id = TN__NO_STREAM_ID;
+    if (is_in_capture(stream_id)) {
+        return tn__plane_order_capture(books->device, stream, &plane->next_capture);
+    }
+    return is_fenced ? fence(books, plane, stream, stream_id, &plane->write.fence) : TN_OK;
+}
+
+tn__plane_use tn__plane_order_last(const tn__plane_object *plane) {
+    if (may_go(plane->last_stream_id)) return tn__plane_use_on(TN__NO_STREAM, TN__NO_STREAM_ID);
+    return tn__plane_use_on(plane->last_stream, plane->last_stream_id);
 }
 
 /* ---- waiting ------------------------------------------------------------------------------- */
@@ -79,60 +196,74 @@ tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_pla
                    tensor->name, tn_plane_name(plane));
 }
 
-/* What is in a capture runs when its graph is launched, if ever, and is ordered with what is
- * outside of it by whoever launches it: neither can be made to wait for the other. */
-static tn_status is_across_captures(tn_device *device, tn_stream stream, uint64_t stream_id,
-                                    const tn__plane_use *use, int *out) {
-    uint64_t here = 0, there = 0;
-    *out = ((stream_id ^ use->stream_id) & TN__STREAM_ID_IN_CAPTURE) != 0;
-    if (*out || use->stream == stream) return TN_OK;
-    TN_TRY(tn__plane_order_capture(device, stream, &here));
-    TN_TRY(tn__plane_order_capture(device, use->stream, &there));
-    *out = here != there;
+/* A stream that is about to wait. */
+typedef struct waiter {
+    const tn__books *books;
+    tn_stream stream;
+    uint64_t stream_id;
+    int is_asked;
+    uint64_t capture; /* that it is in, once it is asked */
+    int is_skipped;   /* a use was not waited for */
+} waiter;
+
+static tn_status ask_capture(waiter *w) {
+    if (w->is_asked) return TN_OK;
+    TN_TRY(tn__plane_order_capture(w->books->device, w->stream, &w->capture));
+    w->is_asked = 1;
     return TN_OK;
 }
 
-/* A stream of another library may be gone, or its handle another stream's: of another thread's
- * per-thread default stream that is always so. */
-static tn_status is_lost(tn_device *device, const tn__plane_use *use, int *out) {
-    const tn__driver *driver = tn__device_driver(device);
-    uint64_t id = use->stream_id;
-    *out = 0;
-    if (!use->stream || tn__device_owns_stream(device, use->stream)) return TN_OK;
-    if (use->stream_id & TN__STREAM_ID_IN_CAPTURE) return TN_OK;
-    tn_status status = driver->stream_id(tn__device_state(device), use->stream, &id);
-    *out =
-        status == TN_INVALID_ARGUMENT || (id != use->stream_id && !(id & TN__STREAM_ID_IN_CAPTURE));
-    return *out ? TN_OK : status;
+/* The capture that a use is in. Ours most often keep their id in a capture, so that the stream is
+ * asked: for where it is now. */
+static tn_status capture_of(const waiter *w, const tn__plane_use *use, uint64_t *out) {
+    *out = is_in_capture(use->stream_id) ? use->capture : 0;
+    if (use->stream_id >= TN__STREAM_ID_MAY_GO) return TN_OK; /* what it was in, or none */
+    return tn__plane_order_capture(w->books->device, use->stream, out);
 }
 
-/* A use on a stream that can not be named here is waited for by waiting for the device. */
-static tn_status wait_for(tn_device *device, tn_stream stream, uint64_t stream_id,
-                          const tn__plane_use *use, int *is_skipped) {
-    int is_across = 0, is_gone = 0;
-    if (use->stream_id == stream_id) return TN_OK;
-    if (TN__CANARY(TN__CANARY_PLANE_WAIT)) return TN_OK;
-    TN_TRY(is_lost(device, use, &is_gone));
-    if (is_gone) {
-        uint64_t capture = 0;
-        TN_TRY(tn__plane_order_capture(device, stream, &capture));
-        *is_skipped |= capture != 0;
-        return capture ? TN_OK : tn_device_synchronize(device);
+/* What is in a capture runs when its graph is launched, if ever, and is ordered with what is
+ * outside of it by whoever launches it: neither can be made to wait for the other. */
+static tn_status is_across_captures(waiter *w, const tn__plane_use *use, int *out) {
+    uint64_t there = 0;
+    TN_TRY(ask_capture(w));
+    TN_TRY(capture_of(w, use, &there));
+    *out = w->capture != there;
+    return TN_OK;
+}
+
+tn_status tn__plane_order_await_device(tn_device *device) {
+    if (!tn__driver_wait_begin()) {
+        return TN_FAIL(TN_INVALID_STATE, "a use that no event is behind must be waited for with "
+                                         "the device, which is not to be waited for now");
     }
-    TN_TRY(is_across_captures(device, stream, stream_id, use, &is_across));
+    tn_status status = tn_device_synchronize(device);
+    tn__driver_wait_end();
+    return status;
+}
+
+/* A use on a stream that can not be named here, and that has no fence. */
+static tn_status wait_for_device(waiter *w) {
+    TN_TRY(ask_capture(w));
+    if (!w->capture) return tn__plane_order_await_device(w->books->device);
+    w->is_skipped = 1;
+    return TN_OK;
+}
+
+static tn_status wait_for(waiter *w, const tn__plane_use *use) {
+    int is_across = 0;
+    if (use->stream_id == w->stream_id) return TN_OK;
+    if (TN__CANARY(TN__CANARY_PLANE_WAIT)) return TN_OK;
+    TN_TRY(is_across_captures(w, use, &is_across));
     if (is_across) {
-        *is_skipped = 1;
+        w->is_skipped = 1;
         return TN_OK;
     }
-    if (use->stream == stream) return tn_device_synchronize(device);
-    return tn_stream_wait(device, stream, use->stream);
-}
-
-static tn__plane_use *read_of(const tn__plane_object *plane, uint64_t stream_id) {
-    for (size_t i = 0; i < plane->read_count; i++) {
-        if (plane->reads[i].stream_id == stream_id) return &plane->reads[i];
+    if (!may_go(use->stream_id) || is_in_capture(use->stream_id)) {
+        if (use->stream == w->stream) return wait_for_device(w);
+        return tn_stream_wait(w->books->device, w->stream, use->stream);
     }
-    return NULL;
+    if (!use->is_recorded || !use->fence.epoch) return wait_for_device(w);
+    return tn__pool_fence_wait(w->books->pool, w->stream, &use->fence);
 }
 
 static void remove_read(tn__plane_object *plane, tn__plane_use *at) {
@@ -170,42 +301,41 @@ static tn_status grow_reads(tn__plane_object *plane) {
 
 /* Bounds the list by merging an idle reader into the new one (whoever waits for a stream that has
  * waited for another one waits for both); grows it only if there is none. */
-static tn_status make_room(tn_device *device, tn__plane_object *plane, tn_stream stream,
-                           uint64_t stream_id) {
+static tn_status make_room(const waiter *before, tn__plane_object *plane) {
     tn__plane_use *idle = plane->read_count < TN__READS_KEPT ? NULL : oldest_idle_read(plane);
-    int is_skipped = 0;
-    if (idle) TN_TRY(wait_for(device, stream, stream_id, idle, &is_skipped));
-    if (idle && !is_skipped) {
-        if (!idle->is_recorded) {
-            TN_TRY(tn__plane_order_record(plane, idle->stream, idle->stream_id));
-        }
+    waiter w = *before;
+    w.is_skipped = 0;
+    if (idle) TN_TRY(wait_for(&w, idle));
+    if (idle && !w.is_skipped) {
+        TN_TRY(record_rest_of(w.books, plane, idle, TN__NO_STREAM_ID));
         remove_read(plane, idle);
     }
     return plane->read_count < plane->read_limit ? TN_OK : grow_reads(plane);
 }
 
-static TN__SLOW tn_status wait_before(tn_device *device, tn__plane_object *plane, int is_read,
+static TN__SLOW tn_status wait_before(const tn__books *books, tn__plane_object *plane, int is_read,
                                       tn_stream stream, uint64_t stream_id) {
-    int is_skipped = 0;
+    waiter w = {.books = books, .stream = stream, .stream_id = stream_id};
     if (plane->has_write && (is_read || plane->read_count == 0 || plane->has_skips)) {
-        TN_TRY(wait_for(device, stream, stream_id, &plane->write, &is_skipped));
+        TN_TRY(wait_for(&w, &plane->write));
     }
-    for (size_t i = 0; i < plane->read_count && !is_read; i++) { /* each has waited for the write */
-        TN_TRY(wait_for(device, stream, stream_id, &plane->reads[i], &is_skipped));
-    }
-    int needs_room = is_read ? !read_of(plane, stream_id) : is_skipped; /* see keep_write */
-    if (needs_room) TN_TRY(make_room(device, plane, stream, stream_id));
-    plane->has_skips = is_skipped || (is_read && plane->has_skips);
+    for (size_t i = 0; i < plane->read_count && !is_read; i++) /* each has waited for the write */
+        TN_TRY(wait_for(&w, &plane->reads[i]));
+    int needs_room = is_read ? !read_of(plane, stream_id) : w.is_skipped; /* see keep_write */
+    if (needs_room) TN_TRY(make_room(&w, plane));
+    if (is_in_capture(stream_id)) TN_TRY(ask_capture(&w));
+    plane->next_capture = w.capture;
+    plane->has_skips = w.is_skipped || (is_read && plane->has_skips);
     return TN_OK;
 }
 
-tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
+tn_status tn__plane_order_before(const tn__books *books, tn__plane_object *plane, tn_access access,
                                  tn_stream stream, uint64_t stream_id) {
     int is_read = access == TN_READ;
-    if (plane->has_skips) return wait_before(device, plane, is_read, stream, stream_id);
+    if (plane->has_skips) return wait_before(books, plane, is_read, stream, stream_id);
     if (is_read && read_of(plane, stream_id)) return TN_OK;
     if (!is_read && plane->read_count == 0 && plane->write.stream_id == stream_id) return TN_OK;
-    return wait_before(device, plane, is_read, stream, stream_id);
+    return wait_before(books, plane, is_read, stream, stream_id);
 }
 
 /* ---- noting -------------------------------------------------------------------------------- */
@@ -218,10 +348,18 @@ static void keep_write(tn__plane_object *plane) {
     plane->reads[plane->read_count++] = plane->write;
 }
 
+/* None of it has ended, so there is none to record. The fence is set at its end; or is there, if
+ * new memory is what is noted. */
+static inline void set_use(const tn__plane_object *plane, tn__plane_use *use, tn_stream stream,
+                           uint64_t stream_id) {
+    if (is_in_capture(stream_id)) use->capture = plane->next_capture;
+    use->stream = stream;
+    use->stream_id = stream_id;
+    use->is_recorded = 1;
+}
+
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                           uint64_t stream_id) {
-    tn__plane_use use = {stream, stream_id,
-                         1}; /* none of it has ended, so there is none to record */
     plane->last_stream = stream;
     plane->last_stream_id = stream_id;
     if (access != TN_READ) {
@@ -229,11 +367,11 @@ void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream s
             keep_write(plane);
         else
             plane->read_count = 0; /* it comes after all that was noted before */
-        plane->write = use;
+        set_use(plane, &plane->write, stream, stream_id);
         plane->has_write = 1;
     } else if (!read_of(plane, stream_id)) {
         TN_CHECK(plane->read_count < plane->read_limit);
-        plane->reads[plane->read_count++] = use;
+        set_use(plane, &plane->reads[plane->read_count++], stream, stream_id);
     }
 }
 
@@ -256,6 +394,7 @@ void tn__plane_order_move(tn__plane_object *from, tn__plane_object *to) {
     to->reads = is_inside ? to->own_reads : from->reads;
     to->read_count = from->read_count;
     to->read_limit = from->read_limit;
+    to->next_capture = from->next_capture;
     to->has_skips = from->has_skips;
     to->has_write = from->has_write;
     to->write = from->write;
@@ -268,68 +407,4 @@ void tn__plane_order_move(tn__plane_object *from, tn__plane_object *to) {
     tn__plane_order_init(from);
     from->has_write = from->has_skips = 0;
     from->read_count = 0;
-}
-
-/* ---- telling the pool ---------------------------------------------------------------------- */
-
-static tn__use_mark *mark_of(tn__plane_object *plane, uint64_t stream_id) {
-    for (int i = 0; i < TN__MARKS_KEPT; i++) {
-        if (plane->marks[i].stream_id == stream_id) return &plane->marks[i];
-    }
-    tn__use_mark *oldest = &plane->marks[plane->next_mark];
-    plane->next_mark = (plane->next_mark + 1) % TN__MARKS_KEPT;
-    *oldest = (tn__use_mark){stream_id, 0};
-    return oldest;
-}
-
-tn_status tn__plane_order_tell_pool(const tn__plane_object *plane, tn_stream stream) {
-    for (int part = 0; part < TN__PART_COUNT; part++) {
-        void *block = tn__plane_pool_block(plane, (tn__part)part);
-        if (block) TN_TRY(tn_record_use(block, stream));
-    }
-    return TN_OK;
-}
-
-/* The stamp is read after the work was put on the stream and before it is recorded: should it
- * change in between, the next use is recorded once too often, and never once too few. */
-static TN__SLOW tn_status record_elsewhere(tn__plane_object *plane, tn_stream stream,
-                                           uint64_t stream_id) {
-    if (!plane->use_stamp || (stream_id & TN__STREAM_ID_IN_CAPTURE)) {
-        return tn__plane_order_tell_pool(plane, stream);
-    }
-    uint64_t stamp = atomic_load_explicit(plane->use_stamp, memory_order_acquire);
-    tn__use_mark *mark = mark_of(plane, stream_id);
-    if (mark->stamp == stamp) return TN_OK;
-    TN_TRY(tn__plane_order_tell_pool(plane, stream));
-    mark->stamp = stamp;
-    return TN_OK;
-}
-
-tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id) {
-    int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
-    if (!is_pool || stream_id == plane->home_stream_id) return TN_OK;
-    if (TN__CANARY(TN__CANARY_PLANE_USE)) return TN_OK;
-    return record_elsewhere(plane, stream, stream_id);
-}
-
-void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id) {
-    tn__plane_use *read = read_of(plane, stream_id);
-    if (read) read->is_recorded = 0;
-    if (plane->has_write && plane->write.stream_id == stream_id) plane->write.is_recorded = 0;
-}
-
-static tn_status record_rest_of(tn__plane_object *plane, tn__plane_use *use,
-                                uint64_t free_stream_id) {
-    if (use->is_recorded || use->stream_id == free_stream_id) return TN_OK;
-    TN_TRY(tn__plane_order_record(plane, use->stream, use->stream_id));
-    use->is_recorded = 1;
-    return TN_OK;
-}
-
-tn_status tn__plane_order_record_rest(tn__plane_object *plane, uint64_t free_stream_id) {
-    if (plane->has_write) TN_TRY(record_rest_of(plane, &plane->write, free_stream_id));
-    for (size_t i = 0; i < plane->read_count; i++) {
-        TN_TRY(record_rest_of(plane, &plane->reads[i], free_stream_id));
-    }
-    return TN_OK;
 }

@@ -1,9 +1,14 @@
 /* The order of a plane's uses across streams.
  *
  * A plane remembers the last write and the reads since, each with its stream. A read waits for
- * the write, a write for all of them; on the device, never on the host, and only where streams
- * differ. Having a block's allocation as its first "write" orders the first use on another stream
- * behind what the allocator put on the allocation stream.
+ * the write, a write for all of them; on the device, and only where streams differ. Having a
+ * block's allocation as its first "write" orders the first use on another stream behind what the
+ * allocator put on the allocation stream.
+ *
+ * A stream of another library that was not adopted may be gone, or its handle another's, by the
+ * time that its use is waited for. So the end of such a use puts a fence behind it (pool_owned.h),
+ * while the stream is there; and that is waited for, not the stream. What could not be fenced is
+ * waited for with the whole device, on the host: TN_INVALID_STATE where that is not to be.
  */
 #ifndef TENURE_PLANE_ORDER_H
 #define TENURE_PLANE_ORDER_H
@@ -17,8 +22,11 @@ void tn__plane_order_deinit(tn__plane_object *plane);
 /* The two exchange memory, states and uses; not their leases. */
 void tn__plane_order_swap(tn__plane_object *a, tn__plane_object *b);
 
-/* The plane has got blocks of the pool, allocated on that stream: nothing is recorded of them. */
-void tn__plane_order_set_home(tn__plane_object *plane, const tn_pool *pool, uint64_t stream_id);
+/* The plane has got blocks of the pool, allocated on that stream, or (pool NULL) memory of somebody
+ * else's that is ready there: what its first note, a write, will stand for. Fails only if a fence
+ * does. */
+tn_status tn__plane_order_set_home(const tn__books *books, tn__plane_object *plane,
+                                   const tn_pool *pool, tn_stream stream, uint64_t stream_id);
 
 /* All uses of `from` become those of `to`, which has none; their memory is the same. */
 void tn__plane_order_move(tn__plane_object *from, tn__plane_object *to);
@@ -32,7 +40,7 @@ tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_pla
 
 /* Makes `stream` wait for the uses that the access must come after, and makes room to note it.
  * A failure has no effect but for waits, which are harmless. */
-tn_status tn__plane_order_before(tn_device *device, tn__plane_object *plane, tn_access access,
+tn_status tn__plane_order_before(const tn__books *books, tn__plane_object *plane, tn_access access,
                                  tn_stream stream, uint64_t stream_id);
 
 /* A read on a stream that has read the plane since it was written: such a one waits for nothing,
@@ -57,14 +65,30 @@ void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream s
 tn_status tn__plane_order_tell_pool(const tn__plane_object *plane, tn_stream stream);
 
 /* The same, unless the use is on the blocks' own stream or what the pool was told before still
- * covers it. */
-tn_status tn__plane_order_record(tn__plane_object *plane, tn_stream stream, uint64_t stream_id);
+ * covers it; and the fence, of a stream that may go. */
+TN__SLOW tn_status tn__plane_order_record_elsewhere(tn__plane_object *plane, tn_stream stream,
+                                                    uint64_t stream_id,
+                                                    const tn__tensor_object *tensor);
+
+static inline tn_status tn__plane_order_record(const tn__tensor_object *tensor,
+                                               tn__plane_object *plane, tn_stream stream,
+                                               uint64_t stream_id) {
+    if (stream_id == plane->home_stream_id) return TN_OK;
+    return tn__plane_order_record_elsewhere(plane, stream, stream_id, tensor);
+}
 
 /* The pool could not be told of a use: tn__plane_order_record_rest will have to. */
 void tn__plane_order_mark_unrecorded(tn__plane_object *plane, uint64_t stream_id);
 
 /* Tells the pool of all uses that it was not told of, but those on the stream of the free. */
-tn_status tn__plane_order_record_rest(tn__plane_object *plane, uint64_t free_stream_id);
+tn_status tn__plane_order_record_rest(const tn__books *books, tn__plane_object *plane,
+                                      uint64_t free_stream_id);
+
+/* Where a free that names no stream goes: the stream of the plane's last use, or TN__NO_STREAM. */
+tn__plane_use tn__plane_order_last(const tn__plane_object *plane);
+
+/* Waits on the host for all work of the device. TN_INVALID_STATE in a no-wait time. */
+tn_status tn__plane_order_await_device(tn_device *device);
 
 /* The stream has ended, and with it all its work. */
 void tn__plane_order_forget(tn__plane_object *plane, uint64_t stream_id);

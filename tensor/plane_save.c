@@ -52,6 +52,26 @@ static void hand_over(tn__tensor_object *from, unsigned planes, tn__tensor_objec
     }
 }
 
+/* What is in a scratch slot was derived there from what goes, and would be the last copy here,
+ * which nothing displaces: it leaves the slot. */
+static unsigned slots_left_by(const tn__tensor_object *tensor, unsigned planes) {
+    unsigned in_slots = 0;
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__plane_object *plane = &tensor->planes[i];
+        if ((planes & TN_PLANE_BIT(i)) || !tn__state_is_complete(plane->state)) continue;
+        if (plane->kind != TN__MEMORY_SLOT) return 0;
+        in_slots |= TN_PLANE_BIT(i);
+    }
+    return tensor->is_regatherable ? 0 : in_slots;
+}
+
+static void leave_slots(tn__tensor_object *tensor, unsigned planes) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        if (!(planes & TN_PLANE_BIT(i)) || tensor->planes[i].kind != TN__MEMORY_SLOT) continue;
+        TN_CHECK(tn__transition_drop_announced(tensor, (tn_plane)i, NULL) == TN_OK);
+    }
+}
+
 static tn_status save(tn__tensor_object *tensor, unsigned planes, tn_scope to, tn_stream stream,
                       tn_tensor *out) {
     tn_tensor_config config = tn__tensor_config_of(tensor);
@@ -59,6 +79,8 @@ static tn_status save(tn__tensor_object *tensor, unsigned planes, tn_scope to, t
     tn__scope_object *scope = NULL;
     TN_TRY(check_planes(tensor, planes));
     TN_TRY(derive_planes(tensor, planes, stream));
+    unsigned leaving = slots_left_by(tensor, planes);
+    TN_TRY(check_planes(tensor, leaving));
     TN_TRY(tn__transition_settle(tensor));
     TN_TRY(tn__scope_find_for(tensor, to, &scope));
     TN_TRY(tn__scope_add_tensor(scope, &config, &saved));
@@ -69,6 +91,7 @@ static tn_status save(tn__tensor_object *tensor, unsigned planes, tn_scope to, t
     }
     saved->is_saved = 1;
     saved->contents = tensor->contents;
+    leave_slots(tensor, leaving);
     hand_over(tensor, planes, saved);
     *out = saved->handle;
     return TN_OK;
@@ -155,14 +178,6 @@ static tn_status check_contents(const tn__tensor_object *saved, const tn__tensor
     return TN_OK;
 }
 
-/* What is in a scratch slot was derived there, and can be again. */
-static void leave_slots(tn__tensor_object *tensor) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (tensor->planes[i].kind != TN__MEMORY_SLOT) continue;
-        TN_CHECK(tn__transition_drop_announced(tensor, (tn_plane)i, NULL) == TN_OK);
-    }
-}
-
 static tn_status restore_into(tn__tensor_object *saved, tn__tensor_object *tensor) {
     TN_TRY(check_saved(saved));
     TN_REQUIRE(saved != tensor, "tn_tensor_restore_into: both are tensor %s", tensor->name);
@@ -174,7 +189,7 @@ static tn_status restore_into(tn__tensor_object *saved, tn__tensor_object *tenso
     TN_TRY(check_contents(saved, tensor));
     TN_TRY(tn__transition_settle(saved));
     TN_TRY(tn__transition_settle(tensor));
-    leave_slots(saved);
+    leave_slots(saved, ALL_PLANES); /* derived there, and can be again */
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         if (saved->planes[i].state == TN_PLANE_ABSENT) continue;
         tn__transition_hand_over(saved, (tn_plane)i, tensor);

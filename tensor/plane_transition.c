@@ -1,4 +1,4 @@
-/* The transitions of planes. No other file sets a state.
+/* The transitions of planes. No other file sets a state, but plane_relocate.c of what it moves.
  *
  * Invariants kept by each transition, and checked after it in debug builds by
  * tn__tensor_is_valid: memory goes with the state; the ledger has every byte that a plane has;
@@ -10,7 +10,6 @@
 
 #include "adopt.h"
 #include "canary.h"
-#include "format_table.h"
 #include "host_alloc.h"
 #include "ledger.h"
 #include "offload.h"
@@ -27,9 +26,7 @@ static tn__plane_object *plane_of(const tn__lease_object *lease) {
     return &lease->tensor->planes[lease->plane];
 }
 
-static tn_device *device_of(const tn__tensor_object *tensor) {
-    return tensor->scope->books->device;
-}
+static const tn__books *books_of(const tn__tensor_object *tensor) { return tensor->scope->books; }
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
@@ -41,9 +38,8 @@ static void set_absent(tn__plane_object *plane) {
     plane->read_count = 0;
 }
 
-/* The plane's memory, or its replaced one. */
-static tn_status free_announced(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
-                                tn_stream stream) {
+tn_status tn__transition_free_announced(tn__tensor_object *tensor, tn_plane plane,
+                                        tn__plane_object *at, tn_stream stream) {
     TN_ASSERT(!at->first_lease);
     TN_TRY(tn__plane_memory_give_back(tensor, plane, at, stream));
     set_absent(at);
@@ -52,11 +48,10 @@ static tn_status free_announced(tn__tensor_object *tensor, tn_plane plane, tn__p
 
 tn_status tn__transition_drop_announced(tn__tensor_object *tensor, tn_plane plane,
                                         tn_stream stream) {
-    return free_announced(tensor, plane, &tensor->planes[plane], stream);
+    return tn__transition_free_announced(tensor, plane, &tensor->planes[plane], stream);
 }
 
-/* Unless something is left that could not be freed. */
-static void end_replaced(tn__plane_object *plane) {
+void tn__transition_end_replaced(tn__plane_object *plane) {
     tn__plane_object *replaced = plane->replaced;
     TN_ASSERT(replaced->state == TN_PLANE_ABSENT);
     if (replaced->blocks[TN__PART_DATA] || replaced->blocks[TN__PART_SCALE]) return;
@@ -65,17 +60,17 @@ static void end_replaced(tn__plane_object *plane) {
     plane->replaced = NULL;
 }
 
-static tn_status free_replaced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                               uint64_t stream_id) {
+tn_status tn__transition_free_replaced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                       uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (!object->replaced) return TN_OK;
     if (TN__CANARY(TN__CANARY_PLANE_REPLACED)) {
         object->replaced = NULL;
         return TN_OK;
     }
-    TN_TRY(tn__plane_memory_announce(object->replaced, stream, stream_id));
-    TN_TRY(free_announced(tensor, plane, object->replaced, stream));
-    end_replaced(object);
+    TN_TRY(tn__plane_memory_announce(books_of(tensor), object->replaced, stream, stream_id));
+    TN_TRY(tn__transition_free_announced(tensor, plane, object->replaced, stream));
+    tn__transition_end_replaced(object);
     return TN_OK;
 }
 
@@ -83,9 +78,12 @@ static TN__SLOW tn_status free_plane(tn__tensor_object *tensor, tn_plane plane, 
                                      uint64_t stream_id) {
     tn__plane_object *object = &tensor->planes[plane];
     if (object->state == TN_PLANE_ABSENT && !tn__plane_has_remains(object)) return TN_OK;
-    TN_TRY(free_replaced(tensor, plane, stream, stream_id)); /* remains, if there are any */
-    if (!object->buffer) TN_TRY(tn__plane_memory_announce(object, stream, stream_id));
-    return free_announced(tensor, plane, object, stream);
+    TN_TRY(tn__transition_free_replaced(tensor, plane, stream,
+                                        stream_id)); /* remains, if there are any */
+    if (!object->buffer) {
+        TN_TRY(tn__plane_memory_announce(books_of(tensor), object, stream, stream_id));
+    }
+    return tn__transition_free_announced(tensor, plane, object, stream);
 }
 
 TN__SLOW tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
@@ -121,33 +119,33 @@ tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__fo
 
 /* The stream of `on`, or that of the plane's last use. */
 static tn__plane_use free_use(const tn__plane_object *plane, const tn__plane_use *on) {
-    if (on) return *on;
-    return (tn__plane_use){plane->last_stream, plane->last_stream_id, 1};
+    return on ? *on : tn__plane_order_last(plane);
 }
 
-static tn_status announce_plane(tn__plane_object *plane, const tn__plane_use *on) {
+static tn_status announce_plane(const tn__books *books, tn__plane_object *plane,
+                                const tn__plane_use *on) {
     tn__plane_use use = free_use(plane, on);
-    TN_TRY(tn__plane_memory_announce(plane, use.stream, use.stream_id));
+    TN_TRY(tn__plane_memory_announce(books, plane, use.stream, use.stream_id));
     if (!plane->replaced) return TN_OK;
-    return tn__plane_memory_announce(plane->replaced, use.stream, use.stream_id);
+    return tn__plane_memory_announce(books, plane->replaced, use.stream, use.stream_id);
 }
 
 tn_status tn__transition_announce_empty(tn__tensor_object *tensor, const tn__plane_use *on) {
     for (int i = 0; i < TN_PLANE_COUNT; i++)
-        TN_TRY(announce_plane(&tensor->planes[i], on));
+        TN_TRY(announce_plane(books_of(tensor), &tensor->planes[i], on));
     return TN_OK;
 }
 
 tn_status tn__transition_announce_plane(tn__tensor_object *tensor, tn_plane plane) {
-    return announce_plane(&tensor->planes[plane], NULL);
+    return announce_plane(books_of(tensor), &tensor->planes[plane], NULL);
 }
 
 /* A second try tells what is wrong with a block that was left. */
 static tn_status empty_memory(tn__tensor_object *tensor, tn_plane plane, tn__plane_object *at,
                               tn_stream stream) {
-    TN_TRY(free_announced(tensor, plane, at, stream));
+    TN_TRY(tn__transition_free_announced(tensor, plane, at, stream));
     if (!at->blocks[TN__PART_DATA] && !at->blocks[TN__PART_SCALE]) return TN_OK;
-    return free_announced(tensor, plane, at, stream);
+    return tn__transition_free_announced(tensor, plane, at, stream);
 }
 
 static tn_status empty_plane(tn__tensor_object *tensor, tn_plane plane, const tn__plane_use *on) {
@@ -156,7 +154,7 @@ static tn_status empty_plane(tn__tensor_object *tensor, tn_plane plane, const tn
     TN_TRY(empty_memory(tensor, plane, object, stream));
     if (!object->replaced) return TN_OK;
     TN_TRY(empty_memory(tensor, plane, object->replaced, stream));
-    end_replaced(object);
+    tn__transition_end_replaced(object);
     return TN_OK;
 }
 
@@ -167,7 +165,7 @@ tn_status tn__transition_empty(tn__tensor_object *tensor, const tn__plane_use *o
 }
 
 tn_status tn__transition_end_plane(tn__tensor_object *tensor, tn_plane plane) {
-    TN_TRY(announce_plane(&tensor->planes[plane], NULL));
+    TN_TRY(announce_plane(books_of(tensor), &tensor->planes[plane], NULL));
     return empty_plane(tensor, plane, NULL);
 }
 
@@ -175,7 +173,7 @@ static tn_status settle_plane(tn__tensor_object *tensor, tn_plane plane) {
     tn__plane_object *object = &tensor->planes[plane];
     tn__plane_use on = free_use(object, NULL);
     if (object->state != TN_PLANE_ABSENT) {
-        return free_replaced(tensor, plane, on.stream, on.stream_id);
+        return tn__transition_free_replaced(tensor, plane, on.stream, on.stream_id);
     }
     return free_plane(tensor, plane, on.stream, on.stream_id);
 }
@@ -290,16 +288,17 @@ static void make_others_valid(const tn__lease_object *lease) {
 static TN__SLOW tn_status replace_memory(const tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
-    TN_TRY(free_replaced(tensor, lease->plane, lease->stream, lease->stream_id)); /* remains */
+    TN_TRY(tn__transition_free_replaced(tensor, lease->plane, lease->stream,
+                                        lease->stream_id)); /* remains */
     TN_TRY(
-        tn__plane_order_before(device_of(tensor), plane, TN_READ, lease->stream, lease->stream_id));
+        tn__plane_order_before(books_of(tensor), plane, TN_READ, lease->stream, lease->stream_id));
     plane->replaced = tn__host_alloc(1, sizeof *plane->replaced);
     if (!plane->replaced) return TN_OUT_OF_HOST_MEMORY;
     tn__plane_order_init(plane->replaced);
     tn_status status = tn__plane_memory_take(tensor, lease->plane, plane->replaced, lease->stream,
                                              lease->stream_id);
     if (status != TN_OK) {
-        end_replaced(plane);
+        tn__transition_end_replaced(plane);
         return status;
     }
     tn__budget_forget(plane);
@@ -357,8 +356,10 @@ static int needs_memory(const tn__lease_object *lease) {
 static tn_status prepare(tn__lease_object *lease) {
     if (lease->has_made_plane) return make_for(lease);
     if (lease->access == TN_REPLACE) return replace_memory(lease);
-    return tn__plane_order_before(device_of(lease->tensor), plane_of(lease), lease->access,
-                                  lease->stream, lease->stream_id);
+    TN_TRY(tn__plane_order_before(books_of(lease->tensor), plane_of(lease), lease->access,
+                                  lease->stream, lease->stream_id));
+    int is_again = lease->is_derivation && lease->access != TN_READ && plane_of(lease)->buffer;
+    return is_again ? tn__scratch_derive_again(plane_of(lease)->buffer, lease->stream) : TN_OK;
 }
 
 static TN__SLOW tn_status fail_not_valid(const tn__lease_object *lease) {
@@ -371,8 +372,8 @@ static TN__SLOW tn_status fail_not_valid(const tn__lease_object *lease) {
 /* No lease is given of host memory. A plane that will be written whole gets new memory, in the
  * order of the lease: from there on nothing can fail. */
 static TN__SLOW tn_status bring_back(const tn__lease_object *lease) {
-    tn__relocation here = {
-        TN__MEMORY_OWNED, TN_PLANE_ALLOCATED, {lease->stream, lease->stream_id, 1}, 0};
+    tn__relocation here = {TN__MEMORY_OWNED, TN_PLANE_ALLOCATED,
+                           tn__plane_use_on(lease->stream, lease->stream_id), 0};
     if (lease->access != TN_WRITE) {
         return tn__transition_fetch(lease->tensor, lease->plane, lease->stream);
     }
@@ -419,8 +420,8 @@ tn_status tn__transition_begin(tn__lease_object *lease) {
 
 /* Where a free that follows the lease goes: work of a stream that has ended is done. */
 static tn__plane_use free_stream_of(const tn__lease_object *lease) {
-    if (lease->is_stream_ended) return (tn__plane_use){NULL, 0, 1};
-    return (tn__plane_use){lease->stream, lease->stream_id, 1};
+    if (lease->is_stream_ended) return tn__plane_use_on(NULL, 0);
+    return tn__plane_use_on(lease->stream, lease->stream_id);
 }
 
 /* Under most policies a plane that the write has made stale is not kept to be derived again in
@@ -446,7 +447,7 @@ static int has_old_memory(const tn__lease_object *lease) {
 static TN__SLOW tn_status free_old_memory(tn__lease_object *lease) {
     tn__plane_use on = free_stream_of(lease);
     tn__saved_error error;
-    TN_TRY(free_replaced(lease->tensor, lease->plane, on.stream, on.stream_id));
+    TN_TRY(tn__transition_free_replaced(lease->tensor, lease->plane, on.stream, on.stream_id));
     tn__error_save(&error);
     (void)free_stale(lease);
     tn__error_restore(&error);
@@ -472,7 +473,7 @@ static TN__SLOW tn_status finish_write(tn__lease_object *lease, tn__plane_object
 tn_status tn__transition_end(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     if (!lease->is_stream_ended) {
-        TN_TRY(tn__plane_order_record(plane, lease->stream, lease->stream_id));
+        TN_TRY(tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id));
     }
     if (lease->access != TN_READ) TN_TRY(finish_write(lease, plane));
     unlink_lease(lease);
@@ -480,39 +481,42 @@ tn_status tn__transition_end(tn__lease_object *lease) {
     return TN_OK;
 }
 
-static void give_up_write(tn__lease_object *lease) {
+static void give_up_write(tn__lease_object *lease, const tn__plane_use *on) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
-    tn__plane_use on = free_stream_of(lease);
     plane->state = TN_PLANE_ALLOCATED;
     int is_as_before = lease->is_derivation || lease->is_untouched;
     if (is_as_before && !lease->has_made_plane) plane->state = lease->state_before;
-    if (lease->has_made_plane) (void)free_plane(tensor, lease->plane, on.stream, on.stream_id);
+    if (lease->has_made_plane) (void)free_plane(tensor, lease->plane, on->stream, on->stream_id);
 }
 
 /* The plane has its old memory again; what was new is given back as soon as that is possible. */
-static void give_up_replacement(tn__lease_object *lease) {
+static void give_up_replacement(tn__lease_object *lease, const tn__plane_use *on) {
     tn__plane_object *plane = plane_of(lease);
-    tn__plane_use on = free_stream_of(lease);
     plane->replaced->state = TN_PLANE_ABSENT;
-    (void)free_replaced(lease->tensor, lease->plane, on.stream, on.stream_id);
+    (void)tn__transition_free_replaced(lease->tensor, lease->plane, on->stream, on->stream_id);
 }
 
 void tn__transition_abandon(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     tn__saved_error error; /* what made the caller abandon it is what he must hear of */
     int is_replacement = has_old_memory(lease);
+    tn__plane_use on = free_stream_of(lease);
     tn__error_save(&error);
     if (is_replacement) tn__plane_order_swap(plane, plane->replaced);
     if (!lease->is_stream_ended &&
-        tn__plane_order_record(plane, lease->stream, lease->stream_id) != TN_OK) {
+        tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id) != TN_OK) {
         tn__plane_order_mark_unrecorded(plane, lease->stream_id);
+        if (plane->replaced) tn__plane_order_mark_unrecorded(plane->replaced, lease->stream_id);
+        if (lease->stream_id & TN__STREAM_ID_MAY_GO) {
+            on = tn__plane_use_on(TN__NO_STREAM, TN__NO_STREAM_ID); /* it may be gone */
+        }
     }
     unlink_lease(lease);
     if (is_replacement)
-        give_up_replacement(lease);
+        give_up_replacement(lease, &on);
     else if (lease->access != TN_READ)
-        give_up_write(lease);
+        give_up_write(lease, &on);
     make_others_valid(lease);
     tn__error_restore(&error);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
@@ -529,215 +533,14 @@ void tn__transition_end_surely(tn__lease_object *lease) {
     tn__error_save(&error);
     if (tn__transition_end(lease) != TN_OK) {
         tn__plane_order_mark_unrecorded(plane, lease->stream_id);
+        set_written(lease->tensor);
         plane->state = TN_PLANE_VALID;
         plane->is_derived = 0;
+        tn__budget_forget(plane);
         unlink_lease(lease);
     }
     tn__error_restore(&error);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
-}
-
-/* ---- derive -------------------------------------------------------------------------------- */
-
-tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out) {
-    const tn__tensor_object *tensor = lease->tensor;
-    if (lease->access != TN_REPLACE) {
-        return TN_FAIL(TN_INVALID_STATE,
-                       "tensor %s, plane %s is under a %s lease: only REPLACE has old contents",
-                       tensor->name, tn_plane_name(lease->plane), tn__access_name(lease->access));
-    }
-    if (lease->state_before != TN_PLANE_VALID && lease->state_before != TN_PLANE_STALE) {
-        return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s was %s: it has no old contents",
-                       tensor->name, tn_plane_name(lease->plane),
-                       tn__plane_state_name(lease->state_before));
-    }
-    tn__plane_view_fill_at(tensor, lease->plane, plane_of(lease)->replaced, out);
-    return TN_OK;
-}
-
-static int has_any_valid(const tn__tensor_object *tensor) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        if (tn__state_is_complete(tensor->planes[i].state)) return 1;
-    }
-    return 0;
-}
-
-/* Whether the plane can be derived now, from which one and with what. */
-static tn_status find_source(const tn__tensor_object *tensor, tn_plane plane, tn_plane *source,
-                             tn_derive_function *derive) {
-    const char *state = tn__plane_state_name(tensor->planes[plane].state);
-    const char *why;
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        const tn__lease_object *writer = tn__plane_writer(&tensor->planes[i]);
-        if (writer) {
-            (void)tn__fail_in_use(writer, "derivation");
-            return TN_IN_USE;
-        }
-    }
-    if (!has_any_valid(tensor)) {
-        TN_TRY(tn__saved_admit(tensor));
-        return TN_FAIL(TN_INVALID_STATE,
-                       "tensor %s, plane %s is %s and no plane of it is valid: write one first",
-                       tensor->name, tn_plane_name(plane), state);
-    }
-    if (!tn__format_source(tensor->format, plane, source, &why)) {
-        return TN_FAIL(TN_UNSUPPORTED, "tensor %s, plane %s is %s and can not be derived: %s",
-                       tensor->name, tn_plane_name(plane), state, why);
-    }
-    TN_ASSERT(tn__state_is_complete(tensor->planes[*source].state));
-    *derive = NULL;
-    if (tensor->rows == 0 || tensor->cols == 0) return TN_OK;
-    *derive = tn__format_derive(tensor->format);
-    if (!*derive) {
-        return TN_FAIL(TN_UNSUPPORTED,
-                       "tensor %s, plane %s is %s and nothing can derive it: link libtenure-ops "
-                       "and use it first, or call tn_format_set_derive",
-                       tensor->name, tn_plane_name(plane), state);
-    }
-    return TN_OK;
-}
-
-static tn__lease_object lease_for_derivation(tn__tensor_object *tensor, tn_plane plane,
-                                             tn_access access, tn_stream stream,
-                                             uint64_t stream_id) {
-    return (tn__lease_object){.tensor = tensor,
-                              .plane = plane,
-                              .access = access,
-                              .stream = stream,
-                              .stream_id = stream_id,
-                              .is_derivation = 1};
-}
-
-/* Both planes are leased, so that neither can go while the lock is given up. */
-static tn_status run_derive(tn__tensor_object *tensor, tn_derive_function derive,
-                            const tn__lease_object *from, const tn__lease_object *to) {
-    const tn__books *books = tensor->scope->books;
-    tn_device *device = books->device;
-    unsigned lock = books->lock;
-    tn_plane_view from_view, to_view;
-    if (!derive) return TN_OK; /* only without elements: see find_source */
-    tn__plane_view_fill(tensor, from->plane, &from_view);
-    tn__plane_view_fill(tensor, to->plane, &to_view);
-    tn__unlock(lock);
-    tn_status status = derive(device, &from_view, &to_view, to->stream);
-    tn__lock(lock);
-    return status;
-}
-
-tn_status tn__transition_derive(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
-                                uint64_t stream_id) {
-    tn_derive_function derive = NULL;
-    tn_plane source = plane;
-    if (tensor->planes[plane].state == TN_PLANE_OFFLOADED) {
-        return tn__transition_fetch(tensor, plane, stream);
-    }
-    if (tensor->planes[plane].state == TN_PLANE_VALID) {
-        int is_current = 1;
-        TN_TRY(tn__scratch_is_current(&tensor->planes[plane], stream, &is_current));
-        if (is_current) return TN_OK;
-        TN_TRY(tn__transition_drop(tensor, plane, stream, stream_id));
-    }
-    TN_TRY(find_source(tensor, plane, &source, &derive));
-    tn__lease_object from = lease_for_derivation(tensor, source, TN_READ, stream, stream_id);
-    tn__lease_object to = lease_for_derivation(tensor, plane, TN_WRITE, stream, stream_id);
-    TN_TRY(tn__transition_begin(&from));
-    tn_status status = tn__transition_begin(&to);
-    if (status == TN_OK) {
-        status = run_derive(tensor, derive, &from, &to);
-        if (status == TN_OK) status = tn__transition_end(&to);
-        if (status != TN_OK) tn__transition_abandon(&to);
-    }
-    tn__transition_abandon(&from); /* of a READ: the same as its end, but certain */
-    return status;
-}
-
-/* ---- relocate ------------------------------------------------------------------------------- */
-
-static tn_status copy_parts(tn_device *device, const tn__plane_object *to,
-                            const tn__plane_object *from, tn_stream stream) {
-    for (int part = 0; part < TN__PART_COUNT; part++)
-        TN_TRY(tn_copy(device, to->blocks[part], from->blocks[part], from->bytes[part], stream));
-    return TN_OK;
-}
-
-/* The contents are on the way to `fresh`, should they be wanted, and the pool is told of all that
- * uses the old memory. A copy that failed may be under way in part. */
-static tn_status fill_relocated(tn__tensor_object *tensor, tn__plane_object *plane,
-                                const tn__plane_object *fresh, const tn__relocation *to) {
-    tn_status status = TN_OK;
-    if (to->with_contents) {
-        tn__plane_order_note(plane, TN_READ, to->on.stream, to->on.stream_id);
-        status = copy_parts(device_of(tensor), fresh, plane, to->on.stream);
-    }
-    if (status == TN_OK) {
-        status = tn__plane_memory_announce(plane, to->on.stream, to->on.stream_id);
-    }
-    if (status != TN_OK) tn__plane_order_mark_unrecorded(plane, to->on.stream_id);
-    return status;
-}
-
-/* The plane has the new memory, and the old one goes; or all stays as it is. */
-static tn_status settle_relocated(tn__tensor_object *tensor, tn_plane plane,
-                                  const tn__relocation *to) {
-    tn__plane_object *object = &tensor->planes[plane];
-    int is_derived = object->is_derived;
-    tn__plane_order_swap(object, object->replaced);
-    tn_status status = free_announced(tensor, plane, object->replaced, to->on.stream);
-    if (status != TN_OK) {
-        tn__plane_order_swap(object, object->replaced);
-        return status;
-    }
-    object->state = to->state;
-    object->is_derived = is_derived;
-    if (TN__CANARY(TN__CANARY_PLANE_FETCHED)) return TN_OK;
-    tn__plane_order_note(object, TN_WRITE, to->on.stream, to->on.stream_id);
-    return TN_OK;
-}
-
-static tn_status take_fresh(tn__tensor_object *tensor, tn_plane plane, const tn__relocation *to) {
-    tn__plane_object *fresh = tensor->planes[plane].replaced;
-    if (to->kind == TN__MEMORY_HOST) return tn__plane_memory_take_host(tensor, plane, fresh);
-    return tn__plane_memory_take(tensor, plane, fresh, to->on.stream, to->on.stream_id);
-}
-
-/* What was new goes again, now or with the next transition. */
-static void undo_relocation(tn__tensor_object *tensor, tn_plane plane, const tn__relocation *to) {
-    tn__saved_error error;
-    tn__error_save(&error);
-    (void)free_replaced(tensor, plane, to->on.stream, to->on.stream_id);
-    tn__error_restore(&error);
-}
-
-tn_status tn__transition_relocate(tn__tensor_object *tensor, tn_plane plane,
-                                  const tn__relocation *to) {
-    tn__plane_object *object = &tensor->planes[plane];
-    tn_device *device = device_of(tensor);
-    TN_ASSERT(!object->first_lease);
-    TN_TRY(free_replaced(tensor, plane, to->on.stream, to->on.stream_id)); /* remains */
-    if (to->with_contents) {
-        TN_TRY(tn__plane_order_before(device, object, TN_READ, to->on.stream, to->on.stream_id));
-    }
-    object->replaced = tn__host_alloc(1, sizeof *object->replaced);
-    if (!object->replaced) return TN_OUT_OF_HOST_MEMORY;
-    tn__plane_order_init(object->replaced);
-    tn_status status = take_fresh(tensor, plane, to);
-    if (status == TN_OK) status = fill_relocated(tensor, object, object->replaced, to);
-    if (status == TN_OK) status = settle_relocated(tensor, plane, to);
-    if (status == TN_OK)
-        end_replaced(object);
-    else
-        undo_relocation(tensor, plane, to);
-    TN_ASSERT(tn__tensor_is_valid(tensor));
-    return status;
-}
-
-tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, tn_stream stream) {
-    const tn__plane_object *object = &tensor->planes[plane];
-    tn__relocation here = {TN__MEMORY_OWNED, TN_PLANE_VALID, tensor->scope->books->offload->copy,
-                           1};
-    if (object->state == TN_PLANE_STALE) here.state = TN_PLANE_STALE;
-    TN_TRY(tn__plane_order_refuse_capture(tensor, plane, stream));
-    return tn__transition_relocate(tensor, plane, &here);
 }
 
 /* ---- hand over ----------------------------------------------------------------------------- */
@@ -779,7 +582,7 @@ tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stre
 tn_status tn__transition_release(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                                  uint64_t stream_id) {
     if (tn__policy_offloads(tensor)) return tn__offload_release(tensor, plane, stream, stream_id);
-    tn__plane_use on = {stream, stream_id, 1};
+    tn__plane_use on = tn__plane_use_on(stream, stream_id);
     int drops = 0;
     TN_TRY(tn__policy_release(tensor, plane, &on, &drops));
     if (!drops) return TN_OK;

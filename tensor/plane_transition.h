@@ -1,4 +1,5 @@
 /* The transitions of planes: the only code that changes a plane's state (memory: plane_memory.h).
+ * Derivations are in plane_derive.c, moves to other memory in plane_relocate.c.
  *
  *                 make                 end of a write
  *      ABSENT ----------> ALLOCATED ------------------> VALID
@@ -65,6 +66,18 @@ tn_status tn__transition_relocate(tn__tensor_object *tensor, tn_plane plane,
 /* OFFLOADED to VALID, by the stream of the offload; a STALE plane in host memory stays STALE.
  * stream_id is that of the stream that wants it. */
 tn_status tn__transition_fetch(tn__tensor_object *tensor, tn_plane plane, tn_stream stream);
+
+/* Frees the plane's memory, or its replaced one, after that has been announced: to ABSENT. */
+tn_status tn__transition_free_announced(tn__tensor_object *tensor, tn_plane plane,
+                                        tn__plane_object *at, tn_stream stream);
+
+/* Announces and frees the replaced memory, if there is any. */
+tn_status tn__transition_free_replaced(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
+                                       uint64_t stream_id);
+
+/* Ends the record of replaced memory that is ABSENT, unless something is left that could not be
+ * freed. */
+void tn__transition_end_replaced(tn__plane_object *plane);
 
 /* To ABSENT: see tn_plane_drop and tn_plane_release. */
 tn_status tn__transition_drop(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,

@@ -5,8 +5,9 @@
  *                                      +--+  the function failed, or left something out
  *
  * Invariants:
- * - While a set is dropped its tensors have no plane and can be given none: handles, names and
- *   shapes are all there is. `dropped` of a tensor says which planes had contents.
+ * - While a set is dropped its tensors can be given no plane, and have none but for what the driver
+ *   did not take back: handles, names and shapes are all there is. `dropped` of a tensor says which
+ *   planes had contents.
  * - A rebuild ends with every one of those planes valid or derivable, and no lease on them; or with
  *   all that the function wrote or made in the set freed again.
  * - Tensors whose memory is not ours are left alone: to drop them frees nothing.
@@ -96,8 +97,13 @@ static tn_status drop(tn__scope_object *root, const tn__plane_use *on) {
     TN_TRY(check_unleased(root, "dropping its saved set"));
     FOR_EACH_TENSOR(tensor, root) { TN_TRY(tn__transition_announce_empty(tensor, on)); }
     FOR_EACH_TENSOR(tensor, root) {
-        tensor->dropped |= planes_with_contents(tensor);
-        TN_TRY(tn__transition_empty(tensor, on));
+        unsigned before = planes_with_contents(tensor);
+        tn_status status = tn__transition_empty(tensor, on);
+        if (planes_with_contents(tensor) != before) {
+            tensor->dropped |= before;
+            root->saved->is_dropped = 1; /* the rest can be dropped by another call, or stay */
+        }
+        if (status != TN_OK) return status;
     }
     root->saved->is_dropped = 1;
     return TN_OK;
@@ -117,11 +123,11 @@ static tn_status require_set(const tn__scope_object *scope) {
 
 tn_status tn_saved_drop(tn_scope scope, tn_stream stream) {
     tn__scope_object *object;
-    tn__plane_use on = {stream, 0, 1};
+    tn__plane_use on = tn__plane_use_on(stream, 0);
     TN_TRY(tn__scope_acquire(scope, &object));
     tn_status status = require_set(object);
     if (status == TN_OK) status = tn__books_stream_id(object->books, stream, &on.stream_id);
-    if (status == TN_OK && !object->saved->is_dropped) status = drop(object, &on);
+    if (status == TN_OK) status = drop(object, &on);
     tn__scope_unlock(object);
     return status;
 }
@@ -149,13 +155,15 @@ static tn_status check_rebuilt(tn__scope_object *root) {
     return TN_OK;
 }
 
-/* An export is held by another library, which will end it. */
-static void abandon_leases(tn__tensor_object *tensor) {
+/* Those of the function: an export is held by another library, which will end it, and a lease on
+ * another stream than the function was given by another thread. */
+static void abandon_leases(tn__tensor_object *tensor, uint64_t stream_id) {
     tn__books *books = tensor->scope->books;
     for (int i = 0; i < TN_PLANE_COUNT; i++) {
         for (tn__lease_object *lease = tensor->planes[i].first_lease; lease;) {
             tn__lease_object *next = lease->next;
-            if (lease->handle.value && !lease->is_export) {
+            int is_ours = lease->stream_id == stream_id && !lease->is_export;
+            if (lease->handle.value && is_ours) {
                 tn__transition_abandon(lease);
                 tn__books_end_lease(books, lease);
             }
@@ -190,7 +198,7 @@ static void undo(tn__scope_object *root) {
     tn__error_save(&error);
     FOR_EACH_TENSOR(tensor, root) {
         if (!tensor->is_rebuilt && !is_new(tensor, root->saved)) continue;
-        abandon_leases(tensor);
+        abandon_leases(tensor, root->saved->stream_id);
         if (tn__tensor_lease(tensor)) continue;
         if (tn__transition_announce_empty(tensor, NULL) != TN_OK) continue;
         (void)tn__transition_empty(tensor, NULL);
@@ -199,8 +207,9 @@ static void undo(tn__scope_object *root) {
     tn__error_restore(&error);
 }
 
-static void begin_rebuild(tn__scope_object *root) {
+static void begin_rebuild(tn__scope_object *root, uint64_t stream_id) {
     root->saved->is_rebuilding = 1;
+    root->saved->stream_id = stream_id;
     root->saved->made_before = root->books->tensors_made;
     FOR_EACH_TENSOR(tensor, root) { tensor->is_rebuilt = tensor->dropped || is_empty(tensor); }
 }
@@ -223,13 +232,15 @@ tn_status tn_saved_rebuild(tn_scope scope, tn_stream stream) {
     TN_TRY(tn__scope_acquire(scope, &object));
     tn_status status = require_set(object);
     int is_dropped = status == TN_OK && object->saved->is_dropped;
+    uint64_t stream_id = 0;
     tn__saved_set set = {.function = NULL};
-    if (is_dropped) {
-        begin_rebuild(object);
+    if (is_dropped) status = tn__books_stream_id(object->books, stream, &stream_id);
+    if (is_dropped && status == TN_OK) {
+        begin_rebuild(object, stream_id);
         set = *object->saved;
     }
     tn__scope_unlock(object);
-    if (!is_dropped) return status;
+    if (!is_dropped || status != TN_OK) return status;
     status = set.function(set.context, scope, stream);
     TN_TRY(tn__scope_acquire(scope, &object));
     status = end_rebuild(object, status);

@@ -13,6 +13,7 @@ struct tn__saved_set {
     void *context;
     int is_dropped;
     int is_rebuilding;    /* the function runs: it may write the tensors */
+    uint64_t stream_id;   /* that the function was given */
     uint64_t made_before; /* tensors made in the books when it began to run */
 };
 

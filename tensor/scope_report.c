@@ -141,7 +141,8 @@ static void add_member(tn__text *out, const char *name, const char *text) {
 
 static void lease_json(tn__text *out, const tn__lease_object *lease) {
     tn__text_add(out, "{\"access\": \"%s\", \"stream\": \"%p\", \"stream_id\": %" PRIu64,
-                 tn__access_name(lease->access), lease->stream, lease->stream_id);
+                 tn__access_name(lease->access), lease->stream,
+                 lease->stream_id & ~TN__STREAM_ID_MAY_GO);
     tn__text_add(out, ", \"caller\": \"%p\", \"exported\": %s}", lease->caller,
                  lease->is_export ? "true" : "false");
 }

@@ -169,6 +169,12 @@ static tn_status make_memory(tn__scope_object *scope, size_t bytes, tn_stream st
     config.rank = 1;
     config.shape[0] = (int64_t)bytes;
     config.name = "scratch";
+    if (bytes > (size_t)TN__ELEMENTS_MAX) {
+        return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
+                       "the scratch slot of scope %s would have %zu bytes a buffer: no device has "
+                       "as many",
+                       scope->name, bytes);
+    }
     TN_TRY(tn__scope_add_tensor(scope, &config, &tensor));
     tensor->is_of_library = 1;
     tn_status status = tn__transition_make(tensor, TN_PLANE_DATA, stream, stream_id);
@@ -204,7 +210,8 @@ static tn_status make_larger(growth *g, const tn__plane_use *on) {
 static tn_status announce_end(const tn__scratch_buffer *buffer, const tn__plane_use *on) {
     if (!buffer->memory) return TN_OK;
     if (buffer->resident) {
-        TN_TRY(tn__plane_memory_announce(resident_of(buffer), on->stream, on->stream_id));
+        TN_TRY(tn__plane_memory_announce(buffer->slot->scope->books, resident_of(buffer),
+                                         on->stream, on->stream_id));
     }
     return tn__transition_announce_empty(buffer->memory, on);
 }
@@ -289,7 +296,6 @@ static tn_status choose_buffer(tn__scratch_slot *slot, tn__scratch_buffer **out)
 static tn_status prepare_buffer(tn__scratch_buffer *buffer, size_t needed, tn__tensor_object *of,
                                 const tn__plane_use *on) {
     tn__scratch_slot *slot = buffer->slot;
-    tn_device *device = slot->scope->books->device;
     if (capacity_of(buffer) < needed) {
         if (buffer->memory && (slot->is_pinned || slot->is_captured)) {
             return refuse_growth(slot, needed);
@@ -301,7 +307,7 @@ static tn_status prepare_buffer(tn__scratch_buffer *buffer, size_t needed, tn__t
     }
     if (TN__CANARY(TN__CANARY_PLANE_SLOT)) return TN_OK;
     tn__plane_object *holder = buffer->resident ? resident_of(buffer) : memory_of(buffer);
-    return tn__plane_order_before(device, holder, TN_WRITE, on->stream, on->stream_id);
+    return tn__plane_order_before(slot->scope->books, holder, TN_WRITE, on->stream, on->stream_id);
 }
 
 void tn__scratch_enter(tn__scratch_buffer *buffer, tn__tensor_object *tensor, tn_plane plane) {
@@ -319,6 +325,18 @@ void tn__scratch_enter(tn__scratch_buffer *buffer, tn__tensor_object *tensor, tn
     buffer->plane = plane;
 }
 
+static void set_capture(tn__scratch_buffer *buffer, uint64_t capture) {
+    buffer->capture = capture;
+    if (capture) buffer->slot->is_captured = 1;
+}
+
+tn_status tn__scratch_derive_again(tn__scratch_buffer *buffer, tn_stream stream) {
+    uint64_t capture = 0;
+    TN_TRY(tn__plane_order_capture(buffer->slot->scope->books->device, stream, &capture));
+    set_capture(buffer, capture);
+    return TN_OK;
+}
+
 static tn_status take_in(tn__scratch_slot *slot, tn__tensor_object *tensor, tn_plane plane,
                          const tn__plane_use *on) {
     tn__scratch_buffer *buffer = NULL;
@@ -329,8 +347,7 @@ static tn_status take_in(tn__scratch_slot *slot, tn__tensor_object *tensor, tn_p
     TN_TRY(prepare_buffer(buffer, bytes_for(tensor), tensor, on));
     displace(buffer);
     tn__scratch_enter(buffer, tensor, plane);
-    buffer->capture = capture;
-    if (capture) slot->is_captured = 1;
+    set_capture(buffer, capture);
     slot->next = (int)(buffer - slot->buffers + 1) % slot->buffer_count;
     return TN_OK;
 }
@@ -338,7 +355,7 @@ static tn_status take_in(tn__scratch_slot *slot, tn__tensor_object *tensor, tn_p
 tn_status tn__scratch_take(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
                            uint64_t stream_id) {
     tn__scope_object *scope = slot_scope_of(tensor->scope);
-    tn__plane_use on = {stream, stream_id, 1};
+    tn__plane_use on = tn__plane_use_on(stream, stream_id);
     tn__scratch_slot *slot = NULL;
     int is_new = !scope->slot;
     TN_ASSERT(tn__scratch_takes(tensor, plane));
@@ -406,7 +423,7 @@ static tn_status reserve(tn__scratch_slot *slot, const tn__plane_use *on) {
 }
 
 static tn_status use_on(const tn__scope_object *scope, tn_stream stream, tn__plane_use *out) {
-    *out = (tn__plane_use){stream, 0, 1};
+    *out = tn__plane_use_on(stream, 0);
     return tn__books_stream_id(scope->books, stream, &out->stream_id);
 }
 

@@ -46,6 +46,10 @@ tn_status tn__scratch_take(tn__tensor_object *tensor, tn_plane plane, tn_stream 
 /* A plane without memory is in the buffer, which nobody is in; only the state is not set. */
 void tn__scratch_enter(tn__scratch_buffer *buffer, tn__tensor_object *tensor, tn_plane plane);
 
+/* A plane in a slot is derived anew in place, on `stream`: it is of that one's capture then, if it
+ * is in one. Changes nothing else. */
+tn_status tn__scratch_derive_again(tn__scratch_buffer *buffer, tn_stream stream);
+
 /* A plane's memory in a slot is given back: the buffer has its uses again. `at` as in
  * plane_memory.h. */
 void tn__scratch_leave(tn__plane_object *at);

@@ -9,7 +9,8 @@
  *   of 0 bytes has no block. ABSENT planes have none, but for what a failing driver left.
  * - What a plane had before stays whole and as it was while a REPLACE lease is open.
  * - At most one WRITE, UPDATE or REPLACE lease on a plane, and then no other lease on it.
- * - Plane states change in plane_transition.c only, blocks in plane_memory.c, the sums in ledger.c.
+ * - Plane states change in the files of plane_transition.h only, blocks in plane_memory.c, the sums
+ *   in ledger.c.
  * - A scope's sums are those of its tensors and of its child scopes; so the root's are all.
  */
 #ifndef TENURE_TENSOR_STATE_H
@@ -17,6 +18,7 @@
 
 #include "driver.h"
 #include "handle_table.h"
+#include "pool_owned.h"
 #include "tenure_lifetime.h"
 
 typedef struct tn__books tn__books;
@@ -116,12 +118,24 @@ typedef enum tn__memory_kind {
     TN__MEMORY_HOST       /* offloaded: pinned memory, which no lease is given */
 } tn__memory_kind;
 
-/* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. */
+/* Work of a lease: which stream it is on, and whether the pool knows of all that has ended. Ids are
+ * the driver's, with TN__STREAM_ID_MAY_GO for a stream that another library may destroy without a
+ * word: of such a use, once its lease has ended, the fence is asked and never the stream. */
 typedef struct tn__plane_use {
     tn_stream stream;
     uint64_t stream_id;
     int is_recorded;
+    uint64_t capture; /* that it is in, if the id is TN__STREAM_ID_IN_CAPTURE */
+    tn__fence fence;  /* of a stream that may go; epoch 0: there could be none */
 } tn__plane_use;
+
+static inline tn__plane_use tn__plane_use_on(tn_stream stream, uint64_t stream_id) {
+    return (tn__plane_use){.stream = stream, .stream_id = stream_id, .is_recorded = 1};
+}
+
+/* A free that names no stream: behind all uses that the pool was told of. */
+#define TN__NO_STREAM    ((tn_stream)UINTPTR_MAX)
+#define TN__NO_STREAM_ID UINT64_MAX
 
 /* The pool has been told of the use of a stream, while its use stamp (pool_owned.h) was this. */
 typedef struct tn__use_mark {
@@ -141,13 +155,15 @@ struct tn__plane_object {
     size_t kept_bytes;                 /* counted there */
     int is_chosen;                     /* to go, while a budget makes room */
     tn__foreign *foreign;              /* whose the blocks are; NULL unless FOREIGN */
-    uint64_t home_stream_id;           /* of the stream that the blocks were allocated on */
+    uint64_t home_stream_id;           /* of our stream that the blocks were allocated on: the pool
+                                        * counts it as using them. TN__NO_STREAM_ID: none */
     const _Atomic uint64_t *use_stamp; /* of the pool; tn__plane_order_set_home */
     int has_write;
     tn__plane_use write;  /* the last write, or the allocation */
     tn__plane_use *reads; /* since then; each stream once, oldest first; own_reads or larger */
     tn__plane_use own_reads[TN__READS_KEPT];
     size_t read_count, read_limit;
+    uint64_t next_capture; /* of the use that is noted next, if that is in one */
     int has_skips; /* a capture's border kept a use from waiting for another: see plane_order.c */
     tn_stream last_stream; /* of the last use of any kind, for frees that name no stream */
     uint64_t last_stream_id;

@@ -68,8 +68,9 @@ TN_API TN_MUST_USE tn_status tn_plane_fill(tn_tensor tensor, tn_plane plane, uns
 /* Saves planes (TN_PLANE_BIT of each) for later: they move, without a copy, to a new tensor in
  * `scope`, which is like this one; here they are ABSENT from now on. So the two never share one,
  * and what this tensor is written with next does not change what was saved. A plane that is not
- * valid is derived first, on `stream` (and stays so here if the rest fails). TN_IN_USE if a plane
- * is leased; TN_INVALID_STATE if it is in a scratch slot. */
+ * valid is derived first, on `stream` (and stays so here if the rest fails). One in a scratch slot
+ * that would be the last copy left here is dropped. TN_IN_USE if a plane that goes is leased;
+ * TN_INVALID_STATE if one to save is in a scratch slot. */
 TN_API TN_MUST_USE tn_status tn_tensor_save(tn_tensor tensor, unsigned planes, tn_scope scope,
                                             tn_stream stream, tn_tensor *saved);
 
@@ -266,14 +267,16 @@ TN_API TN_MUST_USE tn_status tn_saved_recompute_set(tn_scope scope, tn_recompute
 
 /* Frees all planes of the set in the order of `stream`. The handles stay; until the set is rebuilt,
  * to read, write or move one of its tensors is TN_INVALID_STATE. TN_IN_USE names a plane that is
- * leased: then nothing is dropped. Success if it is dropped already. */
+ * leased: then nothing is dropped. If the driver fails half-way the set is dropped, and the call
+ * may be repeated for what is left. Success if it is dropped already. */
 TN_API TN_MUST_USE tn_status tn_saved_drop(tn_scope scope, tn_stream stream);
 
 /* Calls the function, and has the set whole again: each plane that had contents when it was dropped
  * is valid, or can be derived from one that is. If the function fails, or leaves a plane without
- * contents or under lease, its status (or TN_INVALID_STATE, TN_IN_USE) is returned: leases that it
- * left open in the set are abandoned, all planes and tensors that it made there are freed again,
- * and the set is still dropped. Success without a call if it is not dropped. */
+ * contents or under lease, its status (or TN_INVALID_STATE, TN_IN_USE) is returned: leases that are
+ * open on `stream` in the set are abandoned, all planes and tensors that it made there are freed
+ * again, but what is under a lease on another stream, and the set is still dropped. Success without
+ * a call if it is not dropped. */
 TN_API TN_MUST_USE tn_status tn_saved_rebuild(tn_scope scope, tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_saved_is_dropped(tn_scope scope, int *out);
 

@@ -304,7 +304,9 @@ TN_API TN_MUST_USE tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn
  * With TENURE_CHECK_LEASES=1 a READ lease under which the plane's bytes have changed (on a
  * simulated device: were written) is TN_INVALID_STATE. A lease ended before is TN_STALE_HANDLE.
  * Another failure leaves it open: abandon it, or end it again. A lease on a per-thread default
- * stream is ended by the thread that began it. */
+ * stream is ended by the thread that began it. The stream is there until then: of one that another
+ * library has destroyed before (TN_INVALID_ARGUMENT, if the driver can tell) the lease can only be
+ * abandoned, and its work is waited for with the device. */
 TN_API TN_MUST_USE tn_status tn_lease_end(tn_lease lease);
 
 /* Ends a lease whose work was not (wholly) put on the stream: a written plane's contents are

@@ -262,12 +262,16 @@ static void hand_over(model *m, int from, int plane, int to) {
 
 static tn_status save(model *m, int tensor, int plane, int stream) {
     model_tensor *t = &m->tensors[tensor];
+    const model_memory *other = &t->planes[!plane].now;
     if (model_leases_on(m, tensor, plane)) return TN_IN_USE;
     if (t->planes[plane].now.state != TN_PLANE_OFFLOADED) {
         tn_status status = require(m, tensor, plane, stream);
         if (status != TN_OK) return status;
     }
     if (t->planes[plane].now.place == PLACE_SLOT) return TN_INVALID_STATE;
+    int leaves_slot = other->place == PLACE_SLOT && model_is_complete(other);
+    if (leaves_slot && model_leases_on(m, tensor, !plane)) return TN_IN_USE;
+    if (leaves_slot) model_set_absent(m, tensor, !plane);
     make_third(m, tensor);
     m->tensors[MODEL_SAVED].is_saved = 1;
     m->tensors[MODEL_SAVED].contents = t->contents;

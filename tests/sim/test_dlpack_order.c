@@ -122,6 +122,46 @@ static void a_deleter_never_fails(void **state) {
     }
 }
 
+/* The consumer may have written, whether the pool could be told of it or not. */
+static void an_update_whose_end_fails_is_a_write(void **state) {
+    tensor_fixture f;
+    tn_tensor saved;
+    tn_plane_budget budget = TN_PLANE_BUDGET_INIT;
+    tn_dlpack_export_config config = TN_DLPACK_EXPORT_CONFIG_INIT;
+    struct DLManagedTensorVersioned *managed = NULL;
+    (void)state;
+    for (int is_kept = 0; is_kept < 2; is_kept++) {
+        tensor_fixture_open_sim(&f);
+        tn_tensor tensor = fixture_tensor(&f, TN_FORMAT_FP8_BLOCK_2D, 256, 128, "ours");
+        fixture_write(tensor, TN_PLANE_ROW, f.stream);
+        EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f.stream));
+        if (is_kept) {
+            EXPECT_OK(tn_scope_policy_set(f.scope, TN_POLICY_BUDGET));
+            EXPECT_OK(tn_scope_budget_set(f.scope, 1 << 20));
+            EXPECT_OK(tn_plane_release(tensor, TN_PLANE_COL, f.stream));
+        } else {
+            EXPECT_OK(
+                tn_tensor_save(tensor, TN_PLANE_BIT(TN_PLANE_ROW), f.scope, f.stream, &saved));
+        }
+        config.plane = TN_PLANE_COL;
+        config.access = TN_UPDATE;
+        config.stream = f.other;
+        EXPECT_OK(tn_dlpack_export_versioned(tensor, &config, &managed));
+        tn__dl_versioned *exported = (tn__dl_versioned *)managed;
+        tn__host_alloc_fault(1, 1);
+        exported->deleter(exported);
+        tn__host_alloc_fault(0, 0);
+        assert_int_equal(fixture_state(tensor, TN_PLANE_COL), TN_PLANE_VALID);
+        EXPECT_OK(tn_scope_budget_get(f.scope, &budget));
+        assert_int_equal(budget.kept_bytes, 0);
+        if (!is_kept) {
+            EXPECT_STATUS(tn_tensor_restore_into(saved, tensor), TN_INVALID_STATE);
+            EXPECT_ERROR_HAS("has been written since its planes were saved");
+        }
+        tensor_fixture_close(&f);
+    }
+}
+
 /* ---- where the memory is ------------------------------------------------------------------- */
 
 static void host_memory_is_exported_as_such(void **state) {
@@ -204,6 +244,7 @@ int main(void) {
         cmocka_unit_test(memory_is_given_out_again_behind_the_consumer),
         cmocka_unit_test(a_consumer_after_its_deleter_races),
         cmocka_unit_test(a_deleter_never_fails),
+        cmocka_unit_test(an_update_whose_end_fails_is_a_write),
         cmocka_unit_test(host_memory_is_exported_as_such),
         cmocka_unit_test(imports_are_of_this_device),
     };

@@ -155,6 +155,27 @@ static void what_was_derived_outside_is_derived_again_inside(void **state) {
     test_graph_destroy(f->base.device, &graph);
 }
 
+/* A stale plane that its new policy keeps is in the slot still, and is derived there in place. */
+static void a_plane_derived_again_in_place_is_of_its_capture(void **state) {
+    const capture_fixture *f = *state;
+    tn_plane_view view;
+    tn_lease lease;
+    void *address = read_col(f, 0, f->base.stream);
+    EXPECT_OK(tn_scope_policy_set(f->base.scope, TN_POLICY_KEEP));
+    EXPECT_OK(tn_lease_begin(f->layers[0], TN_PLANE_ROW, TN_WRITE, f->base.stream, &lease, &view));
+    launch(&f->base, &view, 1, f->base.stream);
+    EXPECT_OK(tn_lease_end(lease));
+    assert_int_equal(fixture_state(f->layers[0], TN_PLANE_COL), TN_PLANE_STALE);
+    EXPECT_OK(tn_device_synchronize(f->base.device));
+    test_capture_begin(f->base.device, f->base.stream, TEST_CAPTURE_GLOBAL);
+    assert_ptr_equal(read_col(f, 0, f->base.stream), address);
+    test_graph graph = test_capture_end(f->base.device, f->base.stream);
+    int derived = fixture_derive_calls();
+    (void)read_col(f, 0, f->base.stream);
+    assert_int_equal(fixture_derive_calls() - derived, 1);
+    test_graph_destroy(f->base.device, &graph);
+}
+
 static void a_plane_leased_outside_is_not_derived_over_inside(void **state) {
     const capture_fixture *f = *state;
     tn_plane_view view, again;
@@ -222,6 +243,7 @@ int main(void) {
         WITH_LAYERS(uses_outside_of_the_capture_are_not_forgotten),
         WITH_LAYERS(what_was_derived_in_a_capture_is_not_valid_outside),
         WITH_LAYERS(what_was_derived_outside_is_derived_again_inside),
+        WITH_LAYERS(a_plane_derived_again_in_place_is_of_its_capture),
         WITH_LAYERS(a_plane_leased_outside_is_not_derived_over_inside),
         WITH_LAYERS(a_slot_that_a_graph_may_hold_does_not_grow),
         WITH_LAYERS(a_side_stream_of_the_capture_works_ahead),

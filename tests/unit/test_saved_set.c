@@ -15,8 +15,9 @@ typedef struct saved_fixture {
     tn_tensor plain, block;
     int calls;
     tn_status fails_with; /* after all has been written, or as the next says */
-    int skips_block, leaves_lease, makes_others, writes_col;
+    int skips_block, leaves_lease, makes_others, writes_col, is_read_meanwhile;
     tn_lease left;
+    tn_lease theirs; /* of another thread */
     tn_tensor made;
 } saved_fixture;
 
@@ -51,6 +52,10 @@ static tn_status recompute(void *context, tn_scope scope, tn_stream stream) {
     }
     if (f->leaves_lease) {
         TN_TRY(tn_lease_begin(f->plain, TN_PLANE_DATA, TN_UPDATE, stream, &f->left, &view));
+    }
+    if (f->is_read_meanwhile) {
+        EXPECT_OK(
+            tn_lease_begin(f->plain, TN_PLANE_DATA, TN_READ, f->base.stream, &f->theirs, &view));
     }
     if (f->skips_block) return f->fails_with;
     fixture_write(f->block, f->writes_col ? TN_PLANE_COL : TN_PLANE_ROW, stream);
@@ -173,6 +178,24 @@ static void a_function_that_fails_leaves_nothing(void **state) {
     EXPECT_STATUS(tn_tensor_destroy(f->made, f->base.stream), TN_STALE_HANDLE);
     f->fails_with = TN_OK;
     f->makes_others = f->leaves_lease = 0;
+    EXPECT_OK(tn_saved_rebuild(f->set, f->base.other));
+    assert_int_equal(owned(f), PLAIN_BYTES + ROW_BYTES);
+}
+
+/* The function has its leases on the stream that it is given; what is on another is not its own. */
+static void a_function_that_fails_ends_no_lease_of_others(void **state) {
+    saved_fixture *f = *state;
+    EXPECT_OK(tn_saved_drop(f->set, f->base.stream));
+    f->fails_with = TN_COMM_ERROR;
+    f->is_read_meanwhile = 1;
+    EXPECT_STATUS(tn_saved_rebuild(f->set, f->base.other), TN_COMM_ERROR);
+    assert_int_equal(is_dropped(f), 1);
+    assert_int_equal(owned(f), PLAIN_BYTES); /* while it is read */
+    EXPECT_OK(tn_lease_end(f->theirs));
+    EXPECT_OK(tn_saved_drop(f->set, f->base.stream));
+    assert_int_equal(owned(f), 0);
+    f->fails_with = TN_OK;
+    f->is_read_meanwhile = 0;
     EXPECT_OK(tn_saved_rebuild(f->set, f->base.other));
     assert_int_equal(owned(f), PLAIN_BYTES + ROW_BYTES);
 }
@@ -312,6 +335,7 @@ int main(void) {
         WITH_SET(what_is_dropped_says_so),
         WITH_SET(a_leased_plane_stops_the_drop),
         WITH_SET(a_function_that_fails_leaves_nothing),
+        WITH_SET(a_function_that_fails_ends_no_lease_of_others),
         WITH_SET(what_it_makes_stays_if_it_succeeds),
         WITH_SET(a_function_that_leaves_something_out_has_failed),
         WITH_SET(what_was_offloaded_must_come_back),

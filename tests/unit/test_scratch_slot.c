@@ -276,6 +276,25 @@ static void the_last_copy_is_not_displaced(void **state) {
     EXPECT_OK(tn_plane_require(second, TN_PLANE_COL, f->stream));
 }
 
+/* Else what is left in the slot would be the last copy in its tensor, which nothing displaces. */
+static void what_is_saved_takes_its_derived_plane_out_of_the_slot(void **state) {
+    const tensor_fixture *f = *state;
+    tn_tensor first = weight(f, "first"), second = weight(f, "second"), saved;
+    tn_lease lease;
+    tn_plane_view view;
+    EXPECT_OK(tn_lease_begin(first, TN_PLANE_COL, TN_READ, f->stream, &lease, &view));
+    EXPECT_STATUS(tn_tensor_save(first, TN_PLANE_BIT(TN_PLANE_ROW), f->scope, f->stream, &saved),
+                  TN_IN_USE);
+    assert_int_equal(fixture_state(first, TN_PLANE_ROW), TN_PLANE_VALID);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_tensor_save(first, TN_PLANE_BIT(TN_PLANE_ROW), f->scope, f->stream, &saved));
+    assert_int_equal(fixture_state(first, TN_PLANE_ROW), TN_PLANE_ABSENT);
+    assert_int_equal(fixture_state(first, TN_PLANE_COL), TN_PLANE_ABSENT);
+    assert_ptr_equal(read_col(second, f->stream), view.data);
+    EXPECT_OK(tn_tensor_restore_into(saved, first));
+    assert_ptr_equal(read_col(first, f->stream), view.data);
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static void a_write_gives_the_plane_memory_of_its_own(void **state) {
@@ -422,6 +441,14 @@ static void a_reservation_that_fails_changes_nothing(void **state) {
     assert_int_equal(fixture_owned_bytes(f), ROW_BYTES + WIDE_ROW_BYTES + 3 * LARGE);
 }
 
+static void a_slot_larger_than_any_device_is_refused(void **state) {
+    const tensor_fixture *f = *state;
+    (void)fixture_tensor(f, TN_FORMAT_FP8_BLOCK_2D, INT64_C(1) << 31, INT64_C(1) << 31, "vast");
+    EXPECT_STATUS(tn_scope_scratch_reserve(f->scope, f->stream), TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_ERROR_HAS("no device has as many");
+    assert_int_equal(fixture_ledger(f->scope).tensors, 1);
+}
+
 static void a_released_slot_is_gone(void **state) {
     const tensor_fixture *f = *state;
     tn_tensor w = weight(f, "w");
@@ -462,12 +489,14 @@ int main(void) {
         WITH_FIXTURE(a_leased_plane_is_not_displaced),
         WITH_FIXTURE(two_buffers_take_turns),
         WITH_FIXTURE(the_last_copy_is_not_displaced),
+        WITH_FIXTURE(what_is_saved_takes_its_derived_plane_out_of_the_slot),
         WITH_FIXTURE(a_write_gives_the_plane_memory_of_its_own),
         WITH_FIXTURE(a_replacement_reads_the_slot_and_then_leaves_it),
         WITH_FIXTURE(a_write_that_finds_no_memory_leaves_it_in_the_slot),
         WITH_FIXTURE(a_derivation_that_fails_leaves_the_slot_free),
         WITH_FIXTURE(a_reserved_slot_does_not_grow_by_itself),
         WITH_FIXTURE(a_reservation_that_fails_changes_nothing),
+        WITH_FIXTURE(a_slot_larger_than_any_device_is_refused),
         WITH_FIXTURE(a_released_slot_is_gone),
         WITH_FIXTURE(wrong_configurations_are_refused),
     };
