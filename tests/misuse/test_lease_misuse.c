@@ -235,7 +235,7 @@ static void planes_that_are_not_there_are_refused(void **state) {
     expect(
         "lease_after_drop",
         "invalid state: tensor gathered, plane DATA is ABSENT and no plane of it is valid: write "
-        "one first [TN_INVALID_STATE, plane_transition.c:LINE]\n");
+        "one first [TN_INVALID_STATE, plane_derive.c:LINE]\n");
 }
 
 static void what_is_leased_stays(void **state) {
