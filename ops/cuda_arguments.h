@@ -38,6 +38,7 @@ typedef struct tn__cuda_quantize_arguments {
     int *total;          /* TENSOR, NVFP4: bits of the amax of src, as amax_* leaves them */
     const float *factor; /* TENSOR: what to multiply with, instead of what total gives */
     int *amax;           /* TENSOR: bits that are raised to those of the amax; NULL: none are */
+    const float *skip;   /* NULL: never */
 } tn__cuda_quantize_arguments;
 
 /* src is M x K bytes, or K x M if is_col; dst is M x K. Scales as in tenure_tensor.h. */

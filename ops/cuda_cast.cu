@@ -12,11 +12,13 @@
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_tensor_1d(const tn__cuda_quantize_arguments &a) {
+    if (is_skipped(a.skip)) return;
     quantize_1d<T, F, ROW, COL>(a, patch_of_thread(a.tiles_across));
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_tensor_2d(const tn__cuda_quantize_arguments &a) {
+    if (is_skipped(a.skip)) return;
     quantize_2d<T, F, ROW, COL>(a, patch_of_thread(a.tiles_across));
 }
 

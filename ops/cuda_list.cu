@@ -6,7 +6,7 @@
  * in the L1 cache), takes that tensor's argument to shared memory and does what the kernel of one
  * tensor does. The grid is what there can be at most; blocks beyond the last tile end at once.
  *
- * Bytes moved are those of the same casts one by one (cuda_cast.cu); the list is 120 bytes for each
+ * Bytes moved are those of the same casts one by one (cuda_cast.cu); the list is 128 bytes for each
  * tensor, and 1 to 2 us of latency ahead of the cast.
  */
 #include "cuda_groups.cuh"

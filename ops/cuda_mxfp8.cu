@@ -177,6 +177,7 @@ __device__ __forceinline__ void quantize_mxfp8(const tn__cuda_quantize_arguments
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
+    if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
     if constexpr (ROW) {
         mx_rows<T, F>(a, at, row_scale, words);

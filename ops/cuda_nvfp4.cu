@@ -204,6 +204,7 @@ __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments
     const nv_global global = nv_global_of(a);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
+    if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
     if constexpr (ROW) {
         nv_rows<T>(a, at, global, row_scale, words);
@@ -214,6 +215,7 @@ __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments
 
 /* After all blocks of the cast have read the amax, which lies where a scale is to be. */
 extern "C" __global__ void nvfp4_finish(const __grid_constant__ tn__cuda_quantize_arguments a) {
+    if (is_skipped(a.skip)) return;
     const float4 stored = make_float4(nv_global_of(a).inverse, 0.0f, 0.0f, 0.0f);
     if (a.row.global_scale) *(float4 *)a.row.global_scale = stored;
     if (a.col.global_scale) *(float4 *)a.col.global_scale = stored;

@@ -11,8 +11,6 @@
 #include "cuda_quantize.cuh"
 
 /* Uniform over the grid: all blocks see the same flag. */
-__device__ __forceinline__ bool is_skipped(const float *skip) { return skip && *skip != 0.0f; }
-
 /* VECTOR neighbours of one row as floats. */
 template <typename T> struct piece_values { float at[element<T>::VECTOR]; };
 

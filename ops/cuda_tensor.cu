@@ -11,7 +11,7 @@
 #include "cuda_quantize.cuh"
 
 extern "C" __global__ void amax_start(const __grid_constant__ tn__cuda_quantize_arguments a) {
-    *a.total = 0;
+    if (!is_skipped(a.skip)) *a.total = 0;
 }
 
 template <typename T>
@@ -19,6 +19,7 @@ __device__ __forceinline__ void amax_of_tile(const tn__cuda_quantize_arguments &
     __shared__ float warp_max[WARPS];
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
+    if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
     const float amax = tile_max<T>(warp_max, words);
     if (threadIdx.x == 0) atomicMax(a.total, __float_as_int(amax));
@@ -50,6 +51,7 @@ __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_argument
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
+    if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
     float factor;
     if (a.factor) {
@@ -76,6 +78,7 @@ __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_argument
 /* After all blocks of the cast have read the amax, which lies where a scale is to be. */
 template <__nv_fp8_interpretation_t F>
 __device__ __forceinline__ void scale_finish(const tn__cuda_quantize_arguments &a) {
+    if (is_skipped(a.skip)) return;
     const int amax = *a.total;
     const float factor = block_scale<float, F>(__int_as_float(amax), a.amax_epsilon, a.is_pow2);
     if (a.row.global_scale) scale_of_tensor_put(a.row, inverse_scale(factor));

@@ -55,6 +55,9 @@ __device__ __forceinline__ void wait_for_the_kernel_ahead() {
 #endif
 }
 
+/* The same for every thread of a launch, before any barrier. */
+__device__ __forceinline__ bool is_skipped(const float *skip) { return skip && *skip != 0.0f; }
+
 /* ---- elements ------------------------------------------------------------------------------- */
 
 /* VECTOR: elements in 16 bytes. value(): element j of a lane's columns in one row. */

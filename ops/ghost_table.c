@@ -55,6 +55,7 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     int reads_twice = (work->format == TN_FORMAT_FP8_TENSOR && !work->factor) ||
                       work->format == TN_FORMAT_NVFP4; /* the amax of all, then the casts */
     if (reads_twice) kernel.bytes *= 2.0;
+    if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
     if (work->has_row) touch_plane(&kernel, &work->row, 1);
     if (work->has_col) touch_plane(&kernel, &work->col, 1);
     if (work->factor) touch(&kernel, work->factor, sizeof *work->factor, 0);

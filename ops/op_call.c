@@ -120,6 +120,17 @@ tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out
     return TN_OK;
 }
 
+tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,
+                              tn_tensor tensor, tn_plane plane) {
+    tn_plane_state state;
+    if (!skip) return TN_OK;
+    TN_TRY(tn_plane_state_get(tensor, plane, &state));
+    if (state == TN_PLANE_VALID) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "%s: plane %s of %s is not valid, which the skip flag may leave as it is",
+                   call->name, tn_plane_name(plane), role);
+}
+
 static void note_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane) {
     TN_CHECK(call->derived_count < TN__OP_DERIVED_MAX);
     call->derived[call->derived_count++] = (tn__op_derived){tensor, plane};

@@ -101,6 +101,11 @@ tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tens
  * element, under READ; NULL for {0}. With one, outputs must be valid before. */
 tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out);
 
+/* With a skip flag, an output must be valid before: asked of all of a tensor's planes before the
+ * first is leased for WRITE, which makes the others stale. */
+tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,
+                              tn_tensor tensor, tn_plane plane);
+
 /* READ of a plane that is derived if it is not valid, and dropped again if the call fails. */
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view);

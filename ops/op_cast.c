@@ -17,7 +17,8 @@ tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
                               .row = plan->row,
                               .col = plan->col,
                               .factor = plan->factor,
-                              .amax = plan->amax};
+                              .amax = plan->amax,
+                              .skip = plan->skip};
     if (plan->src.rows == 0 || plan->src.cols == 0) return TN_OK;
     if (!plan->has_row && !plan->has_col) return TN_OK;
     return call->table->quantize(call->device, &work, call->stream);
@@ -81,6 +82,17 @@ static tn_status lease_delayed(tn__op_call *call, const tn_quantize_args *args,
     return TN_OK;
 }
 
+/* What the skip flag leaves as it is must be something; before a lease makes the other stale. */
+static tn_status lease_skip(tn__op_call *call, const tn_quantize_args *args,
+                            tn__quantize_plan *plan) {
+    TN_TRY(tn__op_lease_skip(call, args->skip, &plan->skip));
+    if (plan->has_row)
+        TN_TRY(tn__op_require_kept(call, plan->skip, "dst", args->dst, TN_PLANE_ROW));
+    if (plan->has_col)
+        TN_TRY(tn__op_require_kept(call, plan->skip, "dst", args->dst, TN_PLANE_COL));
+    return TN_OK;
+}
+
 tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_quantize", stream);
     tn_tensor_info src = TN_TENSOR_INFO_INIT, dst = TN_TENSOR_INFO_INIT;
@@ -92,6 +104,7 @@ tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
     plan.has_row = (args->planes & TN_QUANTIZE_ROW) != 0 || !plan.has_col;
     tn_status status = tn__op_lease_matrix(&call, args->src, &src, TN_READ, &plan.src);
     if (status == TN_OK) status = lease_delayed(&call, args, &plan);
+    if (status == TN_OK) status = lease_skip(&call, args, &plan);
     if (status == TN_OK && plan.has_row) {
         status = tn__op_lease(&call, args->dst, TN_PLANE_ROW, TN_WRITE, &plan.row);
     }

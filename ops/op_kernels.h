@@ -38,6 +38,7 @@ typedef struct tn__quantize_work {
     const float *factor; /* TENSOR: what elements are multiplied with; NULL: it follows from amax */
     float *amax;         /* TENSOR: raised to the amax of src; NULL: it is not wanted */
     tn_plane_view row, col;
+    const float *skip; /* in device memory; NULL: never */
 } tn__quantize_work;
 
 /* Groups of the rows of one tensor: see tenure_cast.h. */

@@ -59,17 +59,6 @@ tn_status tn__op_require_vector(tn__op_call *call, const char *role, tn_tensor t
 
 /* ---- leases -------------------------------------------------------------------------------- */
 
-tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,
-                              tn_tensor tensor, tn_plane plane) {
-    tn_plane_state state;
-    if (!skip) return TN_OK;
-    TN_TRY(tn_plane_state_get(tensor, plane, &state));
-    if (state == TN_PLANE_VALID) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE,
-                   "%s: plane %s of %s is not valid, which the skip flag may leave as it is",
-                   call->name, tn_plane_name(plane), role);
-}
-
 /* Both planes are looked at before either is leased: to write one makes the other stale. */
 static tn_status lease_planes(tn__op_call *call, const tn__produced *out, const float *skip,
                               tn__quantize_work *cast) {

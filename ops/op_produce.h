@@ -23,10 +23,6 @@ tn_status tn__op_check_produced(tn__op_call *call, tn__produced *out);
 tn_status tn__op_lease_produced(tn__op_call *call, const tn__produced *out, const float *skip,
                                 tn__quantize_work *cast);
 
-/* With a skip flag: the plane is valid. */
-tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,
-                              tn_tensor tensor, tn_plane plane);
-
 /* A PLAIN vector of `count` elements: of one type, or fp32, bf16 or fp16. */
 tn_status tn__op_require_fp32_vector(tn__op_call *call, const char *role, tn_tensor tensor,
                                      int64_t count, const char *reason, tn_tensor_info *info);

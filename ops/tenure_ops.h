@@ -63,9 +63,16 @@ typedef struct tn_quantize_args {
     tn_tensor scale;
     tn_tensor amax_history;
     int64_t slot;
+    /* PLAIN fp32 of one element. If that is not 0 when the work runs, planes, scales and the amax
+     * history stay as they are, bit for bit; so all `planes` must be valid before (else
+     * TN_INVALID_STATE), and the call can be captured once for steps that cast and steps that do
+     * not. {0}: never. */
+    tn_tensor skip;
 } tn_quantize_args;
 #define TN_QUANTIZE_ARGS_INIT                                                                      \
-    { sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0 }
+    {                                                                                              \
+        sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, { 0 }                            \
+    }
 
 TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
 

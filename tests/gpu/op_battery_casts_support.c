@@ -23,6 +23,7 @@ static unsigned planes_of(const battery_case *c) { return c->way / 24 % 3 + 1; }
 static void prepare_quantize(gpu_side *side, const battery_case *c, battery_operands *operands) {
     tn_tensor dst = target_of(side, c, (int)(c->way / 12 % 2));
     (void)battery_input(side, c, operands, source_of(c), c->rows, c->cols, 0);
+    if (c->way % 2) (void)battery_skip(side, operands);
     for (unsigned p = 0; p < 2; p++)
         if (planes_of(c) >> p & 1) battery_output_add(operands, plane_names[p], dst, planes[p]);
 }
@@ -34,6 +35,7 @@ static void launch_quantize(gpu_side *side, const battery_case *c,
     args.dst = operands->out[0].tensor;
     args.planes = planes_of(c);
     args.amax_epsilon = c->way % 5 == 4 ? 1.0f : 0.0f;
+    args.skip = operands->skip;
     EXPECT_OK(tn_quantize(&args, side->stream));
 }
 

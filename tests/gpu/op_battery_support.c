@@ -31,6 +31,17 @@ tn_tensor battery_input(gpu_side *side, const battery_case *c, battery_operands 
     return tensor;
 }
 
+tn_tensor battery_skip(gpu_side *side, battery_operands *operands) {
+    operands->skip = gpu_plain(side, TN_FP32, 1, 1);
+    battery_flag(side, operands, 0.0f);
+    battery_keep(operands, operands->skip);
+    return operands->skip;
+}
+
+void battery_flag(gpu_side *side, const battery_operands *operands, float value) {
+    gpu_upload(side, operands->skip, &value);
+}
+
 tn_tensor battery_bytes(gpu_side *side, const battery_case *c, battery_operands *operands,
                         int64_t count) {
     uint64_t state = c->seed + 99;
@@ -157,6 +168,41 @@ static void check_case(battery *b, const battery_op *op, int64_t rows, int64_t c
     battery_end(b->host, &on_host);
 }
 
+static int is_untouched(const battery_results *results, int count) {
+    for (int i = 0; i < count; i++) {
+        const gpu_copy *copy = &results->copies[i];
+        for (size_t at = 0; at < copy->layout.data_bytes; at++)
+            if (copy->data[at] != 0xFF) return 0;
+        for (size_t at = 0; at < copy->layout.scale_bytes; at++)
+            if (((const unsigned char *)copy->scale)[at] != 0xFF) return 0;
+    }
+    return 1;
+}
+
+/* With the flag set, whatever its value, no byte of an output changes. */
+static void check_skip_on(gpu_side *side, const battery_op *op, unsigned way) {
+    static const float flags[] = {1.0f, -2.5f, 0x1p-149f};
+    battery_case c = {130, 40, GPU_FILL_NORMAL, way + 1, way};
+    battery_operands operands = battery_prepare(side, op, &c);
+    if (operands.skip.value) {
+        battery_flag(side, &operands, flags[way / 2 % 3]);
+        op->launch(side, &c, &operands);
+        battery_results results = battery_fetch(side, &operands);
+        char name[80];
+        snprintf(name, sizeof name, "%s, skipped", op->name);
+        gpu_count(name, is_untouched(&results, operands.out_count));
+        battery_results_end(&operands, &results);
+    }
+    battery_end(side, &operands);
+}
+
+static void check_skip(battery *b, const battery_op *op) {
+    for (unsigned way = 0; way < op->ways; way++) {
+        check_skip_on(b->device, op, way);
+        check_skip_on(b->host, op, way);
+    }
+}
+
 /* Every way with every fill, of a shape with tails in both dimensions. */
 static void check_ways(battery *b, const battery_op *op, battery_extent extent) {
     static const int64_t shapes[][2] = {{130, 24}, {129, 257}};
@@ -205,6 +251,7 @@ void battery_run(gpu_side *device, gpu_side *host, battery_extent extent) {
         for (int i = 0; i < battery_tables[t]->count; i++) {
             const battery_op *op = &battery_tables[t]->ops[i];
             check_ways(&b, op, extent);
+            check_skip(&b, op);
             check_tails(&b, op, extent);
             check_shapes(&b, op, extent);
         }

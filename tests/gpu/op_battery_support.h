@@ -37,7 +37,7 @@ typedef struct battery_operands {
     int in_count;
     battery_output out[BATTERY_OUTPUTS_MAX];
     int out_count;
-    tn_tensor skip; /* what the op takes as its skip flag; {0}: it takes none */
+    tn_tensor skip; /* what this way takes as its skip flag, one of `in`; {0}: it takes none */
 } battery_operands;
 
 typedef struct battery_op {
@@ -60,6 +60,10 @@ extern const battery_table battery_casts, battery_small_ops, battery_groups;
 /* An input of the case's fill; `salt` tells inputs of one case apart. */
 tn_tensor battery_input(gpu_side *side, const battery_case *c, battery_operands *operands,
                         tn_dtype dtype, int64_t rows, int64_t cols, uint64_t salt);
+
+/* The skip flag, 0 until battery_flag changes it. */
+tn_tensor battery_skip(gpu_side *side, battery_operands *operands);
+void battery_flag(gpu_side *side, const battery_operands *operands, float value);
 
 /* Bytes, as tokens and classes are. */
 tn_tensor battery_bytes(gpu_side *side, const battery_case *c, battery_operands *operands,
