@@ -81,7 +81,15 @@ typedef struct gpu_bench_section {
 
 gpu_bench_row *gpu_bench_row_add(gpu_bench_section *section, const char *title);
 
+/* What casts are measured at, and the GB/s of a device copy of such a source: bytes read and
+ * written, each source in turn. */
+enum { GPU_BENCH_SHAPES = 5 };
+extern const int64_t gpu_bench_shapes[GPU_BENCH_SHAPES][2];
+double gpu_bench_copy_rate(gpu_bench *bench, const tn_tensor *sources, int count, int64_t rows,
+                           int64_t cols);
+
 void gpu_bench_casts(gpu_bench *bench, gpu_bench_section *section);
+void gpu_bench_grouped(gpu_bench *bench, gpu_bench_section *section);
 void gpu_bench_gemms(gpu_bench *bench, gpu_bench_section *section);
 void gpu_bench_pool(gpu_bench *bench, gpu_bench_section *section);
 void gpu_bench_calls(gpu_bench *bench, gpu_bench_section *section);

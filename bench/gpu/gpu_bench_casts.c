@@ -11,7 +11,7 @@
 enum { SETS_MAX = 8 };
 static const double rotated_bytes = 512e6; /* of all sets: ten times the L2 of an H200 */
 
-static const int64_t shapes[][2] = {
+const int64_t gpu_bench_shapes[GPU_BENCH_SHAPES][2] = {
     {4096, 4096}, {8192, 8192}, {16384, 7168}, {15872, 16384}, {65536, 7168}};
 
 typedef struct cast_sets {
@@ -81,6 +81,14 @@ static double plain_rate(gpu_bench *bench, cast_sets *sets, gpu_bench_work work,
     return rate(times * source_bytes(sets), seconds);
 }
 
+double gpu_bench_copy_rate(gpu_bench *bench, const tn_tensor *sources, int count, int64_t rows,
+                           int64_t cols) {
+    cast_sets sets = {.count = count};
+    for (int i = 0; i < count; i++)
+        sets.src[i] = sources[i];
+    return plain_rate(bench, &sets, copy, 2.0, rows, cols);
+}
+
 static double cast_rate(gpu_bench *bench, cast_sets *sets, tn_format format, unsigned planes,
                         int64_t rows, int64_t cols) {
     for (int i = 0; i < sets->count; i++)
@@ -122,16 +130,16 @@ static void measure_shape(gpu_bench *bench, gpu_bench_row *row, int64_t rows, in
         row->figures[i] = cast_rate(bench, &sets, casts[i].format, casts[i].planes, rows, cols);
     row->figures[5] = transpose_rate(bench, &sets, rows, cols);
     row->figures[6] = plain_rate(bench, &sets, axpy, 3.0, rows, cols);
-    row->figures[7] = plain_rate(bench, &sets, copy, 2.0, rows, cols);
+    row->figures[7] = gpu_bench_copy_rate(bench, sets.src, sets.count, rows, cols);
     for (int i = 0; i < sets.count; i++)
         gpu_bench_destroy(bench, sets.src[i]);
 }
 
 void gpu_bench_casts(gpu_bench *bench, gpu_bench_section *section) {
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    for (int i = 0; i < GPU_BENCH_SHAPES; i++) {
+        const int64_t *shape = gpu_bench_shapes[i];
         char title[48];
-        snprintf(title, sizeof title, "%lld x %lld", (long long)shapes[i][0],
-                 (long long)shapes[i][1]);
-        measure_shape(bench, gpu_bench_row_add(section, title), shapes[i][0], shapes[i][1]);
+        snprintf(title, sizeof title, "%lld x %lld", (long long)shape[0], (long long)shape[1]);
+        measure_shape(bench, gpu_bench_row_add(section, title), shape[0], shape[1]);
     }
 }

@@ -12,7 +12,7 @@
 #include "replay_output.h"
 #include "text_table.h"
 
-enum { SECTIONS = 4, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
+enum { SECTIONS = 5, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
 
 static gpu_bench_section sections[SECTIONS] = {
     {.key = "casts",
@@ -20,6 +20,12 @@ static gpu_bench_section sections[SECTIONS] = {
               "that as a share of a device copy's",
      .columns = {"rows x columns", "1D row", "1D column", "1D both", "2D row", "2D both",
                  "2D transpose", "axpy", "copy"},
+     .reference = 7},
+    {.key = "grouped",
+     .title = "Casts of experts, rows and parts of a weight: GB/s of the bytes that must move, and "
+              "that as a share of a device copy's",
+     .columns = {"rows x columns", "8 experts", "64 experts", "gather rows", "combine 2 rows",
+                 "amax of a part", "cast of a part", "dequantize", "copy"},
      .reference = 7},
     {.key = "gemms",
      .title = "GEMMs on random data, rows x columns x contracted: TFLOP/s",
@@ -38,7 +44,7 @@ static gpu_bench_section sections[SECTIONS] = {
      .reference = -1}};
 
 static void (*const measures[SECTIONS])(gpu_bench *, gpu_bench_section *) = {
-    gpu_bench_casts, gpu_bench_gemms, gpu_bench_pool, gpu_bench_calls};
+    gpu_bench_casts, gpu_bench_grouped, gpu_bench_gemms, gpu_bench_pool, gpu_bench_calls};
 
 static const char usage_text[] =
     "usage: tenure-bench-gpu [options]\n"
@@ -46,7 +52,7 @@ static const char usage_text[] =
     "Measures casts, GEMMs, the pool and the calls of ops on a GPU, each as the median of a few\n"
     "batches. Takes less than a minute and 4 GiB of the GPU's memory.\n"
     "\n"
-    "  --only NAME     casts, gemms, pool or calls (default: all)\n"
+    "  --only NAME     casts (grouped among them), grouped, gemms, pool or calls (default: all)\n"
     "  --device N      which GPU (0)\n"
     "  --json          the figures as JSON on standard output\n"
     "  --help          this text\n";
@@ -174,6 +180,11 @@ static int parse_options(int argc, char **argv, bench_options *options) {
     return optind < argc ? bad_usage("unexpected argument", argv[optind]) : -1;
 }
 
+/* The grouped casts are casts, too. */
+static int is_wanted(const bench_options *options, int section) {
+    return options->only < 0 || options->only == section || (options->only == 0 && section == 1);
+}
+
 int main(int argc, char **argv) {
     bench_options options = {.json = 0, .ordinal = 0, .only = -1};
     gpu_bench bench;
@@ -181,7 +192,7 @@ int main(int argc, char **argv) {
     if (status >= 0) return status;
     if (!gpu_bench_open(&bench, options.ordinal)) return EXIT_NO_GPU;
     for (int i = 0; i < SECTIONS; i++)
-        if (options.only < 0 || options.only == i) measures[i](&bench, &sections[i]);
+        if (is_wanted(&options, i)) measures[i](&bench, &sections[i]);
     int is_printed = options.json ? print_json(&bench) : print_tables(&bench);
     gpu_bench_close(&bench);
     if (is_printed && fflush(stdout) == 0) return EXIT_SUCCESS;
