@@ -39,6 +39,36 @@ static void launch_quantize(gpu_side *side, const battery_case *c,
     EXPECT_OK(tn_quantize(&args, side->stream));
 }
 
+/* ---- quantize to the formats whose blocks are not of 128 ------------------------------------ */
+
+enum { OTHER_WAYS = 3 * 3 * 3 };
+
+static tn_tensor other_target(gpu_side *side, const battery_case *c) {
+    static const tn_format formats[] = {TN_FORMAT_FP8_TENSOR, TN_FORMAT_MXFP8, TN_FORMAT_NVFP4};
+    tn_format format = formats[c->way / 3 % 3];
+    tn_dtype dtype = format == TN_FORMAT_NVFP4 ? TN_E2M1 : battery_codes[c->seed % 2];
+    return gpu_fp8(side, format, dtype, TN_SCALE_POW2, c->rows, c->cols);
+}
+
+static unsigned other_planes(const battery_case *c) { return c->way / 9 % 3 + 1; }
+
+static void prepare_other(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    tn_tensor dst = other_target(side, c);
+    (void)battery_input(side, c, operands, source_of(c), c->rows, c->cols, 0);
+    if (c->way % 2) (void)battery_skip(side, operands);
+    for (unsigned p = 0; p < 2; p++)
+        if (other_planes(c) >> p & 1) battery_output_add(operands, plane_names[p], dst, planes[p]);
+}
+
+static void launch_other(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = operands->in[0];
+    args.dst = operands->out[0].tensor;
+    args.planes = other_planes(c);
+    args.skip = operands->skip;
+    EXPECT_OK(tn_quantize(&args, side->stream));
+}
+
 /* ---- back, and across ----------------------------------------------------------------------- */
 
 enum { DEQUANTIZE_WAYS = 3 * 2 * 2 * 2 * 2 * 3, TRANSPOSE_WAYS = 3 * 2 * 2 * 2 };
@@ -86,6 +116,7 @@ static void launch_transpose(gpu_side *side, const battery_case *c,
 
 static const battery_op ops[] = {
     {"quantize", QUANTIZE_WAYS, prepare_quantize, launch_quantize},
+    {"quantize, other formats", OTHER_WAYS, prepare_other, launch_other},
     {"dequantize", DEQUANTIZE_WAYS, prepare_dequantize, launch_dequantize},
     {"transpose", TRANSPOSE_WAYS, prepare_transpose, launch_transpose},
 };
