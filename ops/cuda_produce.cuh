@@ -10,7 +10,6 @@
 #include "cuda_produce_arguments.h"
 #include "cuda_quantize.cuh"
 
-/* Uniform over the grid: all blocks see the same flag. */
 /* VECTOR neighbours of one row as floats. */
 template <typename T> struct piece_values { float at[element<T>::VECTOR]; };
 

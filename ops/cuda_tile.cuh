@@ -55,7 +55,7 @@ __device__ __forceinline__ void wait_for_the_kernel_ahead() {
 #endif
 }
 
-/* The same for every thread of a launch, before any barrier. */
+/* Uniform over the grid: all blocks see the same flag. Asked before any barrier. */
 __device__ __forceinline__ bool is_skipped(const float *skip) { return skip && *skip != 0.0f; }
 
 /* ---- elements ------------------------------------------------------------------------------- */
