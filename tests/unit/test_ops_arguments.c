@@ -217,8 +217,14 @@ static any_args right_args(const fixture *f, op operation) {
     any_args args;
     switch (operation) {
     case QUANTIZE:
-        args.quantize = (tn_quantize_args){sizeof args.quantize, t[BF16], t[VECTORS],
-                                           TN_QUANTIZE_ROW | TN_QUANTIZE_COL, 0.0f, {0}, {0}, 0};
+        args.quantize = (tn_quantize_args){sizeof args.quantize,
+                                           t[BF16],
+                                           t[VECTORS],
+                                           TN_QUANTIZE_ROW | TN_QUANTIZE_COL,
+                                           0.0f,
+                                           {0},
+                                           {0},
+                                           0};
         return args;
     case DEQUANTIZE:
         args.dequantize =
