@@ -217,14 +217,10 @@ static any_args right_args(const fixture *f, op operation) {
     any_args args;
     switch (operation) {
     case QUANTIZE:
-        args.quantize = (tn_quantize_args){sizeof args.quantize,
-                                           t[BF16],
-                                           t[VECTORS],
-                                           TN_QUANTIZE_ROW | TN_QUANTIZE_COL,
-                                           0.0f,
-                                           {0},
-                                           {0},
-                                           0};
+        args.quantize = (tn_quantize_args)TN_QUANTIZE_ARGS_INIT;
+        args.quantize.src = t[BF16];
+        args.quantize.dst = t[VECTORS];
+        args.quantize.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
         return args;
     case DEQUANTIZE:
         args.dequantize =
