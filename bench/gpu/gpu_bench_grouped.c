@@ -45,8 +45,8 @@ static tn_tensor offsets_of(gpu_bench *bench, int experts, int64_t rows) {
 /* Row i of the result is row 7919 i of the source: 7919 is prime to all the sizes. */
 static tn_tensor permutation_of(gpu_bench *bench, int64_t rows) {
     int64_t *map = malloc((size_t)rows * sizeof *map);
-    if (!map) gpu_bench_require(TN_OUT_OF_HOST_MEMORY, "malloc");
-    for (int64_t i = 0; i < rows; i++)
+    gpu_bench_require(map ? TN_OK : TN_OUT_OF_HOST_MEMORY, "malloc");
+    for (int64_t i = 0; map && i < rows; i++)
         map[i] = i * 7919 % rows;
     tn_tensor tensor = bytes_of(bench, map, (size_t)rows * sizeof *map);
     free(map);
@@ -56,13 +56,13 @@ static tn_tensor permutation_of(gpu_bench *bench, int64_t rows) {
 /* Exactly the scales of the groups: of 1D planes of m x K, ceil(K/128) up4(m) and, turned,
  * ceil(m/128) up4(K). */
 static double group_scale_bytes(const rows_sets *sets) {
-    double floats = 0.0;
+    int64_t floats = 0;
     for (int e = 0; e < sets->experts; e++) {
         int64_t m = sets->rows * (e + 1) / sets->experts - sets->rows * e / sets->experts;
-        floats += (double)((sets->cols + 127) / 128 * ((m + 3) / 4 * 4));
-        floats += (double)((m + 127) / 128 * ((sets->cols + 3) / 4 * 4));
+        floats += (sets->cols + 127) / 128 * ((m + 3) / 4 * 4);
+        floats += (m + 127) / 128 * ((sets->cols + 3) / 4 * 4);
     }
-    return floats * (double)sizeof(float);
+    return (double)floats * (double)sizeof(float);
 }
 
 /* ---- ops ------------------------------------------------------------------------------------ */
