@@ -20,6 +20,18 @@ void emulation_end(void) {
     EXPECT_OK(tn_device_destroy(emulation.device));
 }
 
+int emulation_run_in_orders(int (*run_all)(void)) {
+    static const uint64_t orders[] = {0, 1, 20260};
+    int failures = 0;
+    emulation_begin();
+    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
+        emulated_set_order(orders[i]);
+        failures += run_all();
+    }
+    emulation_end();
+    return failures;
+}
+
 void emulation_wait(const char *what) {
     char fault[EMULATED_FAULT_BYTES];
     EXPECT_OK(tn_stream_synchronize(emulation.device, emulation.stream));

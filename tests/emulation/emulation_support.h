@@ -29,6 +29,10 @@ extern emulation_device emulation;
 void emulation_begin(void);
 void emulation_end(void);
 
+/* Begins, runs all tests in rising, falling and random order of threads, where a barrier that is
+ * missing shows, and ends. The sum of what they give, for main. */
+int emulation_run_in_orders(int (*run_all)(void));
+
 /* Waits for the work on the stream and fails if a kernel did what it must not. */
 void emulation_wait(const char *what);
 

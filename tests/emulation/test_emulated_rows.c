@@ -221,20 +221,13 @@ static void combining_equals_the_host(void **state) {
     gpu_count_report("combine rows");
 }
 
-int main(void) {
+static int run_all(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(padding_equals_the_host),
         cmocka_unit_test(gathering_equals_the_host),
         cmocka_unit_test(combining_equals_the_host),
     };
-    static const uint64_t orders[] = {0, 1,
-                                      20260}; /* of threads: a barrier that is missing shows */
-    int failures = 0;
-    emulation_begin();
-    for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
-        emulated_set_order(orders[i]);
-        failures += cmocka_run_group_tests(tests, NULL, NULL);
-    }
-    emulation_end();
-    return failures;
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }
+
+int main(void) { return emulation_run_in_orders(run_all); }
