@@ -6,12 +6,13 @@
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
 # for the results, a PART one of tests, demo, tensor, dlpack, bench, peers, replay, sanitizer, soak
-# (default: all). The part dlpack needs PyTorch, CuPy and JAX.
+# (default: all). The part dlpack needs PyTorch, CuPy and JAX. bench makes casts.csv beside its own
+# file, a line for each cast and size.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
 set -u
-[ $# -ge 2 ] || { sed -n '2,13p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,14p' "$0" >&2; exit 2; }
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
@@ -28,7 +29,7 @@ record() {
     file=$1
     shift
     { echo "# $*" | sed "s|$build/|build/release/|g; s|$plugins/|plugins/|g; s|$traces/|traces/|g
-                         s|$root/||g"; echo "# on $gpu"; } >"$out/$file"
+                         s|$out/||g; s|$root/||g"; echo "# on $gpu"; } >"$out/$file"
     "$@" >>"$out/$file" 2>&1
     status=$?
     [ "$status" = 0 ] || failed=1
@@ -53,7 +54,7 @@ for part in $parts; do
         record dlpack.txt python3 "$root/tests/gpu/dlpack_round_trips.py" --driver cuda \
             --libraries "$build" --need torch,cupy,jax
         ;;
-    bench) record bench_gpu.txt "$build/tenure-bench-gpu" ;;
+    bench) record bench_gpu.txt "$build/tenure-bench-gpu" --csv "$out/casts.csv" ;;
     peers)
         set -- "$build/tenure-bench-peers"
         for plugin in "$plugins"/peer_*.so; do

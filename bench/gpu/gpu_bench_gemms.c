@@ -28,8 +28,8 @@ static double measure(gpu_bench *bench, tn_gemm_args *args, double flop) {
 
 static double fprop(gpu_bench *bench, int64_t m, int64_t n, int64_t k, double flop) {
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
-    args.a = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_ROW, m, k);
-    args.b = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, n, k);
+    args.a = gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_ROW, m, k);
+    args.b = gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, n, k);
     args.d = gpu_bench_zeros(bench, TN_BF16, m, n);
     return measure(bench, &args, flop);
 }
@@ -37,8 +37,8 @@ static double fprop(gpu_bench *bench, int64_t m, int64_t n, int64_t k, double fl
 static double wgrad(gpu_bench *bench, int64_t m, int64_t n, int64_t k, double flop) {
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
     args.form = TN_GEMM_WGRAD;
-    args.a = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_COL, k, m);
-    args.b = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_COL, k, n);
+    args.a = gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_COL, k, m);
+    args.b = gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_COL, k, n);
     args.d = gpu_bench_zeros(bench, TN_FP32, m, n);
     args.accumulate = 1;
     return measure(bench, &args, flop);
@@ -46,8 +46,8 @@ static double wgrad(gpu_bench *bench, int64_t m, int64_t n, int64_t k, double fl
 
 static double plain(gpu_bench *bench, int64_t m, int64_t n, int64_t k, double flop) {
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
-    args.a = gpu_bench_random(bench, m, k);
-    args.b = gpu_bench_random(bench, n, k);
+    args.a = gpu_bench_random(bench, TN_BF16, m, k);
+    args.b = gpu_bench_random(bench, TN_BF16, n, k);
     args.d = gpu_bench_zeros(bench, TN_BF16, m, n);
     return measure(bench, &args, flop);
 }

@@ -65,8 +65,8 @@ static void add(gpu_bench *bench, gpu_bench_section *section, const char *title,
 
 static void add_quantize(gpu_bench *bench, gpu_bench_section *section) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
-    args.src = gpu_bench_random(bench, TINY, TINY);
-    args.dst = gpu_bench_fp8(bench, TN_FORMAT_FP8_BLOCK_1D, TINY, TINY);
+    args.src = gpu_bench_random(bench, TN_BF16, TINY, TINY);
+    args.dst = gpu_bench_quantized(bench, TN_FORMAT_FP8_BLOCK_1D, TN_SCALE_POW2, TINY, TINY);
     add(bench, section, "tn_quantize", quantize, &args);
     gpu_bench_destroy(bench, args.src);
     gpu_bench_destroy(bench, args.dst);
@@ -74,10 +74,10 @@ static void add_quantize(gpu_bench *bench, gpu_bench_section *section) {
 
 static void add_gemms(gpu_bench *bench, gpu_bench_section *section) {
     tn_gemm_args fp8 = TN_GEMM_ARGS_INIT, plain = TN_GEMM_ARGS_INIT;
-    fp8.a = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_ROW, TINY, TINY);
-    fp8.b = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, TINY, TINY);
-    plain.a = gpu_bench_random(bench, TINY, TINY);
-    plain.b = gpu_bench_random(bench, TINY, TINY);
+    fp8.a = gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_ROW, TINY, TINY);
+    fp8.b = gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, TINY, TINY);
+    plain.a = gpu_bench_random(bench, TN_BF16, TINY, TINY);
+    plain.b = gpu_bench_random(bench, TN_BF16, TINY, TINY);
     fp8.d = plain.d = gpu_bench_zeros(bench, TN_BF16, TINY, TINY);
     fp8.scope = plain.scope = bench->scope;
     add(bench, section, "tn_gemm, FP8", multiply, &fp8);
@@ -91,8 +91,9 @@ static void add_gemms(gpu_bench *bench, gpu_bench_section *section) {
 
 static void add_linear(gpu_bench *bench, gpu_bench_section *section) {
     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
-    args.x = gpu_bench_random(bench, TINY, TINY);
-    args.weight = gpu_bench_random_fp8(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, TINY, TINY);
+    args.x = gpu_bench_random(bench, TN_BF16, TINY, TINY);
+    args.weight =
+        gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, TINY, TINY);
     args.y = gpu_bench_zeros(bench, TN_BF16, TINY, TINY);
     args.scope = bench->scope;
     GPU_BENCH_TRY(tn_tensor_set_frozen(args.weight, 1));

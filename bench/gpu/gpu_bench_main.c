@@ -12,21 +12,9 @@
 #include "replay_output.h"
 #include "text_table.h"
 
-enum { SECTIONS = 5, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
+enum { SECTIONS = 3, CASTS = SECTIONS, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
 
 static gpu_bench_section sections[SECTIONS] = {
-    {.key = "casts",
-     .title = "Casts, bf16 to E4M3, power-of-two scales: GB/s of the bytes that must move, and "
-              "that as a share of a device copy's",
-     .columns = {"rows x columns", "1D row", "1D column", "1D both", "2D row", "2D both",
-                 "2D transpose", "axpy", "copy"},
-     .reference = 7},
-    {.key = "grouped",
-     .title = "Casts of experts, rows and parts of a weight: GB/s of the bytes that must move, and "
-              "that as a share of a device copy's",
-     .columns = {"rows x columns", "8 experts", "64 experts", "gather rows", "combine 2 rows",
-                 "amax of a part", "cast of a part", "dequantize", "copy"},
-     .reference = 7},
     {.key = "gemms",
      .title = "GEMMs on random data, rows x columns x contracted: TFLOP/s",
      .columns = {"shape", "1x128 by 128x128 to bf16", "1x128 by 1x128 added to fp32",
@@ -44,17 +32,22 @@ static gpu_bench_section sections[SECTIONS] = {
      .reference = -1}};
 
 static void (*const measures[SECTIONS])(gpu_bench *, gpu_bench_section *) = {
-    gpu_bench_casts, gpu_bench_grouped, gpu_bench_gemms, gpu_bench_pool, gpu_bench_calls};
+    gpu_bench_gemms, gpu_bench_pool, gpu_bench_calls};
 
 static const char usage_text[] =
-    "usage: tenure-bench-gpu [options]\n"
+    "usage: tenure-bench-gpu [options] [WORD...]\n"
     "\n"
     "Measures casts, GEMMs, the pool and the calls of ops on a GPU, each as the median of a few\n"
-    "batches. Takes less than a minute and 4 GiB of the GPU's memory.\n"
+    "batches. Takes some minutes, most of them for the casts, and 16 GiB of the GPU's memory.\n"
+    "With words, of the casts only those with one of the words in their name.\n"
     "\n"
-    "  --only NAME     casts (grouped among them), grouped, gemms, pool or calls (default: all)\n"
+    "  --only NAME     casts, gemms, pool or calls (default: all)\n"
+    "  --size MxK      casts at one of their sizes (4096x4096, 8192x8192, 16384x7168,\n"
+    "                  15872x16384, 65536x7168)\n"
+    "  --csv FILE      a line for each cast and size there, too\n"
     "  --device N      which GPU (0)\n"
     "  --json          the figures as JSON on standard output\n"
+    "  --rehearse      each cast twice, small, on the host: that it can be done, no figures\n"
     "  --help          this text\n";
 
 gpu_bench_row *gpu_bench_row_add(gpu_bench_section *section, const char *title) {
@@ -102,8 +95,8 @@ static int print_section(const gpu_bench_section *section) {
     return is_printed;
 }
 
-static int print_tables(const gpu_bench *bench) {
-    int is_printed = printf("%s\n", bench->info.name) > 0;
+static int print_tables(const gpu_bench *bench, const gpu_cast_report *casts) {
+    int is_printed = printf("%s\n", bench->info.name) > 0 && gpu_cast_report_print(casts);
     for (int i = 0; i < SECTIONS && is_printed; i++)
         if (sections[i].row_count > 0) is_printed = print_section(&sections[i]);
     return is_printed;
@@ -123,9 +116,10 @@ static int add_section_json(cJSON *report, const gpu_bench_section *section) {
     return is_whole;
 }
 
-static int print_json(const gpu_bench *bench) {
+static int print_json(const gpu_bench *bench, const gpu_cast_report *casts) {
     cJSON *report = cJSON_CreateObject();
     int is_printed = report && cJSON_AddStringToObject(report, "device", bench->info.name);
+    is_printed = is_printed && gpu_cast_report_to_json(casts, report);
     for (int i = 0; i < SECTIONS && is_printed; i++)
         if (sections[i].row_count > 0) is_printed = add_section_json(report, &sections[i]);
     is_printed = is_printed && json_print(report, stdout);
@@ -138,12 +132,16 @@ static int print_json(const gpu_bench *bench) {
 typedef struct bench_options {
     int json;
     int ordinal;
-    int only; /* a section, or -1 */
+    int only; /* a section, CASTS, or -1 */
+    int rehearse;
+    const char *csv;
+    gpu_cast_choice casts;
 } bench_options;
 
 static int parse_section(const char *text, int *out) {
     for (int i = 0; i < SECTIONS; i++)
         if (strcmp(text, sections[i].key) == 0) return *out = i, 1;
+    if (strcmp(text, "casts") == 0) return *out = CASTS, 1;
     return 0;
 }
 
@@ -155,6 +153,15 @@ static int parse_ordinal(const char *text, int *out) {
     return 1;
 }
 
+static int parse_size(const char *text, gpu_cast_choice *choice) {
+    char *end = NULL;
+    choice->rows = strtoll(text, &end, 10);
+    if (end == text || *end != 'x' || choice->rows <= 0) return 0;
+    text = end + 1;
+    choice->cols = strtoll(text, &end, 10);
+    return end != text && !*end && choice->cols > 0;
+}
+
 static int bad_usage(const char *what, const char *value) {
     fprintf(stderr, "tenure-bench-gpu: %s: %s (see --help)\n", what, value);
     return EXIT_BAD_USAGE;
@@ -162,40 +169,75 @@ static int bad_usage(const char *what, const char *value) {
 
 /* -1 to go on, else the exit status. */
 static int parse_options(int argc, char **argv, bench_options *options) {
-    static const struct option known[] = {{"only", required_argument, NULL, 'o'},
-                                          {"device", required_argument, NULL, 'd'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option known[] = {
+        {"only", required_argument, NULL, 'o'}, {"device", required_argument, NULL, 'd'},
+        {"size", required_argument, NULL, 's'}, {"csv", required_argument, NULL, 'c'},
+        {"json", no_argument, NULL, 'j'},       {"rehearse", no_argument, NULL, 'r'},
+        {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", known, NULL)) != -1) {
         if (option == 'h') return fputs(usage_text, stdout) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;
         if (option == '?') return EXIT_BAD_USAGE;
         if (option == 'j') options->json = 1;
+        if (option == 'r') options->rehearse = 1;
+        if (option == 'c') options->csv = optarg;
         if (option == 'o' && !parse_section(optarg, &options->only))
             return bad_usage("--only", optarg);
         if (option == 'd' && !parse_ordinal(optarg, &options->ordinal))
             return bad_usage("--device", optarg);
+        if (option == 's' && !parse_size(optarg, &options->casts))
+            return bad_usage("--size", optarg);
     }
-    return optind < argc ? bad_usage("unexpected argument", argv[optind]) : -1;
+    options->casts.words = argv + optind;
+    options->casts.word_count = argc - optind;
+    if (gpu_bench_casts_chosen(&options->casts) > 0) return -1;
+    return bad_usage("no such cast or size", argc > optind ? argv[optind] : "--size");
 }
 
-/* The grouped casts are casts, too. */
+/* ---- running ------------------------------------------------------------------------------- */
+
 static int is_wanted(const bench_options *options, int section) {
-    return options->only < 0 || options->only == section || (options->only == 0 && section == 1);
+    if (options->rehearse) return section == CASTS;
+    return options->only < 0 || options->only == section;
+}
+
+/* 1, or 0 with the words. */
+static int measure_casts(gpu_bench *bench, const bench_options *options, gpu_cast_report *report) {
+    FILE *csv = options->csv ? fopen(options->csv, "w") : NULL;
+    if (options->csv && !csv) {
+        fprintf(stderr, "tenure-bench-gpu: %s: cannot be written\n", options->csv);
+        return 0;
+    }
+    gpu_bench_casts(bench, &options->casts, csv, report);
+    int is_written = !csv || !ferror(csv);
+    if (csv && fclose(csv) != 0) is_written = 0;
+    if (!is_written) fprintf(stderr, "tenure-bench-gpu: %s: writing failed\n", options->csv);
+    return is_written;
+}
+
+static int run(gpu_bench *bench, const bench_options *options) {
+    gpu_cast_report casts = {NULL, 0};
+    int is_done = !is_wanted(options, CASTS) || measure_casts(bench, options, &casts);
+    for (int i = 0; i < SECTIONS && is_done; i++)
+        if (is_wanted(options, i)) measures[i](bench, &sections[i]);
+    if (is_done) {
+        is_done = options->json ? print_json(bench, &casts) : print_tables(bench, &casts);
+        if (!is_done || fflush(stdout) != 0) {
+            fprintf(stderr, "tenure-bench-gpu: cannot write to standard output\n");
+            is_done = 0;
+        }
+    }
+    free(casts.results);
+    return is_done ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv) {
-    bench_options options = {.json = 0, .ordinal = 0, .only = -1};
+    bench_options options = {.ordinal = 0, .only = -1};
     gpu_bench bench;
     int status = parse_options(argc, argv, &options);
     if (status >= 0) return status;
-    if (!gpu_bench_open(&bench, options.ordinal)) return EXIT_NO_GPU;
-    for (int i = 0; i < SECTIONS; i++)
-        if (is_wanted(&options, i)) measures[i](&bench, &sections[i]);
-    int is_printed = options.json ? print_json(&bench) : print_tables(&bench);
+    if (!gpu_bench_open(&bench, options.ordinal, options.rehearse)) return EXIT_NO_GPU;
+    status = run(&bench, &options);
     gpu_bench_close(&bench);
-    if (is_printed && fflush(stdout) == 0) return EXIT_SUCCESS;
-    fprintf(stderr, "tenure-bench-gpu: cannot write to standard output\n");
-    return EXIT_FAILURE;
+    return status;
 }

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { NOISE_ROWS = 1024, NOISE_COLS = 4096, WARM_TURNS = 5, HOST_TURNS = 200 };
+enum { NOISE_ROWS = 1024, NOISE_COLS = 4096, WARM_TURNS = 5, LEAST_TURNS = 12, HOST_TURNS = 200 };
 
 /* A batch lasts about this long, so that opening the gate and the last wait are 1 % of it. */
 static const double batch_seconds = 0.004;
@@ -17,6 +17,11 @@ void gpu_bench_require(tn_status status, const char *call) {
     if (status == TN_OK) return;
     fprintf(stderr, "tenure-bench-gpu: %s: %s: %s\n", call, tn_status_name(status),
             tn_error_last());
+    exit(EXIT_FAILURE);
+}
+
+void gpu_bench_out_of_memory(void) {
+    fprintf(stderr, "tenure-bench-gpu: out of host memory\n");
     exit(EXIT_FAILURE);
 }
 
@@ -35,7 +40,7 @@ static void make_noise(gpu_bench *bench) {
     const size_t count = (size_t)NOISE_ROWS * NOISE_COLS;
     uint16_t *values = malloc(count * sizeof *values);
     uint64_t state = 1;
-    if (!values) gpu_bench_require(TN_OUT_OF_HOST_MEMORY, "malloc");
+    if (!values) gpu_bench_out_of_memory();
     for (size_t i = 0; i < count; i++) {
         float value = normal(&state);
         uint32_t bits;
@@ -49,24 +54,28 @@ static void make_noise(gpu_bench *bench) {
     free(values);
 }
 
-int gpu_bench_open(gpu_bench *bench, int ordinal) {
+static int open_device(gpu_bench *bench, int ordinal) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
-    tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
-    tn_scope_config scope_config = TN_SCOPE_CONFIG_INIT;
-    memset(bench, 0, sizeof *bench);
-    bench->info = (tn_device_info)TN_DEVICE_INFO_INIT;
-    config.driver = TN_DRIVER_CUDA;
+    config.driver = bench->is_rehearsal ? TN_DRIVER_HOST : TN_DRIVER_CUDA;
     config.ordinal = ordinal;
     if (tn_device_create(&config, &bench->device) != TN_OK) {
         fprintf(stderr, "tenure-bench-gpu: no GPU: %s\n", tn_error_last());
         return 0;
     }
     GPU_BENCH_TRY(tn_device_info_get(bench->device, &bench->info));
-    if (bench->info.simulated) {
-        fprintf(stderr, "tenure-bench-gpu: no GPU: the CUDA driver is the simulated one\n");
-        GPU_BENCH_TRY(tn_device_destroy(bench->device));
-        return 0;
-    }
+    if (!bench->info.simulated) return 1;
+    fprintf(stderr, "tenure-bench-gpu: no GPU: the CUDA driver is the simulated one\n");
+    GPU_BENCH_TRY(tn_device_destroy(bench->device));
+    return 0;
+}
+
+int gpu_bench_open(gpu_bench *bench, int ordinal, int is_rehearsal) {
+    tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
+    tn_scope_config scope_config = TN_SCOPE_CONFIG_INIT;
+    memset(bench, 0, sizeof *bench);
+    bench->info = (tn_device_info)TN_DEVICE_INFO_INIT;
+    bench->is_rehearsal = is_rehearsal;
+    if (!open_device(bench, ordinal)) return 0;
     GPU_BENCH_TRY(tn_pool_create(bench->device, &pool_config, &bench->pool));
     GPU_BENCH_TRY(tn_stream_create(bench->device, &bench->stream));
     scope_config.pool = bench->pool;
@@ -107,7 +116,7 @@ tn_tensor gpu_bench_zeros(gpu_bench *bench, tn_dtype dtype, int64_t rows, int64_
 }
 
 /* The noise again and again: to a kernel or a GEMM it is as random as more of it would be. */
-tn_tensor gpu_bench_random(gpu_bench *bench, int64_t rows, int64_t cols) {
+static tn_tensor random_bf16(gpu_bench *bench, int64_t rows, int64_t cols) {
     tn_tensor tensor = gpu_bench_zeros(bench, TN_BF16, rows, cols);
     tn_plane_view from, to;
     tn_lease leases[2];
@@ -125,18 +134,41 @@ tn_tensor gpu_bench_random(gpu_bench *bench, int64_t rows, int64_t cols) {
     return tensor;
 }
 
-tn_tensor gpu_bench_fp8(gpu_bench *bench, tn_format format, int64_t rows, int64_t cols) {
+tn_tensor gpu_bench_random(gpu_bench *bench, tn_dtype dtype, int64_t rows, int64_t cols) {
+    tn_convert_args args = TN_CONVERT_ARGS_INIT;
+    args.x = random_bf16(bench, rows, cols);
+    if (dtype == TN_BF16) return args.x;
+    args.y = gpu_bench_zeros(bench, dtype, rows, cols);
+    GPU_BENCH_TRY(tn_convert(&args, bench->stream));
+    gpu_bench_destroy(bench, args.x);
+    return args.y;
+}
+
+tn_tensor gpu_bench_upload(gpu_bench *bench, tn_dtype dtype, int64_t rows, int64_t cols,
+                           const void *content) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    config.dtype = dtype;
+    tn_tensor tensor = make(bench, &config, rows, cols);
+    size_t bytes = (size_t)rows * (size_t)cols * tn_dtype_bytes(dtype);
+    GPU_BENCH_TRY(tn_plane_write(tensor, TN_PLANE_DATA, content, bytes, NULL, 0, bench->stream));
+    GPU_BENCH_TRY(tn_stream_synchronize(bench->device, bench->stream));
+    return tensor;
+}
+
+tn_tensor gpu_bench_quantized(gpu_bench *bench, tn_format format, tn_scale_mode scale_mode,
+                              int64_t rows, int64_t cols) {
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
     config.format = format;
-    config.dtype = TN_E4M3;
+    config.dtype = format == TN_FORMAT_NVFP4 ? TN_E2M1 : TN_E4M3;
+    config.scale_mode = scale_mode;
     return make(bench, &config, rows, cols);
 }
 
-tn_tensor gpu_bench_random_fp8(gpu_bench *bench, tn_format format, unsigned planes, int64_t rows,
-                               int64_t cols) {
+tn_tensor gpu_bench_random_quantized(gpu_bench *bench, tn_format format, unsigned planes,
+                                     int64_t rows, int64_t cols) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
-    args.src = gpu_bench_random(bench, rows, cols);
-    args.dst = gpu_bench_fp8(bench, format, rows, cols);
+    args.src = random_bf16(bench, rows, cols);
+    args.dst = gpu_bench_quantized(bench, format, TN_SCALE_POW2, rows, cols);
     args.planes = planes;
     GPU_BENCH_TRY(tn_quantize(&args, bench->stream));
     gpu_bench_destroy(bench, args.src);
@@ -194,12 +226,28 @@ static double gated_seconds(gpu_bench *bench, gpu_bench_work work, void *argumen
     return (gpu_bench_now() - start) / turns;
 }
 
+static uint64_t launches_so_far(const gpu_bench *bench) {
+    tn_driver_stats stats = TN_DRIVER_STATS_INIT;
+    GPU_BENCH_TRY(tn_device_driver_stats(bench->device, &stats));
+    return stats.calls[TN_CALL_LAUNCH] + stats.calls[TN_CALL_STREAM_WAIT] +
+           stats.calls[TN_CALL_EVENT_RECORD];
+}
+
+/* As many turns as may wait behind the gate, given what each puts on the stream. */
+static int turns_max(const gpu_bench *bench, uint64_t launches_before, int turns) {
+    uint64_t launches = (launches_so_far(bench) - launches_before) / (uint64_t)turns;
+    return GPU_BENCH_GATED_MAX / (int)(launches > 1 ? launches : 1);
+}
+
 double gpu_bench_device_seconds(gpu_bench *bench, gpu_bench_work work, void *argument) {
     double seconds[GPU_BENCH_BATCHES];
+    const uint64_t before = launches_so_far(bench);
+    if (bench->is_rehearsal) return gated_seconds(bench, work, argument, 2);
     for (int turn = 0; turn < WARM_TURNS; turn++)
         work(bench, argument, turn);
+    const int most = turns_max(bench, before, WARM_TURNS);
     double turns = batch_seconds / gated_seconds(bench, work, argument, 2 * WARM_TURNS);
-    int count = turns < 20.0 ? 20 : turns > GPU_BENCH_GATED_MAX ? GPU_BENCH_GATED_MAX : (int)turns;
+    int count = turns < LEAST_TURNS ? LEAST_TURNS : turns > most ? most : (int)turns;
     for (int i = 0; i < GPU_BENCH_BATCHES; i++)
         seconds[i] = gated_seconds(bench, work, argument, count);
     return gpu_bench_median(seconds, GPU_BENCH_BATCHES);
