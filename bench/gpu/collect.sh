@@ -5,18 +5,19 @@
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
-# for the results, a PART one of tests, demo, tensor, dlpack, bench, peers, replay, sanitizer, soak
-# (default: all). The part dlpack needs PyTorch, CuPy and JAX. bench makes casts.csv beside its own
-# file, a line for each cast and size.
+# for the results, a PART one of tests, demo, tensor, dlpack, float8, bench, castpeers, peers, replay,
+# sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and JAX, float8 and castpeers PyTorch
+# with Triton. bench makes casts.csv beside its own file, a line for each cast and size, to which
+# the lines of cast_peers.csv can be held.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
 set -u
-[ $# -ge 2 ] || { sed -n '2,14p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,15p' "$0" >&2; exit 2; }
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-parts=${*:-tests demo tensor dlpack bench peers replay sanitizer soak}
+parts=${*:-tests demo tensor dlpack float8 bench castpeers peers replay sanitizer soak}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 traces=${TRACES:-$root/bench/traces}
 plugins=${PLUGINS:-$build/plugins}
@@ -54,7 +55,11 @@ for part in $parts; do
         record dlpack.txt python3 "$root/tests/gpu/dlpack_round_trips.py" --driver cuda \
             --libraries "$build" --need torch,cupy,jax
         ;;
+    float8)
+        record float8.txt python3 "$root/tests/gpu/float8_conversions.py" --libraries "$build"
+        ;;
     bench) record bench_gpu.txt "$build/tenure-bench-gpu" --csv "$out/casts.csv" ;;
+    castpeers) record cast_peers.csv python3 "$root/bench/peers/cast_peers.py" ;;
     peers)
         set -- "$build/tenure-bench-peers"
         for plugin in "$plugins"/peer_*.so; do

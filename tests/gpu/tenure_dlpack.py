@@ -1,4 +1,4 @@
-"""Tenure for Python programs: what DLPack round trips need of the public C API, with ctypes.
+"""Tenure for Python programs: what the tests beside this need of the public C API, with ctypes.
 
 Structs and enum values are read from the public headers, so that there is one definition of them.
 Objects with __dlpack__ give planes to other libraries; import_dlpack takes tensors from them.
@@ -8,10 +8,12 @@ import os
 import re
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-HEADERS = ("alloc/tenure_alloc.h", "tensor/tenure_tensor.h", "tensor/tenure_lifetime.h")
+HEADERS = ("alloc/tenure_alloc.h", "tensor/tenure_tensor.h", "tensor/tenure_lifetime.h",
+           "ops/tenure_ops.h")
 SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "size_t": ctypes.c_size_t,
-           "double": ctypes.c_double, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32,
-           "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "char": ctypes.c_char}
+           "float": ctypes.c_float, "double": ctypes.c_double, "int32_t": ctypes.c_int32,
+           "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,
+           "char": ctypes.c_char}
 
 
 # ---- the headers ---------------------------------------------------------------------------------
