@@ -163,8 +163,10 @@ __device__ __forceinline__ void normalize(const tn__cuda_produce_arguments &a) {
         const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, j);
         const bool is_in = col < a.cast.cols;
         gamma[j] = is_in ? 1.0f : 0.0f, beta[j] = 0.0f;
-        if (a.gamma && is_in)
-            gamma[j] = __fadd_rn(load_as(a.gamma_dtype, a.gamma, col), a.gamma_base);
+        if (a.gamma && is_in) {
+            gamma[j] = load_as(a.gamma_dtype, a.gamma, col);
+            if (a.gamma_base != 0.0f) gamma[j] = __fadd_rn(gamma[j], a.gamma_base);
+        }
         if (a.beta && is_in) beta[j] = load_as(a.beta_dtype, a.beta, col);
     }
 #pragma unroll

@@ -72,7 +72,7 @@ static void load_vector(const tn__matrix *vector, int64_t col, int count, float 
         out[i] = absent;
     if (!vector->data) return;
     tn__load_floats(vector->dtype, vector->data, col, count, out);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count && base != 0.0f; i++) /* -0 + 0 is not -0 */
         out[i] += base;
 }
 

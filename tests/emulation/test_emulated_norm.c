@@ -49,8 +49,8 @@ static operands make_operands(const norm_case *c) {
     o.x = twin_matrix_fill(c->dtype, c->rows, c->cols, c->fill, c->seed);
     o.residual = twin_matrix_fill(c->dtype, c->rows, c->cols, GPU_FILL_NORMAL, c->seed + 1);
     o.sum = twin_matrix_make(c->dtype, c->rows, c->cols);
-    o.gamma = twin_matrix_fill(c->gamma, 1, c->cols, GPU_FILL_NORMAL, c->seed + 2);
-    o.beta = twin_matrix_fill(TN_BF16, 1, c->cols, GPU_FILL_NORMAL, c->seed + 3);
+    o.gamma = twin_matrix_fill(c->gamma, 1, c->cols, c->fill, c->seed + 2);
+    o.beta = twin_matrix_fill(TN_BF16, 1, c->cols, c->fill, c->seed + 3);
     o.mean = twin_matrix_make(TN_FP32, 1, c->rows);
     o.rstd = twin_matrix_make(TN_FP32, 1, c->rows);
     o.value = twin_matrix_make(c->dtype, c->rows, c->cols);
