@@ -6,7 +6,7 @@
 #ifndef TENURE_CUDA_ARGUMENTS_H
 #define TENURE_CUDA_ARGUMENTS_H
 
-#include <stdint.h>
+#include "exact_rounding.h"
 
 enum {
     TN__TILE = 128, /* rows and columns */
@@ -29,9 +29,9 @@ typedef struct tn__cuda_quantize_arguments {
     const void *src; /* M x K */
     int64_t rows;
     int64_t cols;
-    uint32_t tiles_across; /* ceil(cols / 128); tiles are numbered along a row first */
     tn__cuda_plane row;
     tn__cuda_plane col;
+    uint32_t tiles_across; /* ceil(cols / 128); tiles are numbered along a row first */
     float amax_epsilon;
     int is_pow2;
     int src_vectors;     /* rows of src can be read 16 bytes at a time */
@@ -39,6 +39,7 @@ typedef struct tn__cuda_quantize_arguments {
     const float *factor; /* TENSOR: what to multiply with, instead of what total gives */
     int *amax;           /* TENSOR: bits that are raised to those of the amax; NULL: none are */
     const float *skip;   /* NULL: never */
+    tn__random *random;  /* kernels that round stochastically: their numbers */
 } tn__cuda_quantize_arguments;
 
 /* src is M x K bytes, or K x M if is_col; dst is M x K. Scales as in tenure_tensor.h. */

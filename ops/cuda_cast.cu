@@ -221,30 +221,23 @@ extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-/* Registers for three blocks on a multiprocessor, four where only the column plane is made, or two
- * where the patch is 64 words: enough reads in flight, and nothing spills. */
-#define KERNEL(name, arguments, T, blocks, body)                                                   \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
-        name(const __grid_constant__ arguments a) {                                                \
-        body(a);                                                                                   \
-    }
 #define QUANTIZE(source, T, format, F)                                                             \
-    KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,                 \
-           (quantize_tensor_1d<T, F, true, false>))                                                \
-    KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,                 \
-           (quantize_tensor_1d<T, F, false, true>))                                                \
-    KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,                \
-           (quantize_tensor_1d<T, F, true, true>))                                                 \
-    KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,                 \
-           (quantize_tensor_2d<T, F, true, false>))                                                \
-    KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,                 \
-           (quantize_tensor_2d<T, F, false, true>))                                                \
-    KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,                \
-           (quantize_tensor_2d<T, F, true, true>))                                                 \
-    KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,                \
-           (dequantize_row<T, F>))                                                                 \
-    KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,                \
-           (dequantize_col<T, F>))
+    TILE_KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,            \
+                (quantize_tensor_1d<T, F, true, false>))                                           \
+    TILE_KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,            \
+                (quantize_tensor_1d<T, F, false, true>))                                           \
+    TILE_KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,           \
+                (quantize_tensor_1d<T, F, true, true>))                                            \
+    TILE_KERNEL(quantize_2d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,            \
+                (quantize_tensor_2d<T, F, true, false>))                                           \
+    TILE_KERNEL(quantize_2d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,            \
+                (quantize_tensor_2d<T, F, false, true>))                                           \
+    TILE_KERNEL(quantize_2d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,           \
+                (quantize_tensor_2d<T, F, true, true>))                                            \
+    TILE_KERNEL(dequantize_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,           \
+                (dequantize_row<T, F>))                                                            \
+    TILE_KERNEL(dequantize_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,           \
+                (dequantize_col<T, F>))
 
 QUANTIZE(fp32, float, e4m3, __NV_E4M3)
 QUANTIZE(fp32, float, e5m2, __NV_E5M2)

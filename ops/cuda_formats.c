@@ -56,8 +56,7 @@ static int64_t col_piece(const tn__quantize_work *work) {
 tn_status tn__cuda_quantize_formats(tn__cuda_context *context, const tn__quantize_work *work,
                                     tn_stream stream) {
     tn__cuda_quantize_arguments argument = tn__cuda_quantize_argument(work);
-    int kernel = tn__kernel_of_format(family_of(work->format), work->has_row, work->has_col,
-                                      work->src.dtype, work->dtype);
+    int kernel = tn__kernel_of_format(family_of(work->format), work);
     if (work->has_row) argument.row = tn__cuda_plane_of(&work->row, row_piece(work));
     if (work->has_col) argument.col = tn__cuda_plane_of(&work->col, col_piece(work));
     argument.factor = work->factor;

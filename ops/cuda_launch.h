@@ -49,6 +49,7 @@ tn__cuda_quantize_argument(const tn__quantize_work *work) {
         .is_pow2 = work->scale_mode == TN_SCALE_POW2,
         .src_vectors = tn__is_made_of(src->data, tn__row_bytes_of(src), 16),
         .skip = work->skip,
+        .random = work->random,
     };
     return argument;
 }

@@ -143,23 +143,19 @@ __device__ __forceinline__ void quantize_listed_2d(const tn__cuda_list &list) {
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
 /* Registers as for one tensor: cuda_cast.cu. */
-#define KERNEL(name, T, blocks, body)                                                              \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
-        name(const __grid_constant__ tn__cuda_list list) {                                         \
-        body(list);                                                                                \
-    }
 #define QUANTIZE(source, T, format, F)                                                             \
-    KERNEL(quantize_list_1d_row_##source##_##format, T, 3,                                         \
-           (quantize_listed_1d<T, F, true, false>))                                                \
-    KERNEL(quantize_list_1d_col_##source##_##format, T, 3,                                         \
-           (quantize_listed_1d<T, F, false, true>))                                                \
-    KERNEL(quantize_list_1d_both_##source##_##format, T, 3,                                        \
-           (quantize_listed_1d<T, F, true, true>))                                                 \
-    KERNEL(quantize_list_2d_row_##source##_##format, T, 3,                                         \
-           (quantize_listed_2d<T, F, true, false>))                                                \
-    KERNEL(quantize_list_2d_col_##source##_##format, T, 3,                                         \
-           (quantize_listed_2d<T, F, false, true>))                                                \
-    KERNEL(quantize_list_2d_both_##source##_##format, T, 3, (quantize_listed_2d<T, F, true, true>))
+    TILE_KERNEL(quantize_list_1d_row_##source##_##format, tn__cuda_list, T, 3,                     \
+                (quantize_listed_1d<T, F, true, false>))                                           \
+    TILE_KERNEL(quantize_list_1d_col_##source##_##format, tn__cuda_list, T, 3,                     \
+                (quantize_listed_1d<T, F, false, true>))                                           \
+    TILE_KERNEL(quantize_list_1d_both_##source##_##format, tn__cuda_list, T, 3,                    \
+                (quantize_listed_1d<T, F, true, true>))                                            \
+    TILE_KERNEL(quantize_list_2d_row_##source##_##format, tn__cuda_list, T, 3,                     \
+                (quantize_listed_2d<T, F, true, false>))                                           \
+    TILE_KERNEL(quantize_list_2d_col_##source##_##format, tn__cuda_list, T, 3,                     \
+                (quantize_listed_2d<T, F, false, true>))                                           \
+    TILE_KERNEL(quantize_list_2d_both_##source##_##format, tn__cuda_list, T, 3,                    \
+                (quantize_listed_2d<T, F, true, true>))
 
 QUANTIZE(fp32, float, e4m3, __NV_E4M3)
 QUANTIZE(fp32, float, e5m2, __NV_E5M2)

@@ -23,6 +23,7 @@ extern const unsigned char tn__cuda_activation_image[];
 extern const unsigned char tn__cuda_gradient_image[];
 extern const unsigned char tn__cuda_norm_image[];
 extern const unsigned char tn__cuda_requantize_image[];
+extern const unsigned char tn__cuda_stochastic_image[];
 
 enum {
     CAST_IMAGE = 0,
@@ -37,6 +38,7 @@ enum {
     GRADIENT_IMAGE,
     NORM_IMAGE,
     REQUANTIZE_IMAGE,
+    STOCHASTIC_IMAGE,
     IMAGE_COUNT
 };
 
@@ -53,6 +55,7 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [GRADIENT_IMAGE] = tn__cuda_gradient_image,
     [NORM_IMAGE] = tn__cuda_norm_image,
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
+    [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -60,7 +63,7 @@ _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context ha
 
 static const char *const float_names[] = {"fp32", "bf16", "fp16"};
 static const char *const fp8_names[] = {"e4m3", "e5m2"};
-static const char *const plane_names[] = {"row", "col", "both"};
+static const char *const plane_names[] = {"row", "col", "both", "stochastic"};
 
 static int float_index(tn_dtype dtype) {
     TN_CHECK((int)dtype >= TN_FP32 && (int)dtype <= TN_FP16);
@@ -94,10 +97,15 @@ int tn__kernel_of_shard_quantize(tn_dtype src, tn_dtype format) {
     return TN__KERNEL_SHARD_QUANTIZE + float_index(src) * 2 + fp8_index(format);
 }
 
+int tn__kernel_of_stochastic(int is_1d, tn_dtype src, tn_dtype format) {
+    return TN__KERNEL_QUANTIZE_STOCHASTIC + (!is_1d * 3 + float_index(src)) * 2 + fp8_index(format);
+}
+
 /* NVFP4 has one type of elements, so that its index ends with the source. */
-int tn__kernel_of_format(int family, int has_row, int has_col, tn_dtype src, tn_dtype format) {
-    int index = planes_index(has_row, has_col) * 3 + float_index(src);
-    return family + (format == TN_E2M1 ? index : index * 2 + fp8_index(format));
+int tn__kernel_of_format(int family, const tn__quantize_work *work) {
+    int planes = work->random ? 3 : planes_index(work->has_row, work->has_col);
+    int index = planes * 3 + float_index(work->src.dtype);
+    return family + (work->dtype == TN_E2M1 ? index : index * 2 + fp8_index(work->dtype));
 }
 
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst) {
@@ -270,6 +278,16 @@ static void requantize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
              fp8_names[index / 2 % 2], fp8_names[index % 2]);
 }
 
+static void quantize_stochastic_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "quantize_%s_stochastic_%s_%s", index / 6 ? "2d" : "1d",
+             float_names[index / 2 % 3], fp8_names[index % 2]);
+}
+
+static void single_stochastic_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    (void)index;
+    snprintf(name, TN__KERNEL_NAME_BYTES, "random_advance");
+}
+
 static void shift_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "shift_plane_%s", fp8_names[index]);
 }
@@ -311,6 +329,8 @@ static const struct kernel_family {
     {TN__KERNEL_ROW_STATISTICS, NORM_IMAGE, row_statistics_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
+    {TN__KERNEL_QUANTIZE_STOCHASTIC, STOCHASTIC_IMAGE, quantize_stochastic_name},
+    {TN__KERNEL_RANDOM_ADVANCE, STOCHASTIC_IMAGE, single_stochastic_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

@@ -16,8 +16,9 @@ enum {
     TN__QUANTIZE_KERNELS = 2 * 3 * 3 * 2,
     TN__DEQUANTIZE_KERNELS = 2 * 2 * 3,
     TN__PAIR_KERNELS = 3 * 3,
-    TN__FORMAT_KERNELS = 3 * 3 * 2, /* planes, source, FP8 type */
-    TN__NVFP4_KERNELS = 3 * 3,
+    TN__FORMAT_KERNELS = 4 * 3 * 2, /* planes or stochastic, source, FP8 type */
+    TN__NVFP4_KERNELS = 4 * 3,
+    TN__STOCHASTIC_KERNELS = 2 * 3 * 2,
     TN__PRODUCE_KERNELS = 2 * 3 * 2,
     TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
 
@@ -57,7 +58,9 @@ enum {
     TN__KERNEL_ROW_STATISTICS = TN__KERNEL_NORMALIZE + TN__PRODUCE_KERNELS,
     TN__KERNEL_REQUANTIZE = TN__KERNEL_ROW_STATISTICS + 3,
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
-    TN__KERNEL_COUNT = TN__KERNEL_SHIFT + 2
+    TN__KERNEL_QUANTIZE_STOCHASTIC = TN__KERNEL_SHIFT + 2,
+    TN__KERNEL_RANDOM_ADVANCE = TN__KERNEL_QUANTIZE_STOCHASTIC + TN__STOCHASTIC_KERNELS,
+    TN__KERNEL_COUNT
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -67,8 +70,9 @@ int tn__kernel_of_quantize(int family, int is_1d, int has_row, int has_col, tn_d
 int tn__kernel_of_dequantize(int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_shard_amax(tn_dtype src);
 int tn__kernel_of_shard_quantize(tn_dtype src, tn_dtype format);
+int tn__kernel_of_stochastic(int is_1d, tn_dtype src, tn_dtype format);
 /* family: QUANTIZE_TENSOR, QUANTIZE_MXFP8 or QUANTIZE_NVFP4; DEQUANTIZE_... likewise. */
-int tn__kernel_of_format(int family, int has_row, int has_col, tn_dtype src, tn_dtype format);
+int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
@@ -80,7 +84,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 12 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 13 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */

@@ -72,15 +72,6 @@ __device__ __forceinline__ uint32_t mx_row_scale(const tn__cuda_quantize_argumen
     return mx_scale<F>(a, amax);
 }
 
-/* Columns j ... j + 3 of a row, cast. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ uint32_t mx_cast(const uint32_t *words, int j, float factor) {
-    return cast_four<F>(__fmul_rn(element<T>::value(words, j), factor),
-                        __fmul_rn(element<T>::value(words, j + 1), factor),
-                        __fmul_rn(element<T>::value(words, j + 2), factor),
-                        __fmul_rn(element<T>::value(words, j + 3), factor));
-}
-
 /* Writes the scales of a row of the tile, which the threads have put together. */
 __device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_arguments &a,
                                                     const patch_place &at,
@@ -91,14 +82,15 @@ __device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_argu
         row_scale[row];
 }
 
-template <typename T, __nv_fp8_interpretation_t F>
+template <typename T, __nv_fp8_interpretation_t F, typename R>
 __device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
                                         uint32_t *row_scale,
                                         const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const int vector = element<T>::VECTOR;
+    const R rounding(a);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        uint32_t bytes[2];
+        float scaled[PATCH];
 #pragma unroll
         for (int j = 0; j < PATCH; j += vector) {
             const int column = patch_column<T>(at.lane16, j);
@@ -111,10 +103,10 @@ __device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, co
                      row_scale)[(at.unit * PATCH + i) * MX_BLOCKS + column / MX_BLOCK] =
                     (unsigned char)(is_there ? scale : 0);
 #pragma unroll
-            for (int v = j; v < j + vector; v += 4)
-                bytes[v / 4] = mx_cast<T, F>(words[i], v, factor);
+            for (int v = j; v < j + vector; v++)
+                scaled[v] = __fmul_rn(element<T>::value(words[i], v), factor);
         }
-        store_codes<T>(a, at, i, make_uint2(bytes[0], bytes[1]));
+        store_codes<T>(a, at, i, R::template codes<F>(scaled, rounding.template of_row<T>(at, i)));
     }
     __syncthreads();
     mx_row_scales_store(a, at, row_scale);
@@ -140,10 +132,11 @@ mx_column_scales_put(const tn__cuda_quantize_arguments &a, const patch_place &at
     }
 }
 
-template <typename T, __nv_fp8_interpretation_t F>
+template <typename T, __nv_fp8_interpretation_t F, typename R>
 __device__ __forceinline__ void mx_cols(const tn__cuda_quantize_arguments &a, const patch_place &at,
                                         float (*warp_max)[TN__TILE], float (*factor)[TN__TILE],
                                         uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    const R rounding(a);
     tn__cuda_quantize_arguments as_row = a;
     as_row.row = a.col;
     column_max_put<T>(warp_max, at, words);
@@ -157,19 +150,16 @@ __device__ __forceinline__ void mx_cols(const tn__cuda_quantize_arguments &a, co
         of_column[j] = factor[at.unit * PATCH / MX_BLOCK][patch_column<T>(at.lane16, j)];
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        uint32_t bytes[2];
+        float scaled[PATCH];
 #pragma unroll
-        for (int j = 0; j < PATCH; j += 4)
-            bytes[j / 4] =
-                cast_four<F>(__fmul_rn(element<T>::value(words[i], j), of_column[j]),
-                             __fmul_rn(element<T>::value(words[i], j + 1), of_column[j + 1]),
-                             __fmul_rn(element<T>::value(words[i], j + 2), of_column[j + 2]),
-                             __fmul_rn(element<T>::value(words[i], j + 3), of_column[j + 3]));
-        store_codes<T>(as_row, at, i, make_uint2(bytes[0], bytes[1]));
+        for (int j = 0; j < PATCH; j++)
+            scaled[j] = __fmul_rn(element<T>::value(words[i], j), of_column[j]);
+        store_codes<T>(as_row, at, i,
+                       R::template codes<F>(scaled, rounding.template of_row<T>(at, i)));
     }
 }
 
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_mxfp8(const tn__cuda_quantize_arguments &a) {
     __shared__ uint32_t row_scale[TN__TILE];
     __shared__ __align__(16) float warp_max[WARPS][TN__TILE]; /* not there without COL */
@@ -179,11 +169,11 @@ __device__ __forceinline__ void quantize_mxfp8(const tn__cuda_quantize_arguments
 
     if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    if constexpr (ROW) {
-        mx_rows<T, F>(a, at, row_scale, words);
+    if (ROW && a.row.data) {
+        mx_rows<T, F, R>(a, at, row_scale, words);
         patch_stay_packed<T>(words);
     }
-    if constexpr (COL) mx_cols<T, F>(a, at, warp_max, factor, words);
+    if (COL && a.col.data) mx_cols<T, F, R>(a, at, warp_max, factor, words);
 }
 
 /* ---- dequantize --------------------------------------------------------------------------- */
@@ -231,22 +221,19 @@ __device__ __forceinline__ void dequantize_mxfp8(const tn__cuda_dequantize_argum
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, arguments, T, blocks, body)                                                   \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
-        name(const __grid_constant__ arguments a) {                                                \
-        body(a);                                                                                   \
-    }
 #define QUANTIZE(source, T, format, F)                                                             \
-    KERNEL(quantize_mxfp8_row_##source##_##format, tn__cuda_quantize_arguments, T, 2,              \
-           (quantize_mxfp8<T, F, true, false>))                                                    \
-    KERNEL(quantize_mxfp8_col_##source##_##format, tn__cuda_quantize_arguments, T, 2,              \
-           (quantize_mxfp8<T, F, false, true>))                                                    \
-    KERNEL(quantize_mxfp8_both_##source##_##format, tn__cuda_quantize_arguments, T, 2,             \
-           (quantize_mxfp8<T, F, true, true>))                                                     \
-    KERNEL(dequantize_mxfp8_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,          \
-           (dequantize_mxfp8<T, F, false>))                                                        \
-    KERNEL(dequantize_mxfp8_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,          \
-           (dequantize_mxfp8<T, F, true>))
+    TILE_KERNEL(quantize_mxfp8_row_##source##_##format, tn__cuda_quantize_arguments, T, 2,         \
+                (quantize_mxfp8<T, F, true, false>))                                               \
+    TILE_KERNEL(quantize_mxfp8_col_##source##_##format, tn__cuda_quantize_arguments, T, 2,         \
+                (quantize_mxfp8<T, F, false, true>))                                               \
+    TILE_KERNEL(quantize_mxfp8_both_##source##_##format, tn__cuda_quantize_arguments, T, 2,        \
+                (quantize_mxfp8<T, F, true, true>))                                                \
+    TILE_KERNEL(quantize_mxfp8_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2,  \
+                (quantize_mxfp8<T, F, true, true, stochastically>))                                \
+    TILE_KERNEL(dequantize_mxfp8_row_##format##_##source, tn__cuda_dequantize_arguments, T, 3,     \
+                (dequantize_mxfp8<T, F, false>))                                                   \
+    TILE_KERNEL(dequantize_mxfp8_col_##format##_##source, tn__cuda_dequantize_arguments, T, 3,     \
+                (dequantize_mxfp8<T, F, true>))
 
 QUANTIZE(fp32, float, e4m3, __NV_E4M3)
 QUANTIZE(fp32, float, e5m2, __NV_E5M2)

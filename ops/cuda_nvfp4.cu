@@ -14,15 +14,14 @@ enum { NV_BLOCK = 16, NV_BLOCKS = TN__TILE / NV_BLOCK };
 
 /* ---- numbers ------------------------------------------------------------------------------ */
 
-/* As tn__float_to_e2m1 and its like do (host_number.h). */
-__device__ __forceinline__ uint32_t e2m1_code(float value) {
-    const uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7FFFFFFFu;
-    const uint32_t normal =
-        ((magnitude + 0x1FFFFFu + ((magnitude >> 22) & 1u)) >> 22) - (126u << 1);
-    const uint32_t small = __float_as_uint(__fadd_rn(fabsf(value), 0x1p22f)) - 0x4A800000u;
-    uint32_t code = magnitude < 0x3F800000u ? small : normal;
-    if (magnitude >= 0x40C00000u) code = 7;
-    return magnitude > 0x7F800000u ? 7u : code | ((bits >> 28) & 8u);
+/* The code of element j of the 8 that a lane holds of a row. */
+__device__ __forceinline__ uint32_t e2m1_code(float value, int, const to_nearest::numbers &) {
+    return tn__round_to_nearest(tn__type_e2m1(), value);
+}
+
+__device__ __forceinline__ uint32_t e2m1_code(float value, int j,
+                                              const stochastically::numbers &random) {
+    return tn__round_stochastically(tn__type_e2m1(), value, tn__random_number(random.words, j));
 }
 
 __device__ __forceinline__ float e2m1_value(uint32_t code) {
@@ -93,14 +92,16 @@ __device__ __forceinline__ void nv_scales_store(const tn__cuda_plane &plane, int
         *(uint32_t *)((unsigned char *)plane.scale + row * plane.scale_stride + first) = scales;
 }
 
-template <typename T>
+template <typename T, typename R>
 __device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
                                         const nv_global &global,
                                         unsigned char (*row_scale)[NV_BLOCKS],
                                         const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const int vector = element<T>::VECTOR;
+    const R rounding(a);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
+        const auto random = rounding.template of_row<T>(at, i);
         uint32_t codes = 0;
 #pragma unroll
         for (int j = 0; j < PATCH; j += vector) {
@@ -118,7 +119,8 @@ __device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, co
                 row_scale[at.unit * PATCH + i][column / NV_BLOCK] = (unsigned char)scale;
 #pragma unroll
             for (int v = j; v < j + vector; v++)
-                codes |= e2m1_code(__fmul_rn(element<T>::value(words[i], v), factor)) << (4 * v);
+                codes |= e2m1_code(__fmul_rn(element<T>::value(words[i], v), factor), v, random)
+                         << (4 * v);
         }
         nv_store_row<T>(a, at, i, codes);
     }
@@ -170,7 +172,7 @@ __device__ __forceinline__ void nv_columns_store(const tn__cuda_quantize_argumen
     }
 }
 
-template <typename T>
+template <typename T, typename R>
 __device__ __forceinline__ void nv_cols(const tn__cuda_quantize_arguments &a, const patch_place &at,
                                         const nv_global &global, float (*warp_max)[TN__TILE],
                                         float (*factor)[TN__TILE], uint32_t *tile,
@@ -180,21 +182,29 @@ __device__ __forceinline__ void nv_cols(const tn__cuda_quantize_arguments &a, co
     __syncthreads();
     nv_column_scales_put(a, at, global, warp_max, factor);
     __syncthreads();
+    const R rounding(a);
+    uint32_t codes[PATCH] = {}; /* of columns, whose numbers are drawn row by row */
+    float of_column[PATCH];
 #pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        const int column = patch_column<T>(at.lane16, j);
-        const float of_column = factor[at.unit * PATCH / NV_BLOCK][column];
-        uint32_t codes = 0;
+    for (int j = 0; j < PATCH; j++)
+        of_column[j] = factor[at.unit * PATCH / NV_BLOCK][patch_column<T>(at.lane16, j)];
 #pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            codes |= e2m1_code(__fmul_rn(element<T>::value(words[i], j), of_column)) << (4 * i);
-        tile[nv_word<element<T>::VECTOR>(column, at.unit)] = codes;
+    for (int i = 0; i < PATCH; i++) {
+        const auto random = rounding.template of_row<T>(at, i);
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            codes[j] |=
+                e2m1_code(__fmul_rn(element<T>::value(words[i], j), of_column[j]), j, random)
+                << (4 * i);
     }
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        tile[nv_word<element<T>::VECTOR>(patch_column<T>(at.lane16, j), at.unit)] = codes[j];
     __syncthreads();
     nv_columns_store<element<T>::VECTOR>(a, at, tile);
 }
 
-template <typename T, bool ROW, bool COL>
+template <typename T, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments &a) {
     __shared__ __align__(8) unsigned char row_scale[TN__TILE][NV_BLOCKS];
     __shared__ __align__(16) float warp_max[WARPS][TN__TILE]; /* not there without COL */
@@ -206,11 +216,11 @@ __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments
 
     if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    if constexpr (ROW) {
-        nv_rows<T>(a, at, global, row_scale, words);
+    if (ROW && a.row.data) {
+        nv_rows<T, R>(a, at, global, row_scale, words);
         patch_stay_packed<T>(words);
     }
-    if constexpr (COL) nv_cols<T>(a, at, global, warp_max, factor, tile, words);
+    if (COL && a.col.data) nv_cols<T, R>(a, at, global, warp_max, factor, tile, words);
 }
 
 /* After all blocks of the cast have read the amax, which lies where a scale is to be. */
@@ -310,22 +320,19 @@ __device__ __forceinline__ void dequantize_nvfp4_col(const tn__cuda_dequantize_a
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, arguments, T, blocks, body)                                                   \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
-        name(const __grid_constant__ arguments a) {                                                \
-        body(a);                                                                                   \
-    }
 #define QUANTIZE(source, T)                                                                        \
-    KERNEL(quantize_nvfp4_row_##source, tn__cuda_quantize_arguments, T, 3,                         \
-           (quantize_nvfp4<T, true, false>))                                                       \
-    KERNEL(quantize_nvfp4_col_##source, tn__cuda_quantize_arguments, T, 3,                         \
-           (quantize_nvfp4<T, false, true>))                                                       \
-    KERNEL(quantize_nvfp4_both_##source, tn__cuda_quantize_arguments, T, 2,                        \
-           (quantize_nvfp4<T, true, true>))                                                        \
-    KERNEL(dequantize_nvfp4_row_##source, tn__cuda_dequantize_arguments, T, 3,                     \
-           dequantize_nvfp4_row<T>)                                                                \
-    KERNEL(dequantize_nvfp4_col_##source, tn__cuda_dequantize_arguments, T, 3,                     \
-           dequantize_nvfp4_col<T>)
+    TILE_KERNEL(quantize_nvfp4_row_##source, tn__cuda_quantize_arguments, T, 3,                    \
+                (quantize_nvfp4<T, true, false>))                                                  \
+    TILE_KERNEL(quantize_nvfp4_col_##source, tn__cuda_quantize_arguments, T, 3,                    \
+                (quantize_nvfp4<T, false, true>))                                                  \
+    TILE_KERNEL(quantize_nvfp4_both_##source, tn__cuda_quantize_arguments, T, 2,                   \
+                (quantize_nvfp4<T, true, true>))                                                   \
+    TILE_KERNEL(quantize_nvfp4_stochastic_##source, tn__cuda_quantize_arguments, T, 2,             \
+                (quantize_nvfp4<T, true, true, stochastically>))                                   \
+    TILE_KERNEL(dequantize_nvfp4_row_##source, tn__cuda_dequantize_arguments, T, 3,                \
+                dequantize_nvfp4_row<T>)                                                           \
+    TILE_KERNEL(dequantize_nvfp4_col_##source, tn__cuda_dequantize_arguments, T, 3,                \
+                dequantize_nvfp4_col<T>)
 
 QUANTIZE(fp32, float)
 QUANTIZE(bf16, __nv_bfloat16)

@@ -33,19 +33,15 @@ __device__ __forceinline__ float half_warp_row_max(const float (&row_max)[PATCH]
     return fmaxf(one, __shfl_xor_sync(0xFFFFFFFFu, one, 1));
 }
 
-/* Casts one row of the patch. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ uint2 cast_row(const uint32_t *words, float scale) {
-    uint32_t bytes[2];
+/* Casts row i of the patch; `words` holds it. */
+template <typename T, __nv_fp8_interpretation_t F, typename R>
+__device__ __forceinline__ uint2 cast_row(const R &rounding, const patch_place &at, int i,
+                                          const uint32_t *words, float scale) {
+    float scaled[PATCH];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int j = half * 4;
-        bytes[half] = cast_four<F>(__fmul_rn(element<T>::value(words, j), scale),
-                                   __fmul_rn(element<T>::value(words, j + 1), scale),
-                                   __fmul_rn(element<T>::value(words, j + 2), scale),
-                                   __fmul_rn(element<T>::value(words, j + 3), scale));
-    }
-    return make_uint2(bytes[0], bytes[1]);
+    for (int j = 0; j < PATCH; j++)
+        scaled[j] = __fmul_rn(element<T>::value(words, j), scale);
+    return R::template codes<F>(scaled, rounding.template of_row<T>(at, i));
 }
 
 /* Writes one row of the patch, byte by byte. */
@@ -62,16 +58,18 @@ __device__ __forceinline__ void store_row_bytes(const tn__cuda_quantize_argument
 }
 
 /* Casts and writes the patch; `scale_of(i)` gives the scale of row i and is called by all lanes. */
-template <typename T, __nv_fp8_interpretation_t F, typename ScaleOf>
+template <typename T, __nv_fp8_interpretation_t F, typename R, typename ScaleOf>
 __device__ __forceinline__ void
 store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
            const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScaleOf scale_of) {
     const int rows_in = patch_rows_in(a.rows, at);
+    const R rounding(a);
     if (!a.row.vectors) {
 #pragma unroll
         for (int i = 0; i < PATCH; i++) {
             const float scale = scale_of(i);
-            if (i < rows_in) store_row_bytes<T>(a, at, i, cast_row<T, F>(words[i], scale));
+            if (i < rows_in)
+                store_row_bytes<T>(a, at, i, cast_row<T, F>(rounding, at, i, words[i], scale));
         }
         return;
     }
@@ -83,7 +81,7 @@ store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
     for (int i = 0; i < PATCH; i++) {
         const float scale = scale_of(i);
         if (i < height) { /* the cast too: a branch keeps the compiler from mixing all rows */
-            const uint2 bytes = cast_row<T, F>(words[i], scale);
+            const uint2 bytes = cast_row<T, F>(rounding, at, i, words[i], scale);
             if constexpr (sizeof(T) == 2) {
                 *(uint2 *)to = bytes;
             } else {
@@ -95,7 +93,7 @@ store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
     }
 }
 
-template <typename T, __nv_fp8_interpretation_t F>
+template <typename T, __nv_fp8_interpretation_t F, typename R>
 __device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments &a,
                                               const patch_place &at,
                                               uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
@@ -114,8 +112,8 @@ __device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments 
     if (at.lane16 % 2 == 0 && own_row < a.row.scale_stride)
         a.row.scale[at.tile_col * a.row.scale_stride + own_row] =
             own_row < a.rows ? inverse_scale(scale) : 0.0f;
-    store_rows<T, F>(a, at, words,
-                     [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
+    store_rows<T, F, R>(a, at, words,
+                        [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
 }
 
 /* Maxima of the 8 columns over the warp's 16 rows, to shared memory. */
@@ -162,7 +160,7 @@ column_scale_put(const tn__cuda_quantize_arguments &a, const patch_place &at,
             col < a.cols ? inverse_scale(scale) : 0.0f;
 }
 
-/* The 8 x 8 patch as bytes into the transposed tile. */
+/* Column j of the patch as bytes into the transposed tile, to nearest. */
 template <typename T, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, int j,
                                            const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
@@ -176,9 +174,59 @@ __device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, i
     transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit, bytes);
 }
 
+/* All columns of the patch, whose numbers are drawn row by row. */
+template <typename T, __nv_fp8_interpretation_t F, typename ScalesOf>
+__device__ __forceinline__ void
+columns_put_stochastically(const tn__cuda_quantize_arguments &a, uint4 *tile, const patch_place &at,
+                           const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                           ScalesOf scales_of) {
+    const stochastically rounding(a);
+    const float4 low = scales_of(0), high = scales_of(4);
+    const float scale[PATCH] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    uint32_t bytes[PATCH][2] = {};
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        float scaled[PATCH];
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            scaled[j] = __fmul_rn(element<T>::value(words[i], j), scale[j]);
+        const uint2 row = stochastically::codes<F>(scaled, rounding.of_row<T>(at, i));
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            bytes[j][i / 4] |= (((j < 4 ? row.x : row.y) >> (8 * (j % 4))) & 0xFFu)
+                               << (8 * (i % 4));
+    }
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit,
+                                           make_uint2(bytes[j][0], bytes[j][1]));
+}
+
+/* Casts the tile and writes it transposed; `scales_of(j)` gives the scales of the lane's columns
+ * j ... j + 3. All threads. */
+template <typename T, __nv_fp8_interpretation_t F, typename R, typename ScalesOf>
+__device__ __forceinline__ void
+store_columns_cast(const tn__cuda_quantize_arguments &a, uint4 *tile, const patch_place &at,
+                   const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScalesOf scales_of) {
+    if constexpr (R::IS_STOCHASTIC) {
+        columns_put_stochastically<T, F>(a, tile, at, words, scales_of);
+    } else {
+#pragma unroll
+        for (int j = 0; j < PATCH; j += 4) {
+            const float4 scale = scales_of(j);
+            column_put<T, F>(tile, at, j, words, scale.x);
+            column_put<T, F>(tile, at, j + 1, words, scale.y);
+            column_put<T, F>(tile, at, j + 2, words, scale.z);
+            column_put<T, F>(tile, at, j + 3, words, scale.w);
+        }
+    }
+    __syncthreads();
+    transposed_store<element<T>::VECTOR>(tile, a.col.data, a.rows, a.cols, a.col.vectors, at);
+}
+
 /* The tile whose patches the threads hold in `words`, which a producer may have made. Of the planes
  * that a kernel is compiled for, the one whose data is NULL is left out. */
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void
 quantize_patches_1d(const tn__cuda_quantize_arguments &a, const patch_place &at,
                     uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
@@ -192,33 +240,25 @@ quantize_patches_1d(const tn__cuda_quantize_arguments &a, const patch_place &at,
     }
     /* The row plane's stores are under way while the block waits for the columns' maxima. */
     if constexpr (ROW)
-        if (a.row.data) quantize_rows<T, F>(a, at, words);
+        if (a.row.data) quantize_rows<T, F, R>(a, at, words);
     if (has_col) {
         patch_stay_packed<T>(words);
         __syncthreads();
         column_scale_put<T, F>(a, at, warp_max, column_scale);
         __syncthreads();
-#pragma unroll
-        for (int j = 0; j < PATCH; j += 4) {
-            float4 scale = *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];
-            column_put<T, F>(transposed, at, j, words, scale.x);
-            column_put<T, F>(transposed, at, j + 1, words, scale.y);
-            column_put<T, F>(transposed, at, j + 2, words, scale.z);
-            column_put<T, F>(transposed, at, j + 3, words, scale.w);
-        }
-        __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                             at);
+        store_columns_cast<T, F, R>(a, transposed, at, words, [&](int j) {
+            return *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];
+        });
     }
 }
 
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a,
                                             const patch_place &at) {
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    quantize_patches_1d<T, F, ROW, COL>(a, at, words);
+    quantize_patches_1d<T, F, ROW, COL, R>(a, at, words);
 }
 
 /* ---- quantize, 2D ------------------------------------------------------------------------- */
@@ -255,7 +295,7 @@ __device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int6
         to[c] = 0.0f;
 }
 
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void
 quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
                     uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
@@ -273,26 +313,21 @@ quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
                            inverse);
     }
     if (has_row) {
-        store_rows<T, F>(a, at, words, [=](int) { return scale; });
+        store_rows<T, F, R>(a, at, words, [=](int) { return scale; });
         patch_stay_packed<T>(words);
     }
-    if (has_col) {
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            column_put<T, F>(transposed, at, j, words, scale);
-        __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                             at);
-    }
+    if (has_col)
+        store_columns_cast<T, F, R>(a, transposed, at, words,
+                                    [=](int) { return make_float4(scale, scale, scale, scale); });
 }
 
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_2d(const tn__cuda_quantize_arguments &a,
                                             const patch_place &at) {
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
-    quantize_patches_2d<T, F, ROW, COL>(a, at, words);
+    quantize_patches_2d<T, F, ROW, COL, R>(a, at, words);
 }
 
 #endif

@@ -136,12 +136,8 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
     const int64_t col = at.tile_first_col + threadIdx.x;
     if (threadIdx.x < TN__TILE && col < a.to.col.scale_stride)
         a.to.col.scale[at.tile_row * a.to.col.scale_stride + col] = col < a.from.cols ? most : 0.0f;
-#pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        column_put<float, F>(transposed, at, j, words, 1.0f);
-    __syncthreads();
-    transposed_store<element<float>::VECTOR>(transposed, a.to.col.data, a.from.rows, a.from.cols,
-                                             a.to.col.vectors, at);
+    store_columns_cast<float, F, to_nearest>(
+        a.to, transposed, at, words, [](int) { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); });
 }
 
 /* ---- the kernels by name ------------------------------------------------------------------ */

@@ -9,20 +9,28 @@ static int has_blocks_of_128(tn_format format) {
     return format == TN_FORMAT_FP8_BLOCK_1D || format == TN_FORMAT_FP8_BLOCK_2D;
 }
 
-static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
+static tn_status quantize_blocks(tn__cuda_context *context, const tn__quantize_work *work,
+                                 tn_stream stream) {
     const tn__matrix *src = &work->src;
-    tn__cuda_context *context;
+    const int is_1d = work->format == TN_FORMAT_FP8_BLOCK_1D;
     tn__cuda_quantize_arguments argument = tn__cuda_quantize_argument(work);
-    TN_TRY(tn__cuda_context_of(device, &context));
-    if (!has_blocks_of_128(work->format)) {
-        return tn__cuda_quantize_formats(context, work, stream);
-    }
     if (work->has_row) argument.row = tn__cuda_plane_of(&work->row, tn__vector_of(src->dtype));
     if (work->has_col) argument.col = tn__cuda_plane_of(&work->col, 16);
-    int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE, work->format == TN_FORMAT_FP8_BLOCK_1D,
-                                        work->has_row, work->has_col, src->dtype, work->dtype);
+    int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE, is_1d, work->has_row, work->has_col,
+                                        src->dtype, work->dtype);
+    if (work->random) kernel = tn__kernel_of_stochastic(is_1d, src->dtype, work->dtype);
     return tn__kernel_launch(context, kernel, tn__matrix_tiles(src), TN__TILE_THREADS, &argument,
                              stream);
+}
+
+static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
+    tn__cuda_context *context;
+    TN_TRY(tn__cuda_context_of(device, &context));
+    TN_TRY(has_blocks_of_128(work->format) ? quantize_blocks(context, work, stream)
+                                           : tn__cuda_quantize_formats(context, work, stream));
+    if (!work->random) return TN_OK;
+    tn__cuda_quantize_arguments argument = tn__cuda_quantize_argument(work);
+    return tn__kernel_launch(context, TN__KERNEL_RANDOM_ADVANCE, 1, 1, &argument, stream);
 }
 
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {

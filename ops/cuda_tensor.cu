@@ -44,7 +44,7 @@ delayed_scale_put(const tn__cuda_quantize_arguments &a, float *warp_max, float f
     if (a.col.global_scale) scale_of_tensor_put(a.col, inverse_scale(factor));
 }
 
-template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_arguments &a) {
     __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
     __shared__ float warp_max[WARPS];
@@ -61,18 +61,14 @@ __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_argument
         factor = block_scale<float, F>(__int_as_float(*a.total), a.amax_epsilon, a.is_pow2);
     }
     patch_stay_packed<T>(words);
-    if constexpr (ROW) {
-        store_rows<T, F>(a, at, words, [=](int) { return factor; });
+    if (ROW && a.row.data) {
+        store_rows<T, F, R>(a, at, words, [=](int) { return factor; });
         patch_stay_packed<T>(words);
     }
-    if constexpr (COL) {
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            column_put<T, F>(transposed, at, j, words, factor);
-        __syncthreads();
-        transposed_store<element<T>::VECTOR>(transposed, a.col.data, a.rows, a.cols, a.col.vectors,
-                                             at);
-    }
+    if (COL && a.col.data)
+        store_columns_cast<T, F, R>(a, transposed, at, words, [=](int) {
+            return make_float4(factor, factor, factor, factor);
+        });
 }
 
 /* After all blocks of the cast have read the amax, which lies where a scale is to be. */
@@ -124,17 +120,17 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, T, blocks, body)                                                              \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
-        name(const __grid_constant__ tn__cuda_quantize_arguments a) {                              \
-        body(a);                                                                                   \
-    }
 #define QUANTIZE(source, T, format, F)                                                             \
-    KERNEL(quantize_tensor_row_##source##_##format, T, 3, (quantize_tensor<T, F, true, false>))    \
-    KERNEL(quantize_tensor_col_##source##_##format, T, 4, (quantize_tensor<T, F, false, true>))    \
-    KERNEL(quantize_tensor_both_##source##_##format, T, 3, (quantize_tensor<T, F, true, true>))
+    TILE_KERNEL(quantize_tensor_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,        \
+                (quantize_tensor<T, F, true, false>))                                              \
+    TILE_KERNEL(quantize_tensor_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,        \
+                (quantize_tensor<T, F, false, true>))                                              \
+    TILE_KERNEL(quantize_tensor_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,       \
+                (quantize_tensor<T, F, true, true>))                                               \
+    TILE_KERNEL(quantize_tensor_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2, \
+                (quantize_tensor<T, F, true, true, stochastically>))
 #define SOURCE(source, T)                                                                          \
-    KERNEL(amax_##source, T, 4, amax_of_tile<T>)                                                   \
+    TILE_KERNEL(amax_##source, tn__cuda_quantize_arguments, T, 4, amax_of_tile<T>)                 \
     QUANTIZE(source, T, e4m3, __NV_E4M3)                                                           \
     QUANTIZE(source, T, e5m2, __NV_E5M2)
 

@@ -321,4 +321,13 @@ __device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char
     }
 }
 
+/* A kernel that holds patches of T. Registers for `blocks` blocks on a multiprocessor (the casts:
+ * 3, or 4 where only the column plane is made), or for 2 where the patch is 64 words: enough reads
+ * in flight, and nothing spills. */
+#define TILE_KERNEL(name, arguments, T, blocks, body)                                              \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, sizeof(T) == 2 ? blocks : 2)    \
+        name(const __grid_constant__ arguments a) {                                                \
+        body(a);                                                                                   \
+    }
+
 #endif

@@ -27,6 +27,18 @@
 #define TN__EXACT static inline __attribute__((always_inline))
 #endif
 
+TN__EXACT uint32_t tn__bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+TN__EXACT float tn__float_of(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 /* exp(-x) for x of at least 0 (NaN gives NaN).
  *
  * -x = n ln 2 + r with n whole and |r| at most ln(2) / 2, where ln 2 is two floats, so that n times
@@ -38,14 +50,11 @@ TN__EXACT float tn__exact_exp_minus(float x) {
     const float n = shifted - shift;
     const float r = fmaf(n, -0x1.7f7d1cp-20f, fmaf(n, -0x1.62e4p-1f, -x));
     float q = fmaf(1.381459646998016e-3f, r, 8.368716850262454e-3f);
-    uint32_t bits;
-    float power;
     q = fmaf(q, r, 4.166838807216392e-2f);
     q = fmaf(q, r, 0.1666652063216066f);
     q = fmaf(q, r, 0.49999993447799307f);
-    memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 127) << 23; /* 2^n; the high bits of `shifted` fall off */
-    memcpy(&power, &bits, sizeof power);
+    const float power = /* 2^n; the high bits of `shifted` fall off */
+        tn__float_of((tn__bits_of(shifted) + 127) << 23);
     const float value = (1.0f + fmaf(q, r * r, r)) * power;
     return x > 87.0f ? 0.0f : value;
 }

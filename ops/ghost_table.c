@@ -60,6 +60,7 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     if (work->has_col) touch_plane(&kernel, &work->col, 1);
     if (work->factor) touch(&kernel, work->factor, sizeof *work->factor, 0);
     if (work->amax) touch(&kernel, work->amax, sizeof *work->amax, 1);
+    if (work->random) touch(&kernel, work->random, sizeof *work->random, 1);
     return launch(device, "quantize", &kernel, stream);
 }
 

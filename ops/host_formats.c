@@ -62,14 +62,17 @@ static float amax_of(const tn__quantize_work *work) {
 
 static void cast_band(const tn__quantize_work *work, const band *b, void *state) {
     const float *factor = state;
+    float scaled[BAND_COLS];
+    uint8_t code[BAND_COLS];
     for (int r = 0; r < b->rows; r++) {
+        const int64_t row = b->top + r;
+        for (int c = 0; c < b->cols; c++)
+            scaled[c] = b->value[r][c] * *factor;
+        tn__host_encode(work, (tn__run){row, b->left, 0}, b->cols, scaled, code);
         for (int c = 0; c < b->cols; c++) {
-            int64_t row = b->top + r, col = b->left + c;
-            float scaled = b->value[r][c] * *factor;
-            uint8_t code =
-                work->dtype == TN_E4M3 ? tn__float_to_e4m3(scaled) : tn__float_to_e5m2(scaled);
-            if (work->has_row) ((uint8_t *)work->row.data)[row * work->src.cols + col] = code;
-            if (work->has_col) ((uint8_t *)work->col.data)[col * work->src.rows + row] = code;
+            const int64_t col = b->left + c;
+            if (work->has_row) ((uint8_t *)work->row.data)[row * work->src.cols + col] = code[c];
+            if (work->has_col) ((uint8_t *)work->col.data)[col * work->src.rows + row] = code[c];
         }
     }
 }
@@ -95,6 +98,7 @@ static void quantize_tensor(const tn__quantize_work *work) {
 
 /* A block, taken out of its row or column, and what becomes of it. */
 typedef struct block {
+    tn__run run;
     int count;
     float value[BAND_ROWS];
     uint8_t code[BAND_ROWS];
@@ -102,13 +106,14 @@ typedef struct block {
 } block;
 
 static block row_block(const band *b, int r, int first, int size) {
-    block out = {.count = (int)tn__least(size, b->cols - first)};
+    block out = {.run = {b->top + r, b->left + first, 0},
+                 .count = (int)tn__least(size, b->cols - first)};
     memcpy(out.value, &b->value[r][first], (size_t)out.count * sizeof *out.value);
     return out;
 }
 
 static block col_block(const band *b, int c) {
-    block out = {.count = b->rows};
+    block out = {.run = {b->top, b->left + c, 1}, .count = b->rows};
     for (int r = 0; r < b->rows; r++)
         out.value[r] = b->value[r][c];
     return out;
@@ -129,7 +134,7 @@ static void encode_mxfp8(const tn__quantize_work *work, block *b) {
     float factor = tn__e8m0_inverse(b->scale);
     for (int i = 0; i < b->count; i++)
         b->value[i] *= factor;
-    tn__store_floats(work->dtype, b->code, 0, b->count, b->value);
+    tn__host_encode(work, b->run, b->count, b->value, b->code);
 }
 
 static void mxfp8_rows(const tn__quantize_work *work, const band *b, void *state) {
@@ -167,13 +172,14 @@ static tn__block_scale nvfp4_global_scale(float amax) {
     return scale;
 }
 
-static void encode_nvfp4(const tn__block_scale *global, block *b) {
+static void encode_nvfp4(const tn__quantize_work *work, const tn__block_scale *global, block *b) {
     float amax = tn__float_of(tn__host_row_amax(b->value, b->count));
     b->scale = tn__float_to_e4m3(amax / 6.0f * global->factor);
     float stored = tn__fp8_values(TN_E4M3)[b->scale] * global->inverse;
     float factor = fminf(1.0f / stored, tn__dtype_max(TN_FP32)); /* the stored scale may be 0 */
     for (int i = 0; i < b->count; i++)
-        b->code[i] = tn__float_to_e2m1(b->value[i] * factor);
+        b->value[i] *= factor;
+    tn__host_encode(work, b->run, b->count, b->value, b->code);
 }
 
 /* Two to a byte, the first in the low half; after an odd one, 0. */
@@ -187,7 +193,7 @@ static void put_nvfp4(const tn_plane_view *view, int64_t row, int64_t col, const
 static void nvfp4_rows(const tn__quantize_work *work, const band *b, void *state) {
     for (int first = 0; first < b->cols; first += TN__NVFP4_BLOCK) {
         block one = row_block(b, 0, first, TN__NVFP4_BLOCK);
-        encode_nvfp4(state, &one);
+        encode_nvfp4(work, state, &one);
         put_nvfp4(&work->row, b->top, b->left + first, &one);
     }
 }
@@ -195,7 +201,7 @@ static void nvfp4_rows(const tn__quantize_work *work, const band *b, void *state
 static void nvfp4_cols(const tn__quantize_work *work, const band *b, void *state) {
     for (int c = 0; c < b->cols; c++) {
         block one = col_block(b, c);
-        encode_nvfp4(state, &one);
+        encode_nvfp4(work, state, &one);
         put_nvfp4(&work->col, b->left + c, b->top, &one);
     }
 }

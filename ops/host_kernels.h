@@ -27,6 +27,16 @@ void tn__host_quantize_formats(const tn__quantize_work *work);
 void tn__host_zero_scale_padding(const tn_plane_view *view);
 uint32_t tn__host_row_amax(const float *value, int64_t count);
 
+/* Elements of the source from (row, col) on, along a row or down a column. */
+typedef struct tn__run {
+    int64_t row, col;
+    int is_down;
+} tn__run;
+
+/* The codes of `count` elements that are scaled already, rounded as the work asks for. */
+void tn__host_encode(const tn__quantize_work *work, tn__run run, int count, const float *scaled,
+                     uint8_t *code);
+
 void tn__host_produce(const tn__produce_work *work);
 void tn__host_row_statistics(const tn__row_statistics_work *work);
 /* `count` values of one row that a NORM makes, not rounded. */

@@ -2,11 +2,9 @@
  *
  *     type   sign exponent mantissa   bias   largest   smallest normal   smallest
  *     bf16      1        8        7    127   3.39e38            2^-126      2^-133
- *     fp16      1        5       10     15     65504             2^-14       2^-24
- *     E5M2      1        5        2     15     57344             2^-14       2^-16
- *     E4M3      1        4        3      7       448              2^-6        2^-9
- *     E2M1      1        2        1      1         6              1           0.5
  *     E8M0      0        8        0    127     2^127              2^-127      2^-127
+ *
+ * and the smaller ones of exact_rounding.h: fp16, E5M2, E4M3, E2M1.
  *
  * Narrowing rounds to nearest, ties to even, and keeps denormals and the sign of zero. bf16 and
  * fp16 overflow to infinity; E4M3 (which has none) and E5M2 saturate, infinities too. A NaN
@@ -23,22 +21,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "exact_rounding.h"
 #include "host_simd.h"
 #include "tenure_tensor.h"
 
 enum { TN__FP32_INFINITY = 0x7F800000, TN__FP32_MAGNITUDE = 0x7FFFFFFF };
-
-static inline uint32_t tn__bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline float tn__float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 static inline int tn__bits_are_nan(uint32_t bits) {
     return (bits & TN__FP32_MAGNITUDE) > TN__FP32_INFINITY;
@@ -63,20 +50,6 @@ static inline uint16_t tn__float_to_bf16(float value) {
     return (uint16_t)(tn__bits_are_nan(bits) ? 0x7FFF : rounded);
 }
 
-/* A float whose last bit is worth as much as the smallest denormal of a type: adding it rounds a
- * smaller number to a whole count of those, ties to even, and the sum's low bits are the count. */
-static inline uint32_t tn__count_denormals(uint32_t magnitude, float anchor) {
-    return tn__bits_of(tn__float_of(magnitude) + anchor) - tn__bits_of(anchor);
-}
-
-/* Rounds a positive normal float to `kept` mantissa bits and changes the exponent's bias from
- * 127 to `bias`; a carry out of the mantissa goes to the exponent, as it should. */
-static inline uint32_t tn__round_normal(uint32_t magnitude, unsigned kept, uint32_t bias) {
-    unsigned dropped = 23 - kept;
-    uint32_t half = (1u << (dropped - 1)) - 1 + ((magnitude >> dropped) & 1);
-    return ((magnitude + half) >> dropped) - ((127 - bias) << kept);
-}
-
 static inline float tn__fp16_to_float(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16;
     uint32_t magnitude = (uint32_t)(half & 0x7FFF) << 13;
@@ -87,44 +60,20 @@ static inline float tn__fp16_to_float(uint16_t half) {
 }
 
 static inline uint16_t tn__float_to_fp16(float value) {
-    uint32_t bits = tn__bits_of(value);
-    uint32_t magnitude = bits & TN__FP32_MAGNITUDE;
-    uint32_t sign = (bits >> 16) & 0x8000;
-    uint32_t normal = tn__round_normal(magnitude, 10, 15);
-    uint32_t result = magnitude < 0x38800000 ? tn__count_denormals(magnitude, 0.5f) : normal;
-    result = magnitude >= 0x477FF000 ? 0x7C00 : result; /* 65520, half way past 65504 */
-    return (uint16_t)(magnitude > TN__FP32_INFINITY ? 0x7FFF : sign | result);
+    return (uint16_t)tn__round_to_nearest(tn__type_fp16(), value);
 }
 
 static inline uint8_t tn__float_to_e4m3(float value) {
-    uint32_t bits = tn__bits_of(value);
-    uint32_t magnitude = bits & TN__FP32_MAGNITUDE;
-    uint32_t sign = (bits >> 24) & 0x80;
-    uint32_t normal = tn__round_normal(magnitude, 3, 7);
-    uint32_t result = magnitude < 0x3C800000 ? tn__count_denormals(magnitude, 0x1p14f) : normal;
-    result = magnitude >= 0x43E00000 ? 0x7E : result; /* 448 */
-    return (uint8_t)(magnitude > TN__FP32_INFINITY ? 0x7F : sign | result);
+    return (uint8_t)tn__round_to_nearest(tn__type_e4m3(), value);
 }
 
 static inline uint8_t tn__float_to_e5m2(float value) {
-    uint32_t bits = tn__bits_of(value);
-    uint32_t magnitude = bits & TN__FP32_MAGNITUDE;
-    uint32_t sign = (bits >> 24) & 0x80;
-    uint32_t normal = tn__round_normal(magnitude, 2, 15);
-    uint32_t result = magnitude < 0x38800000 ? tn__count_denormals(magnitude, 0x1p7f) : normal;
-    result = magnitude >= 0x47600000 ? 0x7B : result; /* 57344 */
-    return (uint8_t)(magnitude > TN__FP32_INFINITY ? 0x7F : sign | result);
+    return (uint8_t)tn__round_to_nearest(tn__type_e5m2(), value);
 }
 
 /* A code of four bits. */
 static inline uint8_t tn__float_to_e2m1(float value) {
-    uint32_t bits = tn__bits_of(value);
-    uint32_t magnitude = bits & TN__FP32_MAGNITUDE;
-    uint32_t sign = (bits >> 28) & 0x8;
-    uint32_t normal = tn__round_normal(magnitude, 1, 1);
-    uint32_t result = magnitude < 0x3F800000 ? tn__count_denormals(magnitude, 0x1p22f) : normal;
-    result = magnitude >= 0x40C00000 ? 7 : result; /* 6 */
-    return (uint8_t)(magnitude > TN__FP32_INFINITY ? 7 : sign | result);
+    return (uint8_t)tn__round_to_nearest(tn__type_e2m1(), value);
 }
 
 static inline float tn__e2m1_to_float(unsigned code) {

@@ -58,15 +58,11 @@ static tn__block_scale scale_of(const tn__quantize_work *work, uint32_t amax) {
                              work->scale_mode);
 }
 
-static void encode(tn_dtype dtype, const float *value, const float *factor, int count,
-                   uint8_t *code) {
-    if (dtype == TN_E4M3) {
-        for (int i = 0; i < count; i++)
-            code[i] = tn__float_to_e4m3(value[i] * factor[i]);
-    } else {
-        for (int i = 0; i < count; i++)
-            code[i] = tn__float_to_e5m2(value[i] * factor[i]);
-    }
+static void encode_row(const tn__quantize_work *work, tile *t, int r, const float *factor) {
+    float scaled[TN__BLOCK];
+    for (int c = 0; c < t->cols; c++)
+        scaled[c] = t->value[r][c] * factor[c];
+    tn__host_encode(work, (tn__run){t->top + r, t->left, 0}, t->cols, scaled, t->code[r]);
 }
 
 static void fill_floats(float *out, float value, int count) {
@@ -100,7 +96,7 @@ static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
         tn__block_scale block = scale_of(work, tn__host_row_amax(t->value[r], t->cols));
         scale[r] = block.inverse;
         fill_floats(factor, block.factor, t->cols);
-        encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
+        encode_row(work, t, r, factor);
     }
     write_row_codes(t, &work->row);
 }
@@ -115,9 +111,8 @@ static void quantize_col_1d(const tn__quantize_work *work, tile *t) {
         scale[c] = block.inverse;
         factor[c] = block.factor;
     }
-    for (int r = 0; r < t->rows; r++) {
-        encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
-    }
+    for (int r = 0; r < t->rows; r++)
+        encode_row(work, t, r, factor);
     write_col_codes(t, &work->col);
 }
 
@@ -131,9 +126,8 @@ static void quantize_2d(const tn__quantize_work *work, tile *t) {
     }
     tn__block_scale block = scale_of(work, amax);
     fill_floats(factor, block.factor, t->cols);
-    for (int r = 0; r < t->rows; r++) {
-        encode(work->dtype, t->value[r], factor, t->cols, t->code[r]);
-    }
+    for (int r = 0; r < t->rows; r++)
+        encode_row(work, t, r, factor);
     if (work->has_row) {
         tn__scale_row(&work->row, tile_row)[tile_col] = block.inverse;
         write_row_codes(t, &work->row);
@@ -197,6 +191,7 @@ void tn__host_quantize(const tn__quantize_work *work) {
     else
         tn__host_quantize_formats(work);
     zero_padding(work);
+    if (work->random) work->random->offset++;
 }
 
 /* ---- the transpose of a plane, of tiles or of a whole tensor that share a scale ------------- */

@@ -1,5 +1,6 @@
 /* Casts: tn_quantize, tn_dequantize, tn_transpose. */
 #include "op_cast.h"
+#include "op_grouped.h"
 #include "op_scaling.h"
 
 #include <math.h>
@@ -18,7 +19,8 @@ tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
                               .col = plan->col,
                               .factor = plan->factor,
                               .amax = plan->amax,
-                              .skip = plan->skip};
+                              .skip = plan->skip,
+                              .random = plan->random};
     if (plan->src.rows == 0 || plan->src.cols == 0) return TN_OK;
     if (!plan->has_row && !plan->has_col) return TN_OK;
     return call->table->quantize(call->device, &work, call->stream);
@@ -93,6 +95,22 @@ static tn_status lease_skip(tn__op_call *call, const tn_quantize_args *args,
     return TN_OK;
 }
 
+/* The generator's state, which the work reads and puts forward. */
+static tn_status lease_random(tn__op_call *call, tn_tensor tensor, tn__random **out) {
+    tn_plane_view view;
+    tn_tensor_info info;
+    *out = NULL;
+    if (tn__is_no_tensor(tensor)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "random", tensor, &info));
+    TN_TRY(tn__op_require_plain(call, "random", &info, TN_BYTE));
+    TN_REQUIRE(info.rows * info.cols == (int64_t)sizeof **out,
+               "%s: random (tensor %s) has %lld bytes, expected %zu: seed and offset", call->name,
+               info.name, (long long)(info.rows * info.cols), sizeof **out);
+    TN_TRY(tn__op_lease(call, tensor, TN_PLANE_DATA, TN_UPDATE, &view));
+    *out = view.data;
+    return tn__op_require_aligned(call, "random", *out, sizeof(uint64_t));
+}
+
 tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_quantize", stream);
     tn_tensor_info src = TN_TENSOR_INFO_INIT, dst = TN_TENSOR_INFO_INIT;
@@ -105,6 +123,7 @@ tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
     tn_status status = tn__op_lease_matrix(&call, args->src, &src, TN_READ, &plan.src);
     if (status == TN_OK) status = lease_delayed(&call, args, &plan);
     if (status == TN_OK) status = lease_skip(&call, args, &plan);
+    if (status == TN_OK) status = lease_random(&call, args->random, &plan.random);
     if (status == TN_OK && plan.has_row) {
         status = tn__op_lease(&call, args->dst, TN_PLANE_ROW, TN_WRITE, &plan.row);
     }

@@ -15,7 +15,8 @@ typedef struct tn__quantize_plan {
     tn_plane_view row, col;
     const float *factor; /* of delayed scaling, likewise amax; NULL: none */
     float *amax;
-    const float *skip; /* NULL: never */
+    const float *skip;  /* NULL: never */
+    tn__random *random; /* NULL: to nearest even */
 } tn__quantize_plan;
 
 /* Puts it on the call's stream, if there is anything to do. */

@@ -18,6 +18,7 @@
 
 #include "../alloc/driver.h"
 #include "exact_activation.h"
+#include "exact_rounding.h"
 #include "tenure_ops.h"
 
 /* A plain matrix or vector in device memory. */
@@ -38,7 +39,8 @@ typedef struct tn__quantize_work {
     const float *factor; /* TENSOR: what elements are multiplied with; NULL: it follows from amax */
     float *amax;         /* TENSOR: raised to the amax of src; NULL: it is not wanted */
     tn_plane_view row, col;
-    const float *skip; /* in device memory; NULL: never */
+    const float *skip;  /* in device memory; NULL: never */
+    tn__random *random; /* likewise: stochastic rounding, and one draw more; NULL: to nearest */
 } tn__quantize_work;
 
 /* Groups of the rows of one tensor: see tenure_cast.h. */

@@ -47,7 +47,20 @@ extern "C" {
  *     stored    = 1 / scale
  *
  * as TransformerEngine's block-scaling recipe does, to the bit. Padding of scales is 0.
- * TENSOR, MXFP8 and NVFP4: docs/formats.md says how their scales come about. */
+ * TENSOR, MXFP8 and NVFP4: docs/formats.md says how their scales come about.
+ *
+ * With `random`, elements (never scales) are rounded stochastically instead, as NVFP4's recipe does
+ * with gradients. A magnitude low + x (high - low) between two neighbours of the element type, x
+ * from 0 to below 1, becomes high if
+ *
+ *     x * 2^16 + r + 1/2 >= 2^16            r: the element's random number, 0 ... 2^16 - 1
+ *
+ * and low otherwise. So what the type can hold stays, and the mean over all r is the value: exactly
+ * where x is a multiple of 2^-16, else within 2^-17 of the gap. Saturation, NaN and the sign are as
+ * above. r depends on nothing but the tensor's seed and offset and on where the element (m, k) of
+ * M x K is, so that both planes round an element by one r, and no launch can change it: bits
+ * 16 (k mod 8) to 16 (k mod 8) + 15 of the 128 that Philox4x32-10 gives for the key seed and the
+ * counter whose low half is m ceil(K/8) + floor(k/8) and whose high half is offset. */
 enum { TN_QUANTIZE_ROW = 1, TN_QUANTIZE_COL = 2 };
 
 typedef struct tn_quantize_args {
@@ -68,10 +81,15 @@ typedef struct tn_quantize_args {
      * TN_INVALID_STATE), and the call can be captured once for steps that cast and steps that do
      * not. {0}: never. */
     tn_tensor skip;
+    /* TN_BYTE of 16 bytes: two uint64, seed and offset, which the caller writes once. When the work
+     * is done it has added 1 to offset, in the stream's order (not if it is skipped, nor for a
+     * tensor without elements): the next call draws other numbers, and so does each launch of a
+     * graph that has captured this one. {0}: to nearest even. */
+    tn_tensor random;
 } tn_quantize_args;
 #define TN_QUANTIZE_ARGS_INIT                                                                      \
     {                                                                                              \
-        sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, { 0 }                            \
+        sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, {0}, { 0 }                       \
     }
 
 TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
