@@ -28,7 +28,7 @@ typedef struct gpu_cast_set {
     tn_tensor y, sum;        /* high-precision outputs */
     tn_tensor q, q_from;     /* quantized output and input */
     tn_tensor dbias, mean, rstd;
-    tn_tensor scale, amax, skip; /* amax: a history, or that of tiles */
+    tn_tensor scale, amax, random; /* amax: a history, or that of tiles */
     tn_tensor offsets, map, inverse, padded_offsets, error;
     tn_grouped_plane row, col;
     tn_tensor src[TN_QUANTIZE_LIST_MAX], dst[TN_QUANTIZE_LIST_MAX];
@@ -49,6 +49,7 @@ enum {
     GPU_CAST_DELAYED = 1 << 5, /* the scale is there before */
     GPU_CAST_UNEVEN = 1 << 6,  /* groups of any size; a part of a weight that begins anywhere */
     GPU_CAST_UNDONE = 1 << 7,  /* the inverse */
+    GPU_CAST_STOCHASTIC = 1 << 8,
 };
 
 struct gpu_cast {

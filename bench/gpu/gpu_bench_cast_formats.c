@@ -87,6 +87,7 @@ static void prepare_quantize(gpu_bench *bench, const gpu_cast *op, gpu_cast_set 
     double source = gpu_cast_data_bytes(set->x);
     set->bytes = has_whole_amax(op) ? gpu_cast_twice_bytes(source) : source;
     set->bytes += gpu_cast_plane_bytes(set->q, op->planes);
+    if (op->flags & GPU_CAST_STOCHASTIC) set->random = gpu_bench_zeros(bench, TN_BYTE, 1, 16);
     if (!(op->flags & GPU_CAST_DELAYED)) return;
     set->scale = gpu_bench_upload(bench, TN_FP32, 1, 1, &one);
     set->amax = gpu_bench_zeros(bench, TN_FP32, 16, 1);
@@ -99,6 +100,7 @@ static void quantize(gpu_bench *bench, const gpu_cast *op, const gpu_cast_set *s
     args.planes = op->planes;
     args.scale = set->scale;
     args.amax_history = set->amax;
+    args.random = set->random;
     GPU_BENCH_TRY(tn_quantize(&args, bench->stream));
 }
 
@@ -212,6 +214,9 @@ static const gpu_cast ops[] = {
     QUANTIZE("NVFP4 row", TN_FORMAT_NVFP4, ROW),
     QUANTIZE("NVFP4 column", TN_FORMAT_NVFP4, COL),
     QUANTIZE("NVFP4 both", TN_FORMAT_NVFP4, BOTH),
+    QUANTIZE_AS("1D both, stochastic", TN_BF16, D1, TN_SCALE_POW2, GPU_CAST_STOCHASTIC),
+    QUANTIZE_AS("NVFP4 both, stochastic", TN_BF16, TN_FORMAT_NVFP4, TN_SCALE_POW2,
+                GPU_CAST_STOCHASTIC),
     DEQUANTIZE("1D row", TN_BF16, D1, TN_PLANE_ROW),
     DEQUANTIZE("1D row to fp32", TN_FP32, D1, TN_PLANE_ROW),
     DEQUANTIZE("1D column", TN_BF16, D1, TN_PLANE_COL),
