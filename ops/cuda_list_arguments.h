@@ -10,7 +10,7 @@
 
 #include "cuda_arguments.h"
 
-/* As in tenure_cast.h, which cuda_list_table.c holds them against. */
+/* As in tenure_grouped.h, which cuda_list_table.c holds them against. */
 enum { TN__GROUPS_OK = 0, TN__GROUPS_BAD_OFFSETS = 1, TN__GROUPS_OVER_CAPACITY = 2 };
 
 typedef struct tn__cuda_list {

@@ -2,7 +2,7 @@
 #include "cuda_list_arguments.h"
 #include "cuda_module.h"
 #include "op_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 _Static_assert(sizeof(tn__cuda_list_part) <= 4096, "the argument of a launch");
 _Static_assert((int)TN__GROUPS_BAD_OFFSETS == (int)TN_GROUPED_BAD_OFFSETS, "one numbering");

@@ -2,7 +2,7 @@
 #include "cuda_module.h"
 #include "cuda_rows_arguments.h"
 #include "op_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 _Static_assert((int)TN__GROUPS_BAD_MAP == (int)TN_GROUPED_BAD_MAP, "one numbering");
 

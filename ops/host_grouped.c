@@ -1,7 +1,7 @@
 /* Grouped operations on the host: for each group what the operation of one tensor does, so that
  * nothing but where a group's parts lie is defined here. */
 #include "host_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 /* ---- the table of offsets ------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
 
 #include "host_grouped.h"
 #include "host_number.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 /* ---- padding -------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* Grouped quantization: tn_grouped_quantize, and what every grouped op checks. */
 #include "op_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 #include <math.h>
 

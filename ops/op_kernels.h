@@ -43,7 +43,7 @@ typedef struct tn__quantize_work {
     tn__random *random; /* likewise: stochastic rounding, and one draw more; NULL: to nearest */
 } tn__quantize_work;
 
-/* Groups of the rows of one tensor: see tenure_cast.h. */
+/* Groups of the rows of one tensor: see tenure_grouped.h. */
 typedef struct tn__groups {
     const int64_t *offsets; /* count + 1, in device memory */
     int64_t count;

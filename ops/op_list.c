@@ -1,7 +1,7 @@
 /* Casts of many tensors at once: tn_quantize_list. */
 #include "host_alloc.h"
 #include "op_produce.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 #include <math.h>
 

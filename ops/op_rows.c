@@ -1,6 +1,6 @@
 /* Rows that move by a map in device memory: tn_pad_groups, tn_gather_rows, tn_combine_rows. */
 #include "op_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { MULTIPLE_MAX = 65536, ENTRY_BYTES = sizeof(int64_t) };
 

@@ -1,6 +1,6 @@
 /* Casts of a part of a weight: tn_shard_amax, tn_shard_quantize. */
 #include "op_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 #include <math.h>
 

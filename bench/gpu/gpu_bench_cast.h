@@ -15,6 +15,7 @@
 
 #include "gpu_bench.h"
 #include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { GPU_CAST_SETS_MAX = 8 };
 

@@ -5,7 +5,7 @@
 
 #include "emulation_support.h"
 #include "host_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { GROUPS_MAX = 600 };
 

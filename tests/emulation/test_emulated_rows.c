@@ -5,7 +5,7 @@
 
 #include "emulation_support.h"
 #include "host_grouped.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 static const tn_dtype floats[] = {TN_FP32, TN_BF16, TN_FP16};
 

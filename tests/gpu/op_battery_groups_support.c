@@ -1,7 +1,7 @@
 /* The battery's ops on groups, rows and shards. What the device alone would know (offsets, maps) is
  * made from the case, so that it is the same on both sides. */
 #include "op_battery_support.h"
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 #include <stdlib.h>
 #include <string.h>

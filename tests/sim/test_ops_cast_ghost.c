@@ -2,7 +2,7 @@
  * between streams that their ranges need, and scratch lives for the call alone. */
 #include "test_ops.h"
 
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { ROWS = 1000, COLS = 520, ROUNDS = 6, COUNT = TN_QUANTIZE_LIST_MAX };
 

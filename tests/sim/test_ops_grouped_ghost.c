@@ -2,7 +2,7 @@
  * every wait between streams that their ranges need. */
 #include "test_ops.h"
 
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { ROWS = 1000, COLS = 512, GROUPS = 7 };
 

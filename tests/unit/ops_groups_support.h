@@ -4,7 +4,7 @@
 
 #include "ops_planes_support.h"
 
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { TEST_GROUPED_BEFORE = 0xA5, TEST_GROUPS_MAX = 130 };
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "tenure_cast.h"
+#include "tenure_grouped.h"
 
 enum { COUNT = TN_QUANTIZE_LIST_MAX };
 
