@@ -1,9 +1,10 @@
 # The emulated device (tests/emulation): the CUDA kernels, compiled for the CPU, and a driver that
 # runs them. Needs no CUDA toolkit.
 #
-# ops/cuda_*.c are compiled once more, all but those that need cuBLASLt, so that a library that was
-# built without kernels can be tested against them too. Their symbols are found before those of the
-# archive, of which the linker then takes none of these files.
+# ops/cuda_*.c are compiled once more, so that a library that was built without kernels can be
+# tested against them too; where cublasLt.h is found with a cuBLASLt that does as a test says.
+# Their symbols are found before those of the archive, of which the linker then takes none of these
+# files.
 
 enable_language(CXX)
 file(GLOB kernel_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/cuda_*.cu)
@@ -11,12 +12,21 @@ file(GLOB argument_headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/cuda_*argum
 list(APPEND kernel_sources ${CMAKE_SOURCE_DIR}/tests/emulation/planted_kernels.cu)
 list(APPEND argument_headers ${CMAKE_SOURCE_DIR}/tests/emulation/planted_arguments.h)
 file(GLOB launch_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/cuda_*.c)
-list(FILTER launch_sources EXCLUDE REGEX "/cuda_(absent|blas|gemm)\\.c$")
+list(FILTER launch_sources EXCLUDE REGEX "/cuda_(absent|blas)\\.c$")
+if(TENURE_CUDA_INCLUDE_DIRS)
+  list(APPEND launch_sources tests/emulation/scripted_cublaslt.c)
+else()
+  list(FILTER launch_sources EXCLUDE REGEX "/cuda_(blas|gemm)[a-z_]*\\.c$")
+  list(APPEND launch_sources tests/emulation/emulated_without_gemm.c)
+endif()
 
 add_library(tenure_emulation OBJECT tests/emulation/emulator.c
   tests/emulation/emulator_fiber.c tests/emulation/emulated_driver.c ${launch_sources})
 target_include_directories(tenure_emulation PUBLIC tests/emulation)
 target_link_libraries(tenure_emulation PUBLIC tenure_test_support)
+if(TENURE_CUDA_INCLUDE_DIRS)
+  target_include_directories(tenure_emulation SYSTEM PRIVATE ${TENURE_CUDA_INCLUDE_DIRS})
+endif()
 # Fibers are not threads: what runs them is for TSan to watch, not to instrument.
 if(TENURE_SANITIZE MATCHES "thread")
   set_source_files_properties(tests/emulation/emulator.c tests/emulation/emulator_fiber.c

@@ -109,6 +109,21 @@ static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream st
     return built_without_kernels("gemm");
 }
 
+static tn_status gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out) {
+    (void)device, (void)work, (void)out;
+    return built_without_kernels("gemm_choice");
+}
+
+static tn_status gemm_table_text(tn_device *device, char **text, size_t *bytes) {
+    (void)device, (void)text, (void)bytes;
+    return built_without_kernels("gemm_table_save");
+}
+
+static tn_status gemm_table_take(tn_device *device, const char *text, size_t bytes) {
+    (void)device, (void)text, (void)bytes;
+    return built_without_kernels("gemm_table_load");
+}
+
 static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("axpy");
@@ -151,6 +166,10 @@ const tn__op_table tn__op_table_cuda = {
     .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
+    .gemm_tune = gemm,
+    .gemm_choice = gemm_choice,
+    .gemm_table_text = gemm_table_text,
+    .gemm_table_take = gemm_table_take,
     .axpy = axpy,
     .convert = convert,
     .embed = embed,

@@ -15,7 +15,10 @@
     X(Create)                                                                                      \
     X(Destroy)                                                                                     \
     X(GetStatusName)                                                                               \
+    X(GetVersion)                                                                                  \
     X(Matmul)                                                                                      \
+    X(MatmulAlgoCheck)                                                                             \
+    X(MatmulAlgoConfigGetAttribute)                                                                \
     X(MatmulAlgoGetHeuristic)                                                                      \
     X(MatmulDescCreate)                                                                            \
     X(MatmulDescDestroy)                                                                           \
@@ -70,8 +73,11 @@ typedef struct tn__blas_product {
 } tn__blas_product;
 
 tn_status tn__blas_product_make(const tn__blas *blas, const tn__blas_shape *shape,
-                                const float *a_scale, const float *b_scale,
                                 tn__blas_product *product);
+/* Where a call's scales are: what descriptors that are kept must be told each time. */
+cublasStatus_t tn__blas_product_scales(const tn__blas *blas, const tn__blas_shape *shape,
+                                       const float *a_scale, const float *b_scale,
+                                       const tn__blas_product *product);
 void tn__blas_product_end(const tn__blas *blas, tn__blas_product *product);
 
 /* "E4M3 (1x128) by E4M3 (128x128) in bf16, rows 100, ..." for messages. */

@@ -1,4 +1,4 @@
-/* GEMM on CUDA: what a shape needs so that cuBLASLt takes it, algorithms, and the launch.
+/* GEMM on CUDA: what a shape needs so that cuBLASLt takes it, and the launch.
  *
  * cuBLASLt wants of FP8 operands: contracted % 16 == 0, rows and columns multiples of 8 (4 would
  * do for the scales, 8 for 16-bit output), and, of 1x128 scales, a stride of exactly the rows.
@@ -9,112 +9,23 @@
  *     scratch   [ a ][ a's scales ][ b ][ b's scales ][ d ][ workspace ]    each 512-aligned
  *
  * d is in scratch also when cuBLASLt can not write its type. What is added to is added to in fp32
- * before the one rounding, by cuBLASLt or, from scratch, by us. The workspace is what the algorithm
- * wants, and an algorithm may want what 8 fp32 copies of d take, but 1 MiB at least and 32 MiB at
- * most: the partial sums of a split contraction are such copies, and a small product must not be
- * the one that a step's peak of memory comes from.
- *
- * A shape's algorithm is looked up once per device and kept. The list of plans only grows, and
- * only under the lock; a plan does not change once it is in the list.
+ * before the one rounding, by cuBLASLt or, from scratch, by us. The workspace is what the chosen
+ * algorithm wants (cuda_gemm_plans.c has its bounds); a call that got less, because another one
+ * was chosen since it asked, takes the first algorithm that does with it.
  */
-#include "cuda_blas.h"
-#include "host_alloc.h"
+#include "cuda_gemm.h"
 
-#include <pthread.h>
-
-enum { ALGORITHMS_MAX = 8, SCRATCH_ALIGNMENT = 512, POINTER_ALIGNMENT = 16 };
-
-/* What an algorithm may ask for: fp32 copies of D, the partial sums of a split contraction. */
-enum { WORKSPACE_COPIES = 8 };
-static const int64_t workspace_bytes_min = (int64_t)1 << 20;
-static const int64_t workspace_bytes_max = (int64_t)32 << 20;
-
-typedef struct plan {
-    struct plan *next;
-    tn__blas_shape shape;
-    int count;
-    cublasLtMatmulHeuristicResult_t found[ALGORITHMS_MAX];
-    size_t workspace_bytes; /* that the first one wants */
-} plan;
-
-struct tn__cuda_gemm {
-    const tn__blas *blas;
-    cublasLtHandle_t handle;
-    pthread_mutex_t lock;
-    plan *plans;
-};
-
-/* ---- cuBLASLt for a device ---------------------------------------------------------------- */
-
-static tn_status gemm_make(tn__cuda_context *context, tn__cuda_gemm **out) {
-    const tn__blas *blas;
-    TN_TRY(tn__blas_get(&blas));
-    TN_TRY(context->driver->make_current(context->state));
-    tn__cuda_gemm *gemm = tn__host_alloc(1, sizeof *gemm);
-    if (!gemm) return TN_OUT_OF_HOST_MEMORY;
-    gemm->blas = blas;
-    tn_status status = tn__blas_status(blas, blas->Create(&gemm->handle), "Create", "this device");
-    if (status != TN_OK) {
-        tn__host_free(gemm);
-        return status;
-    }
-    pthread_mutex_init(&gemm->lock, NULL);
-    *out = gemm;
-    return TN_OK;
-}
-
-/* Makes cuBLASLt's state at the device's first GEMM. */
-static tn_status gemm_of(tn__cuda_context *context, tn__cuda_gemm **out) {
-    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
-    tn_status status = TN_OK;
-    tn__cuda_gemm *gemm = __atomic_load_n(&context->gemm, __ATOMIC_ACQUIRE);
-    if (!gemm) {
-        pthread_mutex_lock(&making);
-        gemm = context->gemm;
-        if (!gemm) status = gemm_make(context, &gemm);
-        if (status == TN_OK) __atomic_store_n(&context->gemm, gemm, __ATOMIC_RELEASE);
-        pthread_mutex_unlock(&making);
-    }
-    if (status == TN_OK) *out = gemm;
-    return status;
-}
-
-void tn__cuda_gemm_end(tn__cuda_context *context) {
-    tn__cuda_gemm *gemm = context->gemm;
-    if (!gemm) return;
-    if (!tn__driver_is_gone() && context->driver->make_current(context->state) == TN_OK)
-        (void)gemm->blas->Destroy(gemm->handle);
-    while (gemm->plans) {
-        plan *first = gemm->plans;
-        gemm->plans = first->next;
-        tn__host_free(first);
-    }
-    pthread_mutex_destroy(&gemm->lock);
-    tn__host_free(gemm);
-    context->gemm = NULL;
-}
+enum { POINTER_ALIGNMENT = 16 };
 
 /* ---- what a shape needs ------------------------------------------------------------------- */
-
-/* Copies around the product; offsets into scratch, bytes 0 where there is no copy. */
-typedef struct piece {
-    size_t offset;
-    size_t bytes;
-} piece;
-
-typedef struct layout {
-    tn__blas_shape shape; /* as cuBLASLt sees it: padded */
-    piece a, a_scale, b, b_scale, d, workspace;
-    size_t bytes;
-} layout;
 
 static int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-static piece take(layout *of, int64_t bytes) {
-    piece taken = {of->bytes, (size_t)bytes};
-    of->bytes += (size_t)round_up(bytes, SCRATCH_ALIGNMENT);
+static tn__gemm_piece take(tn__gemm_layout *of, int64_t bytes) {
+    tn__gemm_piece taken = {of->bytes, (size_t)bytes};
+    of->bytes += (size_t)round_up(bytes, TN__GEMM_ALIGNMENT);
     return taken;
 }
 
@@ -130,15 +41,16 @@ static tn__blas_operand operand_of(const tn__operand *operand) {
     return of;
 }
 
-static layout layout_of(const tn__gemm_work *work) {
+static tn__gemm_layout layout_of(const tn__gemm_work *work) {
     const tn__operand *a = &work->a, *b = &work->b;
     int is_fp8 = a->kind != TN__OPERAND_PLAIN;
-    layout of = {.shape = {.rows = is_fp8 ? round_up(a->rows, 8) : a->rows,
-                           .cols = is_fp8 ? round_up(b->rows, 8) : b->rows,
-                           .contracted = is_fp8 ? round_up(work->contracted, 16) : work->contracted,
-                           .a = operand_of(a),
-                           .b = operand_of(b),
-                           .d = written_dtype(work)}};
+    tn__gemm_layout of = {
+        .shape = {.rows = is_fp8 ? round_up(a->rows, 8) : a->rows,
+                  .cols = is_fp8 ? round_up(b->rows, 8) : b->rows,
+                  .contracted = is_fp8 ? round_up(work->contracted, 16) : work->contracted,
+                  .a = operand_of(a),
+                  .b = operand_of(b),
+                  .d = written_dtype(work)}};
     const tn__blas_shape *shape = &of.shape;
     int64_t blocks = (work->contracted + TN__TILE - 1) / TN__TILE;
     int is_short = shape->contracted != work->contracted;
@@ -168,142 +80,59 @@ static tn_status require_supported(const tn__gemm_work *work) {
     return TN_OK;
 }
 
-/* ---- algorithms --------------------------------------------------------------------------- */
+/* ---- before the launch ---------------------------------------------------------------------- */
 
-static int operands_equal(const tn__blas_operand *x, const tn__blas_operand *y) {
-    return x->kind == y->kind && x->dtype == y->dtype && x->is_transposed == y->is_transposed;
-}
-
-static int shapes_equal(const tn__blas_shape *x, const tn__blas_shape *y) {
-    return x->rows == y->rows && x->cols == y->cols && x->contracted == y->contracted &&
-           operands_equal(&x->a, &y->a) && operands_equal(&x->b, &y->b) && x->d == y->d &&
-           x->has_beta == y->has_beta;
-}
-
-static size_t workspace_limit(const tn__blas_shape *shape) {
-    int64_t copies_max = workspace_bytes_max / (WORKSPACE_COPIES * (int64_t)sizeof(float));
-    if (shape->rows > copies_max / shape->cols) return (size_t)workspace_bytes_max;
-    int64_t bytes = shape->rows * shape->cols * WORKSPACE_COPIES * (int64_t)sizeof(float);
-    return (size_t)(bytes < workspace_bytes_min ? workspace_bytes_min : bytes);
-}
-
-static cublasStatus_t set_preferences(const tn__blas *blas, cublasLtMatmulPreference_t preference,
-                                      size_t workspace_bytes) {
-    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    uint32_t alignment = POINTER_ALIGNMENT;
-    cublasStatus_t status =
-        blas->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           &workspace_bytes, sizeof workspace_bytes);
-    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = blas->MatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
-                                                    sizeof alignment);
-    return status;
-}
-
-static cublasStatus_t ask_heuristic(const tn__cuda_gemm *gemm, const tn__blas_product *product,
-                                    plan *made) {
-    const tn__blas *blas = gemm->blas;
-    cublasLtMatmulPreference_t preference = NULL;
-    cublasStatus_t status = blas->MatmulPreferenceCreate(&preference);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    status = set_preferences(blas, preference, workspace_limit(&made->shape));
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = blas->MatmulAlgoGetHeuristic(gemm->handle, product->operation, product->a,
-                                              product->b, product->d, product->d, preference,
-                                              ALGORITHMS_MAX, made->found, &made->count);
-    (void)blas->MatmulPreferenceDestroy(preference);
-    if (status == CUBLAS_STATUS_SUCCESS && made->count == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (status == CUBLAS_STATUS_SUCCESS) status = made->found[0].state;
-    return status;
-}
-
-/* Any 16-byte aligned address: the heuristic wants to see that there are scales, and reads none. */
-static const float *scale_or_any(const float *scale) {
-    return scale ? scale : (const float *)(uintptr_t)SCRATCH_ALIGNMENT;
-}
-
-static tn_status plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shape,
-                           const tn__gemm_work *work, plan **out) {
-    tn__blas_product product;
+static tn_status pin(const tn__gemm_work *work, tn__gemm_preparation *prepared) {
     char text[TN__BLAS_TEXT_BYTES];
-    TN_TRY(tn__blas_product_make(gemm->blas, shape, scale_or_any(work->a.scale),
-                                 scale_or_any(work->b.scale), &product));
-    plan *made = tn__host_alloc(1, sizeof *made);
-    tn_status status = made ? TN_OK : TN_OUT_OF_HOST_MEMORY;
-    if (made) {
-        made->shape = *shape;
-        tn__blas_shape_text(shape, text);
-        status = tn__blas_status(gemm->blas, ask_heuristic(gemm, &product, made),
-                                 "MatmulAlgoGetHeuristic", text);
-    }
-    tn__blas_product_end(gemm->blas, &product);
-    if (status != TN_OK) {
-        tn__host_free(made);
-        return status;
-    }
-    made->workspace_bytes = made->found[0].workspaceSize;
-    *out = made;
-    return TN_OK;
+    int count = prepared->plan->count;
+    if (work->algorithm == 0) return TN_OK;
+    prepared->chosen = work->algorithm - 1;
+    if (work->algorithm <= count) return TN_OK;
+    tn__blas_shape_text(&prepared->layout.shape, text);
+    return TN_FAIL(TN_INVALID_ARGUMENT,
+                   "algorithm is %d, expected at most %d, as many as there are"
+                   " for %s",
+                   work->algorithm, count, text);
 }
 
-static tn_status plan_of(tn__cuda_gemm *gemm, const tn__blas_shape *shape,
-                         const tn__gemm_work *work, const plan **out) {
-    tn_status status = TN_OK;
-    pthread_mutex_lock(&gemm->lock);
-    plan *found = gemm->plans;
-    while (found && !shapes_equal(&found->shape, shape))
-        found = found->next;
-    if (!found) {
-        status = plan_make(gemm, shape, work, &found);
-        if (status == TN_OK) {
-            found->next = gemm->plans;
-            gemm->plans = found;
-        }
-    }
-    pthread_mutex_unlock(&gemm->lock);
-    if (status == TN_OK) *out = found;
-    return status;
-}
-
-/* Everything that one call needs to know before it launches anything. */
-typedef struct preparation {
-    tn__cuda_context *context;
-    tn__cuda_gemm *gemm;
-    const plan *plan;
-    layout layout;
-} preparation;
-
-static tn_status prepare(tn_device *device, const tn__gemm_work *work, preparation *out) {
+tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work,
+                           tn__gemm_preparation *out) {
     TN_TRY(tn__cuda_context_of(device, &out->context));
     TN_TRY(require_supported(work));
-    TN_TRY(gemm_of(out->context, &out->gemm));
+    TN_TRY(tn__gemm_of(out->context, &out->gemm));
     TN_TRY(out->context->driver->make_current(out->context->state));
     out->layout = layout_of(work);
-    TN_TRY(plan_of(out->gemm, &out->layout.shape, work, &out->plan));
-    if (out->plan->workspace_bytes > 0)
-        out->layout.workspace = take(&out->layout, (int64_t)out->plan->workspace_bytes);
-    return TN_OK;
+    TN_TRY(tn__gemm_plan_acquire(out->gemm, &out->layout.shape, &out->plan, &out->chosen));
+    tn_status status = pin(work, out);
+    if (status != TN_OK) tn__gemm_unprepare(out);
+    return status;
+}
+
+void tn__gemm_unprepare(tn__gemm_preparation *prepared) {
+    tn__gemm_plan_release(prepared->gemm, prepared->plan);
+    prepared->plan = NULL;
 }
 
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
-    preparation prepared;
-    TN_TRY(prepare(device, work, &prepared));
-    *out = prepared.layout.bytes;
+    tn__gemm_preparation prepared;
+    TN_TRY(tn__gemm_prepare(device, work, &prepared));
+    size_t workspace = work->tunes ? tn__gemm_plan_workspace(prepared.plan)
+                                   : prepared.plan->candidates[prepared.chosen].workspace_bytes;
+    *out = prepared.layout.bytes + workspace;
+    tn__gemm_unprepare(&prepared);
     return TN_OK;
 }
 
 /* ---- the launch --------------------------------------------------------------------------- */
 
-static void *in_scratch(const tn__gemm_work *work, const piece *of) {
+static void *in_scratch(const tn__gemm_work *work, const tn__gemm_piece *of) {
     return (unsigned char *)work->scratch + of->offset;
 }
 
 /* Copies rows x row_bytes into the piece, whose rows are dst_row_bytes, and zeros around it. */
-static tn_status pad(const preparation *by, const tn__gemm_work *work, const piece *into,
-                     const void *src, int64_t rows, int64_t row_bytes, int64_t src_stride_bytes,
-                     int64_t dst_row_bytes, tn_stream stream) {
+static tn_status pad(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                     const tn__gemm_piece *into, const void *src, int64_t rows, int64_t row_bytes,
+                     int64_t src_stride_bytes, int64_t dst_row_bytes, tn_stream stream) {
     tn__cuda_pad_arguments argument = {.src = src,
                                        .dst = in_scratch(work, into),
                                        .rows = rows,
@@ -317,10 +146,10 @@ static tn_status pad(const preparation *by, const tn__gemm_work *work, const pie
 }
 
 /* What cuBLASLt gets for an operand: the caller's memory, or padded copies of it. */
-static tn_status place_operand(const preparation *by, const tn__gemm_work *work,
-                               const tn__operand *operand, const piece *data, const piece *scale,
-                               int64_t padded_rows, tn_stream stream, const void **data_out,
-                               const float **scale_out) {
+static tn_status place_operand(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                               const tn__operand *operand, const tn__gemm_piece *data,
+                               const tn__gemm_piece *scale, int64_t padded_rows, tn_stream stream,
+                               const void **data_out, const float **scale_out) {
     int64_t blocks = (work->contracted + TN__TILE - 1) / TN__TILE;
     int64_t float_bytes = (int64_t)sizeof(float);
     *data_out = operand->data;
@@ -338,36 +167,58 @@ static tn_status place_operand(const preparation *by, const tn__gemm_work *work,
     return TN_OK;
 }
 
-/* Takes the first algorithm that runs: what the heuristic offers may still be refused. */
-static cublasStatus_t multiply(const preparation *by, const tn__gemm_work *work,
-                               const tn__blas_product *product, const void *a, const void *b,
-                               void *d, tn_stream stream) {
-    const layout *of = &by->layout;
-    const float alpha = 1.0f, beta = of->shape.has_beta ? 1.0f : 0.0f;
-    void *workspace = of->workspace.bytes > 0 ? in_scratch(work, &of->workspace) : NULL;
-    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
-    for (int i = 0; i < by->plan->count && status != CUBLAS_STATUS_SUCCESS; i++) {
-        const cublasLtMatmulHeuristicResult_t *found = &by->plan->found[i];
-        if (found->state != CUBLAS_STATUS_SUCCESS) continue;
-        if (found->workspaceSize > of->workspace.bytes) continue;
+tn_status tn__gemm_place(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                         tn_stream stream, tn__gemm_placed *out) {
+    const tn__gemm_layout *of = &by->layout;
+    TN_TRY(place_operand(by, work, &work->a, &of->a, &of->a_scale, of->shape.rows, stream, &out->a,
+                         &out->a_scale));
+    TN_TRY(place_operand(by, work, &work->b, &of->b, &of->b_scale, of->shape.cols, stream, &out->b,
+                         &out->b_scale));
+    out->d = of->d.bytes > 0 ? in_scratch(work, &of->d) : work->d.data;
+    return TN_OK;
+}
+
+cublasStatus_t tn__gemm_multiply(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                                 const tn__gemm_placed *placed, int candidate, tn_stream stream) {
+    const tn__blas *blas = by->gemm->blas;
+    const tn__gemm_candidate *with = &by->plan->candidates[candidate];
+    const tn__blas_product *product = &by->plan->product;
+    const float alpha = 1.0f, beta = by->layout.shape.has_beta ? 1.0f : 0.0f;
+    const tn__gemm_piece rest = {by->layout.bytes, work->scratch_bytes - by->layout.bytes};
+    if (with->workspace_bytes > rest.bytes) return CUBLAS_STATUS_NOT_SUPPORTED;
+    void *workspace = with->workspace_bytes > 0 ? in_scratch(work, &rest) : NULL;
+    pthread_mutex_lock(&by->plan->lock);
+    cublasStatus_t status =
+        tn__blas_product_scales(blas, &by->plan->shape, placed->a_scale, placed->b_scale, product);
+    if (status == CUBLAS_STATUS_SUCCESS)
         status =
-            by->gemm->blas->Matmul(by->gemm->handle, product->operation, &alpha, b, product->a, a,
-                                   product->b, &beta, d, product->d, d, product->d, &found->algo,
-                                   workspace, of->workspace.bytes, (cudaStream_t)stream);
-    }
+            blas->Matmul(by->gemm->handle, product->operation, &alpha, placed->b, product->a,
+                         placed->a, product->b, &beta, placed->d, product->d, placed->d, product->d,
+                         &with->algorithm, workspace, with->workspace_bytes, (cudaStream_t)stream);
+    pthread_mutex_unlock(&by->plan->lock);
+    return status;
+}
+
+/* The chosen one, or, unless it was pinned, the first that runs: what is offered may be refused. */
+static cublasStatus_t multiply(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                               const tn__gemm_placed *placed, tn_stream stream) {
+    cublasStatus_t status = tn__gemm_multiply(by, work, placed, by->chosen, stream);
+    for (int i = 0; i < by->plan->count && !work->algorithm && status != CUBLAS_STATUS_SUCCESS; i++)
+        if (i != by->chosen) status = tn__gemm_multiply(by, work, placed, i, stream);
     return status;
 }
 
 /* The words are made only for a failure: they would be a good part of a call's time. */
-static tn_status product_status(const preparation *by, cublasStatus_t status) {
+static tn_status product_status(const tn__gemm_preparation *by, cublasStatus_t status) {
     char text[TN__BLAS_TEXT_BYTES];
     if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
     tn__blas_shape_text(&by->layout.shape, text);
     return tn__blas_status(by->gemm->blas, status, "Matmul", text);
 }
 
-static tn_status finish(const preparation *by, const tn__gemm_work *work, tn_stream stream) {
-    const layout *of = &by->layout;
+static tn_status finish(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                        tn_stream stream) {
+    const tn__gemm_layout *of = &by->layout;
     const tn__matrix *d = &work->d;
     int64_t across = (d->cols + TN__FINISH_ELEMENTS - 1) / TN__FINISH_ELEMENTS;
     tn__cuda_finish_arguments argument = {.src = in_scratch(work, &of->d),
@@ -382,7 +233,7 @@ static tn_status finish(const preparation *by, const tn__gemm_work *work, tn_str
                              d->rows * across, TN__FLAT_THREADS, &argument, stream);
 }
 
-static tn_status require_memory(const preparation *by, const tn__gemm_work *work) {
+static tn_status require_memory(const tn__gemm_preparation *by, const tn__gemm_work *work) {
     uintptr_t all = (uintptr_t)work->a.data | (uintptr_t)work->b.data | (uintptr_t)work->d.data |
                     (uintptr_t)work->a.scale | (uintptr_t)work->b.scale;
     TN_REQUIRE(work->scratch_bytes >= by->layout.bytes,
@@ -393,22 +244,18 @@ static tn_status require_memory(const preparation *by, const tn__gemm_work *work
     return TN_OK;
 }
 
+static tn_status run(const tn__gemm_preparation *by, const tn__gemm_work *work, tn_stream stream) {
+    tn__gemm_placed placed;
+    TN_TRY(require_memory(by, work));
+    TN_TRY(tn__gemm_place(by, work, stream, &placed));
+    TN_TRY(product_status(by, multiply(by, work, &placed, stream)));
+    return by->layout.d.bytes > 0 ? finish(by, work, stream) : TN_OK;
+}
+
 tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
-    preparation by;
-    tn__blas_product product;
-    const void *a, *b;
-    const float *a_scale, *b_scale;
-    TN_TRY(prepare(device, work, &by));
-    TN_TRY(require_memory(&by, work));
-    const layout *of = &by.layout;
-    TN_TRY(place_operand(&by, work, &work->a, &of->a, &of->a_scale, of->shape.rows, stream, &a,
-                         &a_scale));
-    TN_TRY(place_operand(&by, work, &work->b, &of->b, &of->b_scale, of->shape.cols, stream, &b,
-                         &b_scale));
-    TN_TRY(tn__blas_product_make(by.gemm->blas, &of->shape, a_scale, b_scale, &product));
-    void *d = of->d.bytes > 0 ? in_scratch(work, &of->d) : work->d.data;
-    tn_status status = product_status(&by, multiply(&by, work, &product, a, b, d, stream));
-    tn__blas_product_end(by.gemm->blas, &product);
-    if (status == TN_OK && of->d.bytes > 0) status = finish(&by, work, stream);
+    tn__gemm_preparation by;
+    TN_TRY(tn__gemm_prepare(device, work, &by));
+    tn_status status = run(&by, work, stream);
+    tn__gemm_unprepare(&by);
     return status;
 }

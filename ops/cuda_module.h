@@ -87,7 +87,7 @@ int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 13 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
-typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c */
+typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
 
 typedef struct tn__cuda_context {
     tn__attachment attachment; /* first: what the device holds is this */
@@ -133,9 +133,13 @@ tn_status tn__cuda_row_statistics(tn_device *device, const tn__row_statistics_wo
 tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *work,
                                tn_stream stream);
 
-/* cuda_gemm.c */
+/* cuda_gemm.c and its parts: cuda_gemm.h */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);
 tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_stream stream);
 void tn__cuda_gemm_end(tn__cuda_context *context);
+tn_status tn__cuda_gemm_tune(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out);
+tn_status tn__cuda_gemm_table_text(tn_device *device, char **text, size_t *bytes);
+tn_status tn__cuda_gemm_table_take(tn_device *device, const char *text, size_t bytes);
 
 #endif

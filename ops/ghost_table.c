@@ -305,6 +305,12 @@ static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream st
     return launch(device, "gemm", &kernel, stream);
 }
 
+static tn_status gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out) {
+    size_t scratch_bytes;
+    TN_TRY(gemm_scratch_bytes(device, work, &scratch_bytes));
+    return tn__gemm_only_choice(work, "the host's definition", scratch_bytes, out);
+}
+
 /* ---- small operations ---------------------------------------------------------------------- */
 
 static tn_status axpy(tn_device *device, const tn__axpy_work *work, tn_stream stream) {
@@ -362,6 +368,10 @@ const tn__op_table tn__op_table_ghost = {
     .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
+    .gemm_tune = tn__gemm_tune_nothing,
+    .gemm_choice = gemm_choice,
+    .gemm_table_text = tn__gemm_no_table_text,
+    .gemm_table_take = tn__gemm_no_table_take,
     .axpy = axpy,
     .convert = convert,
     .embed = embed,

@@ -232,6 +232,12 @@ static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream st
     return enqueue(device, &task, stream);
 }
 
+static tn_status gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out) {
+    size_t scratch_bytes;
+    TN_TRY(gemm_scratch_bytes(device, work, &scratch_bytes));
+    return tn__gemm_only_choice(work, "the host's definition", scratch_bytes, out);
+}
+
 /* ---- small operations ---------------------------------------------------------------------- */
 
 static void run_axpy(const host_task *task) { tn__host_axpy(&task->work.axpy); }
@@ -288,6 +294,10 @@ const tn__op_table tn__op_table_host = {
     .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
+    .gemm_tune = tn__gemm_tune_nothing,
+    .gemm_choice = gemm_choice,
+    .gemm_table_text = tn__gemm_no_table_text,
+    .gemm_table_take = tn__gemm_no_table_take,
     .axpy = axpy,
     .convert = convert,
     .embed = embed,

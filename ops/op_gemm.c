@@ -153,19 +153,119 @@ tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work) {
     return call->table->gemm(call->device, work, call->stream);
 }
 
+/* Everything but d, scratch and the launch. */
+static tn_status begin_work(tn__op_call *call, const tn_gemm_args *args, const gemm_tensors *t,
+                            tn__gemm_work *work) {
+    work->accumulate = args->accumulate != 0;
+    work->contracted = contracted_of(args->form, &t->a);
+    return t->is_fp8 ? lease_fp8(call, args, t, work) : lease_plain(call, args, t, work);
+}
+
+/* A pin that is none is refused before anything is leased for writing. */
+static tn_status check_pin(const tn__op_call *call, const gemm_tensors *t, int algorithm,
+                           tn__gemm_work *work) {
+    tn_gemm_choice choice;
+    TN_REQUIRE(algorithm >= 0, "%s: algorithm is %d, expected 0 or more", call->name, algorithm);
+    work->algorithm = algorithm;
+    if (algorithm == 0 || tn__is_empty(&t->d) || work->contracted == 0) return TN_OK;
+    work->d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
+    return call->table->gemm_choice(call->device, work, &choice);
+}
+
 tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_gemm", stream);
     gemm_tensors t = {.is_fp8 = 0};
     tn__gemm_work work = {.accumulate = 0};
     TN_TRY(tn__op_init());
     TN_TRY(check_gemm(&call, args, &t));
-    work.accumulate = args->accumulate != 0;
-    work.contracted = contracted_of(args->form, &t.a);
-    tn_access access = work.accumulate ? TN_UPDATE : TN_WRITE;
-    tn_status status =
-        t.is_fp8 ? lease_fp8(&call, args, &t, &work) : lease_plain(&call, args, &t, &work);
+    tn_access access = args->accumulate ? TN_UPDATE : TN_WRITE;
+    tn_status status = begin_work(&call, args, &t, &work);
+    if (status == TN_OK) status = check_pin(&call, &t, args->algorithm, &work);
     if (status == TN_OK) status = tn__gemm_scratch(&call, args->scope, &t.d, &work);
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->d, &t.d, access, &work.d);
     if (status == TN_OK) status = tn__gemm_launch(&call, &work);
     return tn__op_finish(&call, status);
+}
+
+/* ---- tuning --------------------------------------------------------------------------------- */
+
+static tn_status require_no_capture(const tn__op_call *call) {
+    int is_capturing = 0;
+    TN_TRY(tn__device_driver(call->device)
+               ->stream_is_capturing(tn__device_state(call->device), call->stream, &is_capturing));
+    if (!is_capturing) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE, "%s: the stream captures: it can not be waited for",
+                   call->name);
+}
+
+/* In d's place: what the products are written to while they are timed. */
+static tn_status make_d(tn__op_call *call, tn_scope scope, const tn_tensor_info *d,
+                        tn__matrix *out) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor tensor;
+    config.dtype = d->dtype;
+    config.rank = 2;
+    config.shape[0] = d->rows, config.shape[1] = d->cols;
+    config.name = "tuned product";
+    TN_TRY(tn__op_scratch(call, scope, &config, &tensor));
+    TN_TRY(tn__op_lease_matrix(call, tensor, d, TN_WRITE, out));
+    size_t bytes = (size_t)d->rows * (size_t)d->cols * tn_dtype_bytes(d->dtype);
+    return tn_fill(call->device, out->data, 0, bytes, call->stream);
+}
+
+tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_gemm_tune", stream);
+    gemm_tensors t = {.is_fp8 = 0};
+    tn__gemm_work work = {.tunes = 1};
+    tn__matrix d;
+    TN_TRY(tn__op_init());
+    TN_TRY(check_gemm(&call, args, &t));
+    TN_TRY(require_no_capture(&call));
+    if (tn__is_empty(&t.d) || contracted_of(args->form, &t.a) == 0) return TN_OK;
+    tn_status status = begin_work(&call, args, &t, &work);
+    if (status == TN_OK) status = tn__gemm_scratch(&call, args->scope, &t.d, &work);
+    if (status == TN_OK) status = make_d(&call, args->scope, &t.d, &d);
+    if (status == TN_OK) {
+        work.d = d;
+        status = call.table->gemm_tune(call.device, &work, stream);
+    }
+    return tn__op_finish(&call, status);
+}
+
+/* ---- the choice ------------------------------------------------------------------------------ */
+
+static tn_status unleased_operand(tn_tensor tensor, const tn_tensor_info *info, tn_plane plane,
+                                  int is_turned, tn__operand *out) {
+    tn_plane_view view = {.dtype = info->dtype};
+    tn__matrix matrix = {info->dtype, NULL, info->rows, info->cols};
+    if (info->format == TN_FORMAT_PLAIN) {
+        *out = plain_operand(&matrix, is_turned);
+        return TN_OK;
+    }
+    TN_TRY(tn_plane_layout_get(tensor, plane, &view.layout));
+    *out = tn__gemm_operand(info->format, &view);
+    return TN_OK;
+}
+
+tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out) {
+    tn__op_call call = tn__op_begin("tn_gemm_choice_get", NULL);
+    gemm_tensors t = {.is_fp8 = 0};
+    tn__gemm_work work = {.accumulate = 0};
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    TN_TRY(tn__op_init());
+    TN_REQUIRE(out && out->size == sizeof *out,
+               "%s: out is NULL, or its size is not that of TN_GEMM_CHOICE_INIT", call.name);
+    TN_TRY(check_gemm(&call, args, &t));
+    TN_REQUIRE(args->algorithm >= 0, "%s: algorithm is %d, expected 0 or more", call.name,
+               args->algorithm);
+    work.accumulate = args->accumulate != 0;
+    work.algorithm = args->algorithm;
+    work.contracted = contracted_of(args->form, &t.a);
+    work.d = (tn__matrix){t.d.dtype, NULL, t.d.rows, t.d.cols};
+    TN_TRY(unleased_operand(args->a, &t.a, t.planes.a, args->form == TN_GEMM_WGRAD, &work.a));
+    TN_TRY(unleased_operand(args->b, &t.b, t.planes.b, args->form != TN_GEMM_FPROP, &work.b));
+    if (!tn__is_empty(&t.d) && work.contracted > 0)
+        TN_TRY(call.table->gemm_choice(call.device, &work, &choice));
+    *out = choice;
+    return TN_OK;
 }

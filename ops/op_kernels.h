@@ -19,7 +19,7 @@
 #include "../alloc/driver.h"
 #include "exact_activation.h"
 #include "exact_rounding.h"
-#include "tenure_ops.h"
+#include "tenure_gemm.h"
 
 /* A plain matrix or vector in device memory. */
 typedef struct tn__matrix {
@@ -180,6 +180,8 @@ typedef struct tn__gemm_work {
     int64_t contracted;
     tn__matrix d;
     int accumulate;
+    int algorithm; /* place of the one to take, from 1 on; 0: the chosen one */
+    int tunes;     /* of gemm_scratch_bytes: for gemm_tune */
     void *scratch; /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
     size_t scratch_bytes;
 } tn__gemm_work;
@@ -272,6 +274,13 @@ typedef struct tn__op_table {
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);
     tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+    /* Times what there is for the work, again and again into d, and waits. */
+    tn_status (*gemm_tune)(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+    /* What gemm would do; no address is read. */
+    tn_status (*gemm_choice)(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out);
+    /* All choices as text, which the caller gives to tn__host_free; and back. */
+    tn_status (*gemm_table_text)(tn_device *device, char **text, size_t *bytes);
+    tn_status (*gemm_table_take)(tn_device *device, const char *text, size_t bytes);
     /* contracted == 0: d = accumulate ? d : 0 is done by the front with a fill. */
     tn_status (*axpy)(tn_device *device, const tn__axpy_work *work, tn_stream stream);
     tn_status (*convert)(tn_device *device, const tn__matrix *x, const tn__matrix *y,
@@ -284,6 +293,13 @@ typedef struct tn__op_table {
 extern const tn__op_table tn__op_table_host;
 extern const tn__op_table tn__op_table_cuda; /* every call TN_UNSUPPORTED without kernels */
 extern const tn__op_table tn__op_table_ghost;
+
+/* Of tables of devices that have one way for each product (op_gemm_table.c). */
+tn_status tn__gemm_tune_nothing(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+tn_status tn__gemm_only_choice(const tn__gemm_work *work, const char *description,
+                               size_t scratch_bytes, tn_gemm_choice *out);
+tn_status tn__gemm_no_table_text(tn_device *device, char **text, size_t *bytes);
+tn_status tn__gemm_no_table_take(tn_device *device, const char *text, size_t bytes);
 
 /* The table for a device; NULL never. */
 const tn__op_table *tn__op_table_of(tn_device *device);

@@ -139,7 +139,8 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  *
  * Host FP8, for each block of 128 along the contracted dimension (tail shorter): p = sum of
  * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); with accumulate
- * y + D in fp32; at the end one rounding to D's type. CUDA: cuBLASLt's block-scaled kernels.
+ * y + D in fp32; at the end one rounding to D's type. CUDA: cuBLASLt's block-scaled kernels, of
+ * which tn_gemm_tune (tenure_gemm.h) finds the fastest.
  *
  * Scratch, on CUDA: the workspace that the chosen algorithm wants, which is at most
  * min(32 MiB, max(1 MiB, 32 bytes for each element of D)): eight fp32 copies of D, partial sums
@@ -155,11 +156,10 @@ typedef struct tn_gemm_args {
     tn_tensor d;
     int accumulate;
     tn_scope scope; /* for scratch (workspace, padded operands) */
+    int algorithm;  /* pins one of those that tn_gemm_choice_get counts, from 1 on; 0: the chosen */
 } tn_gemm_args;
 #define TN_GEMM_ARGS_INIT                                                                          \
-    {                                                                                              \
-        sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, { 0 }                               \
-    }
+    { sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, 0 }
 
 TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);
 

@@ -92,17 +92,3 @@ tn_device *emulated_open(void) {
 }
 
 uint64_t emulated_launch_count(void) { return atomic_load(&launch_count); }
-
-/* ---- in the place of cuda_gemm.c ------------------------------------------------------------ */
-
-tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
-    (void)device, (void)work, (void)out;
-    return TN_FAIL(TN_UNSUPPORTED, "the emulated device has no cuBLASLt");
-}
-
-tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
-    (void)device, (void)work, (void)stream;
-    return TN_FAIL(TN_UNSUPPORTED, "the emulated device has no cuBLASLt");
-}
-
-void tn__cuda_gemm_end(tn__cuda_context *context) { (void)context; }

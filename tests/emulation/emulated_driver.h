@@ -2,8 +2,8 @@
  *
  * A program that is linked with it has this in the place of alloc/driver_cuda.c: TN_DRIVER_CUDA
  * opens a device with the host driver's memory, streams and events, on which the CUDA table of the
- * ops loads its images, finds its kernels and launches them as it does on a GPU. cuBLASLt is not
- * there.
+ * ops loads its images, finds its kernels and launches them as it does on a GPU. In the place of
+ * cuBLASLt is a scripted one (scripted_cublaslt.h), or none without its header.
  */
 #ifndef TENURE_EMULATED_DRIVER_H
 #define TENURE_EMULATED_DRIVER_H

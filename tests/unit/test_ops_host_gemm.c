@@ -98,7 +98,8 @@ static void check_scaled(product how, int64_t m, int64_t n, int64_t depth) {
     scaled_operand b = make_scaled(how.b, how.b_dtype, how.mode, n, depth, 2);
     tn__matrix d = test_matrix_make(how.d_dtype, m, n, 3),
                old = test_matrix_make(how.d_dtype, m, n, 3);
-    tn__gemm_work work = {a.operand, b.operand, depth, d, how.accumulate, NULL, 0};
+    tn__gemm_work work = {
+        .a = a.operand, .b = b.operand, .contracted = depth, .d = d, .accumulate = how.accumulate};
     run_gemm(&work, 0);
     for (int64_t r = 0; r < m; r++) {
         for (int64_t c = 0; c < n; c++) {
@@ -153,13 +154,10 @@ static void a_product_by_hand(void **state) {
     const uint8_t a[] = {0x38, 0x40}, b[] = {0x3C, 0xB8};
     const float sa[] = {4.0f, NAN, NAN, NAN}, sb[] = {0.25f, NAN, NAN, NAN};
     float d = 3.0f;
-    tn__gemm_work work = {{TN__OPERAND_VECTOR, TN_E4M3, a, 0, 1, sa, 4},
-                          {TN__OPERAND_TILE, TN_E4M3, b, 0, 1, sb, 4},
-                          2,
-                          {TN_FP32, &d, 1, 1},
-                          0,
-                          NULL,
-                          0};
+    tn__gemm_work work = {.a = {TN__OPERAND_VECTOR, TN_E4M3, a, 0, 1, sa, 4},
+                          .b = {TN__OPERAND_TILE, TN_E4M3, b, 0, 1, sb, 4},
+                          .contracted = 2,
+                          .d = {TN_FP32, &d, 1, 1}};
     run_gemm(&work, 0);
     assert_true(d == -0.5f);
     d = 3.0f;
@@ -181,8 +179,10 @@ static void the_vectors_scale_is_applied_before_the_tiles(void **state) {
         tn__operand by_vector = {TN__OPERAND_VECTOR, TN_E4M3, three, 0, 1, vector, 4};
         tn__operand by_tile = {TN__OPERAND_TILE, TN_E4M3, one, 0, 1, tile, 4};
         tn__matrix out = {TN_FP32, &d[swaps], 1, 1};
-        tn__gemm_work work = {
-            swaps ? by_tile : by_vector, swaps ? by_vector : by_tile, 1, out, 0, NULL, 0};
+        tn__gemm_work work = {.a = swaps ? by_tile : by_vector,
+                              .b = swaps ? by_vector : by_tile,
+                              .contracted = 1,
+                              .d = out};
         run_gemm(&work, 0);
     }
     assert_true(d[0] == fmaf(0x1.800004p1f, 0x1.8p0f, 0.0f));
@@ -194,7 +194,7 @@ static void nan_in_an_operand_reaches_its_row_only(void **state) {
     scaled_operand a = make_scaled(TN__OPERAND_VECTOR, TN_E4M3, TN_SCALE_POW2, 5, 130, 1);
     scaled_operand b = make_scaled(TN__OPERAND_TILE, TN_E4M3, TN_SCALE_POW2, 3, 130, 2);
     tn__matrix d = test_matrix_make(TN_BF16, 5, 3, 3);
-    tn__gemm_work work = {a.operand, b.operand, 130, d, 0, NULL, 0};
+    tn__gemm_work work = {.a = a.operand, .b = b.operand, .contracted = 130, .d = d};
     ((uint8_t *)a.plane.view.data)[2 * 130 + 129] = 0x7F;
     run_gemm(&work, 0);
     for (int r = 0; r < 5; r++) {
@@ -219,13 +219,10 @@ static void the_cpus_wide_clone_gives_the_same_bits(void **state) {
             tn__operand plain_a = {TN__OPERAND_PLAIN, TN_FP32, x.data, 0, m, NULL, 0};
             tn__operand plain_b = {TN__OPERAND_PLAIN, TN_FP32, w.data, 0, n, NULL, 0};
             for (int is_narrow = 0; is_narrow < 2; is_narrow++) {
-                tn__gemm_work work = {is_plain ? plain_a : a.operand,
-                                      is_plain ? plain_b : b.operand,
-                                      depth,
-                                      d[is_narrow],
-                                      0,
-                                      NULL,
-                                      0};
+                tn__gemm_work work = {.a = is_plain ? plain_a : a.operand,
+                                      .b = is_plain ? plain_b : b.operand,
+                                      .contracted = depth,
+                                      .d = d[is_narrow]};
                 run_gemm(&work, is_narrow);
             }
             assert_memory_equal(d[0].data, d[1].data, (size_t)(m * n) * sizeof(float));
@@ -256,13 +253,11 @@ static void check_plain(tn_dtype dtype, tn_dtype to, int turned, int accumulate,
     tn__matrix a = test_matrix_make(dtype, a_turned ? depth : m, a_turned ? m : depth, 1);
     tn__matrix b = test_matrix_make(dtype, b_turned ? depth : n, b_turned ? n : depth, 2);
     tn__matrix d = test_matrix_make(to, m, n, 3), old = test_matrix_make(to, m, n, 3);
-    tn__gemm_work work = {{TN__OPERAND_PLAIN, dtype, a.data, a_turned, m, NULL, 0},
-                          {TN__OPERAND_PLAIN, dtype, b.data, b_turned, n, NULL, 0},
-                          depth,
-                          d,
-                          accumulate,
-                          NULL,
-                          0};
+    tn__gemm_work work = {.a = {TN__OPERAND_PLAIN, dtype, a.data, a_turned, m, NULL, 0},
+                          .b = {TN__OPERAND_PLAIN, dtype, b.data, b_turned, n, NULL, 0},
+                          .contracted = depth,
+                          .d = d,
+                          .accumulate = accumulate};
     run_gemm(&work, 0);
     for (int64_t r = 0; r < m; r++) {
         for (int64_t c = 0; c < n; c++) {

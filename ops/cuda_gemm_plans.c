@@ -1,0 +1,354 @@
+/* The plans of a device: see cuda_gemm.h.
+ *
+ * A table of buckets by the shape's hash, each a list. A plan is made without the lock, which may
+ * take cuBLASLt a good part of a millisecond; of two threads that make the same one, the second
+ * drops its own.
+ *
+ * The workspace that an algorithm may ask for is what 8 fp32 copies of d take, but 1 MiB at least
+ * and 32 MiB at most: the partial sums of a split contraction are such copies, and a small product
+ * must not be the one that a step's peak of memory comes from. They are summed in fp32: a scheme
+ * that rounds them to D's type in between is not asked for.
+ */
+#include "cuda_gemm.h"
+#include "host_alloc.h"
+
+#include <string.h>
+
+enum { POINTER_ALIGNMENT = 16 };
+
+/* What an algorithm may ask for: fp32 copies of D, the partial sums of a split contraction. */
+enum { WORKSPACE_COPIES = 8 };
+static const int64_t workspace_bytes_min = (int64_t)1 << 20;
+static const int64_t workspace_bytes_max = (int64_t)32 << 20;
+
+/* ---- cuBLASLt for a device ------------------------------------------------------------------ */
+
+static tn_status gemm_make(tn__cuda_context *context, tn__cuda_gemm **out) {
+    const tn__blas *blas;
+    TN_TRY(tn__blas_get(&blas));
+    TN_TRY(context->driver->make_current(context->state));
+    tn__cuda_gemm *gemm = tn__host_alloc(1, sizeof *gemm);
+    if (!gemm) return TN_OUT_OF_HOST_MEMORY;
+    gemm->blas = blas;
+    tn_status status = tn__blas_status(blas, blas->Create(&gemm->handle), "Create", "this device");
+    if (status != TN_OK) {
+        tn__host_free(gemm);
+        return status;
+    }
+    pthread_mutex_init(&gemm->lock, NULL);
+    *out = gemm;
+    return TN_OK;
+}
+
+tn_status tn__gemm_of(tn__cuda_context *context, tn__cuda_gemm **out) {
+    static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+    tn_status status = TN_OK;
+    tn__cuda_gemm *gemm = __atomic_load_n(&context->gemm, __ATOMIC_ACQUIRE);
+    if (!gemm) {
+        pthread_mutex_lock(&making);
+        gemm = context->gemm;
+        if (!gemm) status = gemm_make(context, &gemm);
+        if (status == TN_OK) __atomic_store_n(&context->gemm, gemm, __ATOMIC_RELEASE);
+        pthread_mutex_unlock(&making);
+    }
+    if (status == TN_OK) *out = gemm;
+    return status;
+}
+
+void tn__cuda_gemm_end(tn__cuda_context *context) {
+    tn__cuda_gemm *gemm = context->gemm;
+    if (!gemm) return;
+    for (int i = 0; i < TN__GEMM_PLANS_MAX; i++) {
+        while (gemm->buckets[i]) {
+            tn__gemm_plan *first = gemm->buckets[i];
+            gemm->buckets[i] = first->next;
+            tn__gemm_plan_end(gemm, first);
+        }
+    }
+    if (!tn__driver_is_gone() && context->driver->make_current(context->state) == TN_OK)
+        (void)gemm->blas->Destroy(gemm->handle);
+    pthread_mutex_destroy(&gemm->lock);
+    tn__host_free(gemm);
+    context->gemm = NULL;
+}
+
+/* ---- shapes --------------------------------------------------------------------------------- */
+
+static int operands_equal(const tn__blas_operand *x, const tn__blas_operand *y) {
+    return x->kind == y->kind && x->dtype == y->dtype && x->is_transposed == y->is_transposed;
+}
+
+static int shapes_equal(const tn__blas_shape *x, const tn__blas_shape *y) {
+    return x->rows == y->rows && x->cols == y->cols && x->contracted == y->contracted &&
+           operands_equal(&x->a, &y->a) && operands_equal(&x->b, &y->b) && x->d == y->d &&
+           x->has_beta == y->has_beta;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
+    return hash ^ (hash >> 29);
+}
+
+static uint64_t types_of(const tn__blas_operand *operand) {
+    return ((uint64_t)operand->kind * 64 + (uint64_t)operand->dtype) * 2 +
+           (uint64_t)(operand->is_transposed != 0);
+}
+
+static tn__gemm_plan **bucket_of(tn__cuda_gemm *gemm, const tn__blas_shape *shape) {
+    uint64_t hash = mixed(0, (uint64_t)shape->rows);
+    hash = mixed(hash, (uint64_t)shape->cols);
+    hash = mixed(hash, (uint64_t)shape->contracted);
+    hash = mixed(hash, types_of(&shape->a) << 32 | types_of(&shape->b));
+    hash = mixed(hash, (uint64_t)shape->d * 2 + (uint64_t)(shape->has_beta != 0));
+    return &gemm->buckets[hash % TN__GEMM_PLANS_MAX];
+}
+
+/* ---- what cuBLASLt offers ------------------------------------------------------------------- */
+
+static size_t workspace_limit(const tn__blas_shape *shape) {
+    int64_t copies_max = workspace_bytes_max / (WORKSPACE_COPIES * (int64_t)sizeof(float));
+    if (shape->rows > copies_max / shape->cols) return (size_t)workspace_bytes_max;
+    int64_t bytes = shape->rows * shape->cols * WORKSPACE_COPIES * (int64_t)sizeof(float);
+    return (size_t)(bytes < workspace_bytes_min ? workspace_bytes_min : bytes);
+}
+
+static cublasStatus_t set_preferences(const tn__blas *blas, cublasLtMatmulPreference_t preference,
+                                      size_t workspace_bytes) {
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    uint32_t alignment = POINTER_ALIGNMENT;
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cublasStatus_t status =
+        blas->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                           &workspace_bytes, sizeof workspace_bytes);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = blas->MatmulPreferenceSetAttribute(
+            preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
+    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
+        status = blas->MatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
+                                                    sizeof alignment);
+    return status;
+}
+
+typedef struct offers {
+    cublasLtMatmulHeuristicResult_t found[TN__GEMM_CANDIDATES_MAX];
+    int count;
+} offers;
+
+static cublasStatus_t ask_heuristic(const tn__cuda_gemm *gemm, const tn__blas_product *product,
+                                    const tn__blas_shape *shape, offers *out) {
+    const tn__blas *blas = gemm->blas;
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasStatus_t status = blas->MatmulPreferenceCreate(&preference);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    status = set_preferences(blas, preference, workspace_limit(shape));
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = blas->MatmulAlgoGetHeuristic(gemm->handle, product->operation, product->a,
+                                              product->b, product->d, product->d, preference,
+                                              TN__GEMM_CANDIDATES_MAX, out->found, &out->count);
+    (void)blas->MatmulPreferenceDestroy(preference);
+    if (status == CUBLAS_STATUS_SUCCESS && out->count == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status == CUBLAS_STATUS_SUCCESS) status = out->found[0].state;
+    return status;
+}
+
+static int is_algorithm(const tn__gemm_candidate *candidate, const cublasLtMatmulAlgo_t *algo) {
+    return memcmp(&candidate->algorithm, algo, sizeof *algo) == 0;
+}
+
+/* ---- one plan ------------------------------------------------------------------------------- */
+
+void tn__gemm_plan_end(const tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
+    if (!plan) return;
+    tn__blas_product_end(gemm->blas, &plan->product);
+    pthread_mutex_destroy(&plan->lock);
+    tn__host_free(plan);
+}
+
+static void take_offers(tn__gemm_plan *plan, const offers *offered) {
+    for (int i = 0; i < offered->count; i++) {
+        const cublasLtMatmulHeuristicResult_t *found = &offered->found[i];
+        if (found->state != CUBLAS_STATUS_SUCCESS) continue;
+        plan->candidates[plan->count++] =
+            (tn__gemm_candidate){found->algo, found->workspaceSize, 0.0};
+    }
+}
+
+/* Chooses the algorithm, which is put behind the offers if it is none of them. */
+static cublasStatus_t take_also(const tn__cuda_gemm *gemm, tn__gemm_plan *plan,
+                                const tn__gemm_candidate *also) {
+    const tn__blas_product *product = &plan->product;
+    cublasLtMatmulHeuristicResult_t checked;
+    int place = 0;
+    while (place < plan->count && !is_algorithm(&plan->candidates[place], &also->algorithm))
+        place++;
+    if (place == plan->count) {
+        memset(&checked, 0, sizeof checked);
+        cublasStatus_t status =
+            gemm->blas->MatmulAlgoCheck(gemm->handle, product->operation, product->a, product->b,
+                                        product->d, product->d, &also->algorithm, &checked);
+        if (status != CUBLAS_STATUS_SUCCESS) return status;
+        if (checked.workspaceSize > workspace_limit(&plan->shape))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+        plan->candidates[plan->count++] =
+            (tn__gemm_candidate){also->algorithm, checked.workspaceSize, 0.0};
+    }
+    plan->candidates[place].us = also->us;
+    plan->chosen = place;
+    plan->is_measured = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static tn_status fill_plan(const tn__cuda_gemm *gemm, const tn__gemm_candidate *also,
+                           const offers *offered, tn__gemm_plan *plan) {
+    char text[TN__BLAS_TEXT_BYTES];
+    take_offers(plan, offered);
+    if (!also) return TN_OK;
+    cublasStatus_t status = take_also(gemm, plan, also);
+    if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
+    tn__blas_shape_text(&plan->shape, text);
+    return tn__blas_status(gemm->blas, status, "MatmulAlgoCheck", text);
+}
+
+tn_status tn__gemm_plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shape,
+                             const tn__gemm_candidate *also, tn__gemm_plan **out) {
+    tn__blas_product product;
+    offers offered = {.count = 0};
+    char text[TN__BLAS_TEXT_BYTES];
+    TN_TRY(tn__blas_product_make(gemm->blas, shape, &product));
+    cublasStatus_t asked = ask_heuristic(gemm, &product, shape, &offered);
+    if (asked != CUBLAS_STATUS_SUCCESS) {
+        tn__blas_product_end(gemm->blas, &product);
+        tn__blas_shape_text(shape, text);
+        return tn__blas_status(gemm->blas, asked, "MatmulAlgoGetHeuristic", text);
+    }
+    size_t candidates = (size_t)offered.count + (also ? 1 : 0);
+    tn__gemm_plan *made = tn__host_alloc(1, sizeof *made + candidates * sizeof(tn__gemm_candidate));
+    if (!made) {
+        tn__blas_product_end(gemm->blas, &product);
+        return TN_OUT_OF_HOST_MEMORY;
+    }
+    made->shape = *shape;
+    made->product = product;
+    pthread_mutex_init(&made->lock, NULL);
+    tn_status status = fill_plan(gemm, also, &offered, made);
+    if (status != TN_OK) {
+        tn__gemm_plan_end(gemm, made);
+        return status;
+    }
+    *out = made;
+    return TN_OK;
+}
+
+size_t tn__gemm_plan_workspace(const tn__gemm_plan *plan) {
+    size_t most = 0;
+    for (int i = 0; i < plan->count; i++) {
+        if (plan->candidates[i].workspace_bytes > most) most = plan->candidates[i].workspace_bytes;
+    }
+    return most;
+}
+
+/* ---- the table: under the lock -------------------------------------------------------------- */
+
+static tn__gemm_plan *find(tn__cuda_gemm *gemm, const tn__blas_shape *shape) {
+    tn__gemm_plan *plan = *bucket_of(gemm, shape);
+    while (plan && !shapes_equal(&plan->shape, shape))
+        plan = plan->next;
+    return plan;
+}
+
+static void unlink_plan(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
+    tn__gemm_plan **link = bucket_of(gemm, &plan->shape);
+    while (*link != plan)
+        link = &(*link)->next;
+    *link = plan->next;
+    plan->next = NULL;
+    gemm->count--;
+}
+
+static int goes_before(const tn__gemm_plan *x, const tn__gemm_plan *y) {
+    if (x->is_measured != y->is_measured) return !x->is_measured;
+    return x->last_use < y->last_use;
+}
+
+/* Makes room if it is full: NULL, or the plan that had to go. */
+static tn__gemm_plan *make_room(tn__cuda_gemm *gemm) {
+    tn__gemm_plan *oldest = NULL;
+    if (gemm->count < TN__GEMM_PLANS_MAX) return NULL;
+    for (int i = 0; i < TN__GEMM_PLANS_MAX; i++) {
+        for (tn__gemm_plan *plan = gemm->buckets[i]; plan; plan = plan->next) {
+            if (plan->users == 0 && (!oldest || goes_before(plan, oldest))) oldest = plan;
+        }
+    }
+    if (oldest) unlink_plan(gemm, oldest);
+    return oldest;
+}
+
+static void link_plan(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
+    tn__gemm_plan **bucket = bucket_of(gemm, &plan->shape);
+    plan->next = *bucket;
+    plan->last_use = ++gemm->uses;
+    *bucket = plan;
+    gemm->count++;
+}
+
+/* `made` is NULL, or a plan for the shape, which becomes the table's or stays the caller's. */
+static tn__gemm_plan *use_plan(tn__cuda_gemm *gemm, const tn__blas_shape *shape,
+                               tn__gemm_plan **made, int *chosen) {
+    tn__gemm_plan *gone = NULL;
+    pthread_mutex_lock(&gemm->lock);
+    tn__gemm_plan *plan = find(gemm, shape);
+    if (!plan && *made) {
+        gone = make_room(gemm);
+        plan = *made;
+        *made = NULL;
+        link_plan(gemm, plan);
+    }
+    if (plan) {
+        plan->users++;
+        plan->last_use = ++gemm->uses;
+        *chosen = plan->chosen;
+    }
+    pthread_mutex_unlock(&gemm->lock);
+    tn__gemm_plan_end(gemm, gone);
+    return plan;
+}
+
+tn_status tn__gemm_plan_acquire(tn__cuda_gemm *gemm, const tn__blas_shape *shape,
+                                tn__gemm_plan **out, int *chosen) {
+    tn__gemm_plan *made = NULL;
+    tn__gemm_plan *plan = use_plan(gemm, shape, &made, chosen);
+    if (!plan) {
+        TN_TRY(tn__gemm_plan_make(gemm, shape, NULL, &made));
+        plan = use_plan(gemm, shape, &made, chosen);
+        tn__gemm_plan_end(gemm, made);
+    }
+    *out = plan;
+    return TN_OK;
+}
+
+void tn__gemm_plan_release(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
+    int ends = 0;
+    pthread_mutex_lock(&gemm->lock);
+    plan->users--;
+    ends = plan->users == 0 && plan->is_replaced;
+    pthread_mutex_unlock(&gemm->lock);
+    if (ends) tn__gemm_plan_end(gemm, plan);
+}
+
+void tn__gemm_plan_put(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
+    tn__gemm_plan *gone = NULL, *before;
+    pthread_mutex_lock(&gemm->lock);
+    before = find(gemm, &plan->shape);
+    if (before) {
+        unlink_plan(gemm, before);
+        before->is_replaced = 1;
+        if (before->users > 0) before = NULL; /* its last user ends it */
+    }
+    gone = make_room(gemm);
+    link_plan(gemm, plan);
+    pthread_mutex_unlock(&gemm->lock);
+    tn__gemm_plan_end(gemm, before);
+    tn__gemm_plan_end(gemm, gone);
+}

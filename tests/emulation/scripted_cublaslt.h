@@ -1,0 +1,37 @@
+/* cuBLASLt on the emulated device: offers algorithms as a test says, multiplies by the host's
+ * definition, in the order of the stream, and keeps the time that the script gives each of them.
+ *
+ * It is as strict as the library on a Hopper: FP8 needs A transposed and B not, sizes that are
+ * multiples of 16 and 8, addresses of 16, scales of blocks in the one layout, no 128x128 by 128x128
+ * and no E5M2 by E5M2, and as much workspace as the algorithm asks for.
+ */
+#ifndef TENURE_SCRIPTED_CUBLASLT_H
+#define TENURE_SCRIPTED_CUBLASLT_H
+
+#include <stddef.h>
+
+enum { SCRIPTED_ALGORITHMS_MAX = 64 };
+
+typedef struct scripted_algorithm {
+    double us; /* on the script's clock */
+    size_t workspace_bytes;
+    int refuses; /* is offered, and then does not run */
+} scripted_algorithm;
+
+typedef struct scripted_cublaslt {
+    scripted_algorithm algorithms[SCRIPTED_ALGORITHMS_MAX];
+    int count;
+    size_t version;
+    int heuristics; /* calls so far */
+    int products;
+    int descriptors; /* operation descriptors that are alive */
+    int made;        /* and that were ever made */
+    int last;        /* place of the algorithm that ran last, from 1 on */
+} scripted_cublaslt;
+extern scripted_cublaslt scripted;
+
+/* Puts the script's clock and its events in the place of the emulated driver's: what is timed then
+ * is what the script says, whatever the machine does. */
+void scripted_cublaslt_begin(void);
+
+#endif

@@ -1,0 +1,156 @@
+/* tn_gemm of the CUDA table, over a scripted cuBLASLt that multiplies by the host's definition:
+ * what pads, cuts out, converts and adds around the product gives the host's bits. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "emulator.h"
+#include "gpu_support.h"
+#include "scripted_cublaslt.h"
+
+static gpu_side device, host;
+
+typedef struct gemm_case {
+    tn_gemm_form form;
+    int64_t m, n, k;
+    tn_format weight; /* PLAIN: both are */
+    tn_dtype a, b, d;
+    tn_scale_mode mode;
+    int accumulate;
+} gemm_case;
+
+static tn_tensor make_operand(gpu_side *side, const gemm_case *c, tn_format format, tn_dtype dtype,
+                              unsigned planes, int64_t rows, int64_t cols, uint64_t seed) {
+    size_t count = (size_t)(rows * cols);
+    tn_dtype source_dtype = format == TN_FORMAT_PLAIN ? dtype : TN_BF16;
+    void *data = malloc(count * sizeof(float) + 1);
+    gpu_fill_values(GPU_FILL_NORMAL, source_dtype, seed, data, count);
+    tn_tensor source = gpu_plain(side, source_dtype, rows, cols);
+    gpu_upload(side, source, data);
+    free(data);
+    if (format == TN_FORMAT_PLAIN) return source;
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = source;
+    args.dst = gpu_fp8(side, format, dtype, c->mode, rows, cols);
+    args.planes = planes;
+    EXPECT_OK(tn_quantize(&args, side->stream));
+    gpu_destroy(side, source);
+    return args.dst;
+}
+
+static tn_gemm_args make_args(gpu_side *side, const gemm_case *c) {
+    int is_plain = c->weight == TN_FORMAT_PLAIN;
+    tn_format vector = is_plain ? TN_FORMAT_PLAIN : TN_FORMAT_FP8_BLOCK_1D;
+    tn_format tile = is_plain ? TN_FORMAT_PLAIN : TN_FORMAT_FP8_BLOCK_2D;
+    int is_wgrad = c->form == TN_GEMM_WGRAD, is_fprop = c->form == TN_GEMM_FPROP;
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.form = c->form;
+    args.accumulate = c->accumulate;
+    args.scope = side->scope;
+    args.a = make_operand(side, c, vector, c->a, is_wgrad ? TN_QUANTIZE_COL : TN_QUANTIZE_ROW, c->m,
+                          is_fprop ? c->k : c->n, 1);
+    args.b = make_operand(side, c,
+                          is_wgrad   ? vector
+                          : is_fprop ? c->weight
+                                     : tile,
+                          c->b, is_fprop ? TN_QUANTIZE_ROW : TN_QUANTIZE_COL,
+                          is_wgrad ? c->m : c->n, c->k, 2);
+    gemm_case of_d = *c;
+    of_d.mode = TN_SCALE_POW2;
+    args.d = make_operand(side, &of_d, TN_FORMAT_PLAIN, c->d, 0, is_wgrad ? c->n : c->m,
+                          is_fprop ? c->n : c->k, 3);
+    return args;
+}
+
+static void end_args(gpu_side *side, const tn_gemm_args *args) {
+    gpu_destroy(side, args->a);
+    gpu_destroy(side, args->b);
+    gpu_destroy(side, args->d);
+}
+
+static gpu_copy product(gpu_side *side, const gemm_case *c) {
+    tn_gemm_args args = make_args(side, c);
+    EXPECT_OK(tn_gemm(&args, side->stream));
+    gpu_copy copy = gpu_download(side, args.d, TN_PLANE_DATA);
+    end_args(side, &args);
+    return copy;
+}
+
+static void check(const gemm_case *c, const char *name) {
+    char what[160];
+    gpu_copy actual = product(&device, c), expected = product(&host, c);
+    snprintf(what, sizeof what, "%s form %d m %lld n %lld k %lld %s x %s -> %s%s%s", name, c->form,
+             (long long)c->m, (long long)c->n, (long long)c->k, tn_dtype_name(c->a),
+             tn_dtype_name(c->b), tn_dtype_name(c->d), c->accumulate ? " +=" : "",
+             c->mode == TN_SCALE_FP32 ? " fp32 scales" : "");
+    gpu_count(name, gpu_copies_equal(&actual, &expected, what));
+    gpu_copy_end(&actual);
+    gpu_copy_end(&expected);
+}
+
+static gemm_case fp8_case(int64_t m, int64_t n, int64_t k) {
+    gemm_case c = {.m = m,
+                   .n = n,
+                   .k = k,
+                   .weight = TN_FORMAT_FP8_BLOCK_2D,
+                   .a = TN_E4M3,
+                   .b = TN_E4M3,
+                   .d = TN_FP32};
+    return c;
+}
+
+static const int64_t shapes[][3] = {{16, 128, 128},  {128, 256, 64}, {1, 1, 1},      {7, 5, 3},
+                                    {100, 130, 128}, {17, 192, 200}, {129, 36, 131}, {4, 4, 640},
+                                    {255, 8, 120},   {3, 260, 16}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void fp8_equals_the_host_to_the_bit(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    (void)state;
+    for (int i = 0; i < SHAPES * 24; i++) {
+        gemm_case c = fp8_case(shapes[i % SHAPES][0], shapes[i % SHAPES][1], shapes[i % SHAPES][2]);
+        int way = i / SHAPES;
+        c.form = way % 4 == 3 ? TN_GEMM_FPROP : (tn_gemm_form)(way % 4);
+        c.weight = way % 4 >= 2 ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
+        c.a = way % 3 == 1 ? TN_E5M2 : TN_E4M3;
+        c.b = way % 3 == 2 ? TN_E5M2 : TN_E4M3;
+        c.d = types[way / 4 % 3];
+        c.mode = way % 5 == 0 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+        c.accumulate = way / 12;
+        check(&c, "fp8");
+    }
+    gpu_count_report("GEMM on the emulated device, FP8");
+}
+
+static void plain_equals_the_host_to_the_bit(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    (void)state;
+    for (int i = 0; i < 54 * 3; i++) {
+        const int64_t *shape = shapes[2 + i / 54 * 3];
+        gemm_case c = fp8_case(shape[0], shape[1], shape[2]);
+        c.weight = TN_FORMAT_PLAIN;
+        c.form = (tn_gemm_form)(i % 3);
+        c.a = c.b = types[i / 3 % 3];
+        c.d = types[i / 9 % 3];
+        c.accumulate = i / 27 % 2;
+        check(&c, "plain");
+    }
+    gpu_count_report("GEMM on the emulated device, plain");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fp8_equals_the_host_to_the_bit),
+        cmocka_unit_test(plain_equals_the_host_to_the_bit),
+    };
+    char fault[EMULATED_FAULT_BYTES];
+    scripted_cublaslt_begin();
+    gpu_open(&device);
+    gpu_open_host(&host, (size_t)1 << 30);
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu_close(&device);
+    gpu_close(&host);
+    emulated_take_fault(fault);
+    if (fault[0]) printf("%s\n", fault);
+    return failures + (fault[0] != 0) + (scripted.descriptors != 0);
+}
