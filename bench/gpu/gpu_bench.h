@@ -71,7 +71,7 @@ double gpu_bench_median(double *values, int count);
 
 /* ---- results ------------------------------------------------------------------------------- */
 
-enum { GPU_BENCH_FIGURES = 8 };
+enum { GPU_BENCH_FIGURES = 9 };
 
 /* One line of a table: a title and figures, one per column of its section. */
 typedef struct gpu_bench_row {
