@@ -6,8 +6,8 @@ usage: gemm_peers.py [--seconds N] [--rehearse]
 Prints CSV: peer, op, m, n, k, microseconds, TFLOP/s, note. The ops are the columns of
 `tenure-bench-gpu --only gemms`: fprop is 1x128 scales by 128x128 ones to bf16, wgrad 1x128 by 1x128
 (PyTorch does not add to its output: that is left out here), bf16 the plain product. Data are
-normal, scales powers of two. A time is the median of a few batches in a CUDA graph; the products of a
-batch follow each other, as there. --rehearse: one small product of each, checked against fp64.
+normal, scales powers of two. A time is the median of a few batches in a CUDA graph; the products
+of a batch follow each other, as there. --rehearse: one small product of each against fp64.
 """
 import argparse
 import statistics
