@@ -52,6 +52,7 @@ typedef struct tn__cuda_dequantize_arguments {
     int is_1d;
     int64_t tile_step; /* not 1D: from a tile's scale to its neighbour's in a scale row */
     int dst_vectors;
+    const float *skip; /* NULL: never */
 } tn__cuda_dequantize_arguments;
 
 /* to [cols, rows] = from [rows, cols] transposed; the scales of `from`, of which there are no more
@@ -67,7 +68,7 @@ typedef struct tn__cuda_transpose_arguments {
 } tn__cuda_transpose_arguments;
 
 /* `from` is what a dequantize kernel would read, dst aside; `to` what a quantize kernel would
- * write, src aside. Shifting: rows and columns of both are those of the plane as it is stored, and
+ * write, src aside, and its skip is that of the whole. Shifting: rows and columns of both are those of the plane as it is stored, and
  * it is to.col that is written. */
 typedef struct tn__cuda_requantize_arguments {
     tn__cuda_dequantize_arguments from;
@@ -83,6 +84,7 @@ typedef struct tn__cuda_scale_update_arguments {
     int64_t count;
     float target;
     int is_most_recent;
+    const float *skip; /* NULL: never */
 } tn__cuda_scale_update_arguments;
 
 /* dst [dst_rows, dst_row_bytes] = src [rows, row_bytes] and zeros around it; dst_row_bytes and

@@ -28,6 +28,7 @@ template <typename T, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void dequantize_row(const tn__cuda_dequantize_arguments &a) {
     const patch_place at = patch_of_thread(a.tiles_across);
     uint2 bytes[PATCH];
+    if (is_skipped(a.skip)) return;
 #pragma unroll
     for (int i = 0; i < PATCH; i++)
         bytes[i] = load_row_bytes<T>(a, at, i);
@@ -58,6 +59,7 @@ __device__ __forceinline__ void dequantize_col(const tn__cuda_dequantize_argumen
     float scale[PATCH];
     uint2 bytes[PATCH];
 
+    if (is_skipped(a.skip)) return;
     transposed_load<element<T>::VECTOR>(transposed, a.src.data, a.rows, a.cols, a.src.vectors, at);
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {

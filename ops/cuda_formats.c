@@ -112,7 +112,7 @@ static tn_status launch_shift(tn__cuda_context *context, const tn__requantize_wo
     const tn_plane_view *to = work->to.has_row ? &work->to.row : &work->to.col;
     const tn__matrix stored = {TN_FP32, NULL, layout->rows, layout->cols};
     const tn__dequantize_work from = {.format = work->format, .dst = stored};
-    const tn__quantize_work out = {.src = stored};
+    const tn__quantize_work out = {.src = stored, .skip = work->to.skip};
     tn__cuda_requantize_arguments argument = {.from = tn__cuda_dequantize_argument(&from),
                                               .to = tn__cuda_quantize_argument(&out)};
     argument.from.src = tn__cuda_plane_of(&work->from, tn__vector_of(TN_FP32));

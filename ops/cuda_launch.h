@@ -64,6 +64,7 @@ tn__cuda_dequantize_argument(const tn__dequantize_work *work) {
         .cols = dst->cols,
         .tiles_across = (uint32_t)tn__tiles_of(dst->cols),
         .dst_vectors = tn__is_made_of(dst->data, tn__row_bytes_of(dst), 16),
+        .skip = work->skip,
     };
     return argument;
 }

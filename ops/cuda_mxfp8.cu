@@ -201,6 +201,7 @@ __device__ __forceinline__ void dequantize_mxfp8(const tn__cuda_dequantize_argum
     const patch_place at = patch_of_thread(a.tiles_across);
     uint2 bytes[PATCH];
     float scale[PATCH];
+    if (is_skipped(a.skip)) return;
 #pragma unroll
     for (int i = 0; i < PATCH; i++)
         bytes[i] = load_row_bytes<T>(a, at, i);

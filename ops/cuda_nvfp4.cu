@@ -257,6 +257,7 @@ __device__ __forceinline__ void dequantize_nvfp4_row(const tn__cuda_dequantize_a
     const int vector = element<T>::VECTOR;
     const int64_t row_bytes = (a.cols + 1) / 2;
     const patch_place at = patch_of_thread(a.tiles_across);
+    if (is_skipped(a.skip)) return;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         float values[PATCH];
@@ -299,6 +300,7 @@ __device__ __forceinline__ void dequantize_nvfp4_col(const tn__cuda_dequantize_a
     const patch_place at = patch_of_thread(a.tiles_across);
     float scale[PATCH];
     uint32_t codes[PATCH];
+    if (is_skipped(a.skip)) return;
     nv_columns_load<element<T>::VECTOR>(a, at, tile);
     __syncthreads();
 #pragma unroll

@@ -65,6 +65,7 @@ __device__ __forceinline__ void requantize(const tn__cuda_requantize_arguments &
     __shared__ uint4 source[TILE_PIECES];
     const patch_place at = patch_of_thread(a.from.tiles_across);
     uint32_t words[PATCH][PATCH];
+    if (is_skipped(a.to.skip)) return;
     if (a.is_col)
         load_columns<FROM>(a.from, at, source, words);
     else
@@ -124,6 +125,7 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
     const patch_place at = patch_of_thread(a.from.tiles_across);
     uint32_t words[PATCH][PATCH];
     float scale[PATCH];
+    if (is_skipped(a.to.skip)) return;
     load_unscaled<F>(a.from, at, scale, words);
     const float most = largest_scale(scale, words, warp_max);
 #pragma unroll

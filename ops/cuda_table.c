@@ -83,7 +83,8 @@ static tn_status scale_update(tn_device *device, const tn__scale_update_work *wo
                                                 .length = work->length,
                                                 .count = work->count,
                                                 .target = work->target,
-                                                .is_most_recent = work->is_most_recent};
+                                                .is_most_recent = work->is_most_recent,
+                                                .skip = work->skip};
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, TN__KERNEL_SCALE_UPDATE, work->count, TN__FLAT_THREADS,
                              &argument, stream);

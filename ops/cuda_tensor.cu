@@ -104,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     scale_update(const __grid_constant__ tn__cuda_scale_update_arguments a) {
     __shared__ float part[TN__FLAT_THREADS];
     float *history = a.history + blockIdx.x;
+    if (is_skipped(a.skip)) return;
     const float recent = *history;
     __syncthreads();
     part[threadIdx.x] = roll(history, a.length, a.count, recent);

@@ -176,6 +176,7 @@ static tn_status shard_quantize(tn_device *device, const tn__shard_quantize_work
 static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_plane(&kernel, &work->src, 0);
+    if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
     touch_matrix(&kernel, &work->dst, 1);
     return launch(device, "dequantize", &kernel, stream);
 }
@@ -190,6 +191,7 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
 static tn_status requantize(tn_device *device, const tn__requantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_plane(&kernel, &work->from, 0);
+    if (work->to.skip) touch(&kernel, work->to.skip, sizeof(float), 0);
     if (work->to.has_row) touch_plane(&kernel, &work->to.row, 1);
     if (work->to.has_col) touch_plane(&kernel, &work->to.col, 1);
     return launch(device, "requantize", &kernel, stream);
@@ -202,6 +204,7 @@ static tn_status scale_update(tn_device *device, const tn__scale_update_work *wo
     touch(&kernel, work->history, entries * sizeof *work->history, 1);
     touch(&kernel, work->scale, (size_t)work->count * sizeof *work->scale, 1);
     kernel.bytes *= 2.0; /* all of it is read first */
+    if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
     return launch(device, "scale_update", &kernel, stream);
 }
 

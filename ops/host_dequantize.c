@@ -63,6 +63,7 @@ void tn__host_dequantize(const tn__dequantize_work *work) {
     const tn__matrix *dst = &work->dst;
     int is_transposed = work->src.plane == TN_PLANE_COL && work->format != TN_FORMAT_MXFP8;
     float value[TN__NVFP4_BLOCK];
+    if (tn__host_is_skipped(work->skip)) return;
     for (int64_t row = 0; row < layout->rows; row++) {
         for (int64_t col = 0; col < layout->cols; col += TN__NVFP4_BLOCK) {
             int64_t count = tn__least(TN__NVFP4_BLOCK, layout->cols - col);

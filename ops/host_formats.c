@@ -243,6 +243,7 @@ static float roll(const tn__scale_update_work *work, int64_t column, float recen
 }
 
 void tn__host_scale_update(const tn__scale_update_work *work) {
+    if (tn__host_is_skipped(work->skip)) return;
     for (int64_t column = 0; column < work->count; column++) {
         float recent = work->history[column];
         float most = roll(work, column, recent);

@@ -69,7 +69,7 @@ void tn__host_grouped_quantize(const tn__grouped_quantize_work *work) {
     const int64_t *offsets = work->groups.offsets;
     size_t row_bytes = (size_t)all->src.cols * tn_dtype_bytes(all->src.dtype);
     scale_place at = {0, 0};
-    if (work->skip && *work->skip != 0.0f) return;
+    if (tn__host_is_skipped(work->skip)) return;
     if (tn__host_groups_fail(&work->groups, check_quantize(work))) return;
     for (int64_t g = 0; g < work->groups.count; g++) {
         int64_t first = offsets[g], rows = offsets[g + 1] - first;

@@ -58,6 +58,9 @@ void tn__host_convert(const tn__matrix *x, const tn__matrix *y);
 void tn__host_embed(const tn__embed_work *work);
 void tn__host_cross_entropy(const tn__cross_entropy_work *work);
 
+/* Of a work's skip flag, when it runs. */
+static inline int tn__host_is_skipped(const float *skip) { return skip && *skip != 0.0f; }
+
 static inline int64_t tn__least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* A row of a plane's fp32 scales. */

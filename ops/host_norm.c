@@ -51,7 +51,7 @@ static float mean_of(const tn__row_statistics_work *work, int64_t row, int is_sq
 }
 
 void tn__host_row_statistics(const tn__row_statistics_work *work) {
-    if (work->skip && *work->skip != 0.0f) return;
+    if (tn__host_is_skipped(work->skip)) return;
     for (int64_t row = 0; row < work->x.rows; row++) {
         float mean = 0.0f;
         if (work->sum) add_residual(work, row);

@@ -156,18 +156,16 @@ static void make_tile_row(void *context, int64_t row, int64_t col, int count, fl
     if (work->tile_sums) add_to_tile_sums(m, row, col, count, out);
 }
 
-static int is_skipped(const float *skip) { return skip && *skip != 0.0f; }
-
 void tn__host_produce(const tn__produce_work *work) {
     maker m = {.work = work};
-    if (is_skipped(work->skip)) return;
+    if (tn__host_is_skipped(work->skip)) return;
     tn__host_quantize_made(&work->cast, make_tile_row, &m);
 }
 
 /* ---- the sums of tiles --------------------------------------------------------------------- */
 
 void tn__host_column_sums(const tn__column_sums_work *work) {
-    if (is_skipped(work->skip)) return;
+    if (tn__host_is_skipped(work->skip)) return;
     for (int64_t col = 0; col < work->sums.cols; col++) {
         float sum[TILE_SUMS] = {0};
         for (int64_t t = 0; t < work->tiles; t++)

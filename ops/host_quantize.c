@@ -185,7 +185,7 @@ void tn__host_quantize_made(const tn__quantize_work *work, tn__make_row make, vo
 
 void tn__host_quantize(const tn__quantize_work *work) {
     tn__matrix src = work->src;
-    if (work->skip && *work->skip != 0.0f) return;
+    if (tn__host_is_skipped(work->skip)) return;
     if (work->format == TN_FORMAT_FP8_BLOCK_1D || work->format == TN_FORMAT_FP8_BLOCK_2D)
         quantize_tiles(work, load_row, &src);
     else

@@ -64,6 +64,7 @@ static void shift_plane(const tn_plane_view *from, const tn_plane_view *to) {
 
 void tn__host_requantize(const tn__requantize_work *work) {
     tn__dequantize_work plane = {.format = work->format, .src = work->from};
+    if (tn__host_is_skipped(work->to.skip)) return;
     if (work->shifts)
         shift_plane(&work->from, work->to.has_row ? &work->to.row : &work->to.col);
     else

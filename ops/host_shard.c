@@ -75,7 +75,7 @@ static void put_scale(const tn__shard_quantize_work *work, int64_t row, int64_t 
 void tn__host_shard_quantize(const tn__shard_quantize_work *work) {
     const tn__shard *s = &work->shard;
     int64_t down = tn__units_of(s->rows, TN__BLOCK), across = tn__units_of(s->cols, TN__BLOCK);
-    if (work->skip && *work->skip != 0.0f) return;
+    if (tn__host_is_skipped(work->skip)) return;
     for (int64_t row = 0; row < down; row++) {
         for (int64_t col = 0; col < across; col++) {
             tile_place tile = tile_at(s, row, col);

@@ -120,7 +120,7 @@ typedef struct list_task {
 
 static void run_list(void *argument) {
     list_task *task = argument;
-    int is_skipped = task->skip && *task->skip != 0.0f;
+    int is_skipped = tn__host_is_skipped(task->skip);
     for (int64_t i = 0; !is_skipped && i < task->count; i++)
         tn__host_quantize(&task->items[i]);
     tn__host_free(task);

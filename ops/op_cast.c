@@ -153,12 +153,16 @@ static tn_status check_dequantize(tn__op_call *call, const tn_dequantize_args *a
 tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_dequantize", stream);
     tn_tensor_info src = TN_TENSOR_INFO_INIT, dst = TN_TENSOR_INFO_INIT;
-    tn__dequantize_work work;
+    tn__dequantize_work work = {.skip = NULL};
     TN_TRY(tn__op_init());
     TN_TRY(check_dequantize(&call, args, &src, &dst));
     tn_plane plane = args->plane == TN_PLANE_COL ? TN_PLANE_COL : TN_PLANE_ROW;
     work.format = src.format;
-    tn_status status = tn__op_lease_derived(&call, args->src, plane, &work.src);
+    tn_status status = tn__op_lease_skip(&call, args->skip, &work.skip);
+    if (status == TN_OK) {
+        status = tn__op_require_kept(&call, work.skip, "dst", args->dst, TN_PLANE_DATA);
+    }
+    if (status == TN_OK) status = tn__op_lease_derived(&call, args->src, plane, &work.src);
     if (status == TN_OK) {
         status = tn__op_lease_matrix(&call, args->dst, &dst, TN_WRITE, &work.dst);
     }

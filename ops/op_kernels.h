@@ -130,6 +130,7 @@ typedef struct tn__dequantize_work {
     tn_format format;
     tn_plane_view src; /* ROW or COL */
     tn__matrix dst;    /* M x K */
+    const float *skip; /* NULL: never */
 } tn__dequantize_work;
 
 /* Of one plane of blocks of 128 into others: see tn_requantize. `to` says all but its source. */
@@ -148,6 +149,7 @@ typedef struct tn__scale_update_work {
     int64_t count;
     float target; /* what the amax is to be scaled to */
     int is_most_recent;
+    const float *skip; /* NULL: never */
 } tn__scale_update_work;
 
 /* Bytes and fp32 scales transposed: of tiles, or the one of the tensor. */

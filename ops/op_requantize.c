@@ -79,6 +79,15 @@ static tn_status check(tn__op_call *call, const tn_requantize_args *args, plan *
     return TN_OK;
 }
 
+/* Asked of both planes before either is leased: to write one makes the other stale. */
+static tn_status lease_skip(tn__op_call *call, const tn_requantize_args *args, const plan *p,
+                            const float **skip) {
+    TN_TRY(tn__op_lease_skip(call, args->skip, skip));
+    if (p->has_row) TN_TRY(tn__op_require_kept(call, *skip, "dst", args->dst, TN_PLANE_ROW));
+    if (p->has_col) TN_TRY(tn__op_require_kept(call, *skip, "dst", args->dst, TN_PLANE_COL));
+    return TN_OK;
+}
+
 tn_status tn_requantize(const tn_requantize_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_requantize", stream);
     plan p = {.src = TN_TENSOR_INFO_INIT, .dst = TN_TENSOR_INFO_INIT};
@@ -93,7 +102,8 @@ tn_status tn_requantize(const tn_requantize_args *args, tn_stream stream) {
                                        .amax_epsilon = args->amax_epsilon,
                                        .has_row = p.has_row,
                                        .has_col = p.has_col}};
-    tn_status status = tn__op_lease_derived(&call, args->src, p.from, &work.from);
+    tn_status status = lease_skip(&call, args, &p, &work.to.skip);
+    if (status == TN_OK) status = tn__op_lease_derived(&call, args->src, p.from, &work.from);
     if (status == TN_OK && p.has_row) {
         status = tn__op_lease(&call, args->dst, TN_PLANE_ROW, TN_WRITE, &work.to.row);
     }

@@ -56,11 +56,14 @@ static tn_status check_update(tn__op_call *call, const tn_scale_update_args *arg
 tn_status tn_scale_update(const tn_scale_update_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_scale_update", stream);
     tn_plane_view history_view, scale_view;
+    const float *skip = NULL;
     tn__history history;
     TN_TRY(tn__op_init());
     TN_TRY(check_update(&call, args, &history));
-    tn_status status =
-        tn__op_lease(&call, args->amax_history, TN_PLANE_DATA, TN_UPDATE, &history_view);
+    tn_status status = tn__op_lease_skip(&call, args->skip, &skip);
+    if (status == TN_OK) {
+        status = tn__op_lease(&call, args->amax_history, TN_PLANE_DATA, TN_UPDATE, &history_view);
+    }
     if (status == TN_OK) {
         status = tn__op_lease(&call, args->scale, TN_PLANE_DATA, TN_UPDATE, &scale_view);
     }
@@ -71,7 +74,8 @@ tn_status tn_scale_update(const tn_scale_update_args *args, tn_stream stream) {
                                       .length = history.length,
                                       .count = history.count,
                                       .target = ldexpf(most, -args->margin),
-                                      .is_most_recent = args->amax == TN_AMAX_MOST_RECENT};
+                                      .is_most_recent = args->amax == TN_AMAX_MOST_RECENT,
+                                      .skip = skip};
         status = call.table->scale_update(call.device, &work, stream);
     }
     return tn__op_finish(&call, status);

@@ -54,10 +54,13 @@ typedef struct tn_scale_update_args {
     tn_tensor scale;
     tn_dtype dtype; /* E4M3 or E5M2: of what is cast with these scales */
     tn_amax_choice amax;
-    int margin; /* -64 to 64 */
+    int margin;     /* -64 to 64 */
+    tn_tensor skip; /* as that of tn_quantize: both stay as they are */
 } tn_scale_update_args;
 #define TN_SCALE_UPDATE_ARGS_INIT                                                                  \
-    { sizeof(tn_scale_update_args), {0}, {0}, TN_E4M3, TN_AMAX_MOST, 0 }
+    {                                                                                              \
+        sizeof(tn_scale_update_args), {0}, {0}, TN_E4M3, TN_AMAX_MOST, 0, { 0 }                    \
+    }
 
 TN_API TN_MUST_USE tn_status tn_scale_update(const tn_scale_update_args *args, tn_stream stream);
 
@@ -223,9 +226,12 @@ typedef struct tn_requantize_args {
     unsigned planes;    /* TN_QUANTIZE_ROW, TN_QUANTIZE_COL or both; 0 means ROW, or SHIFT's */
     float amax_epsilon; /* as in tn_quantize; SHIFT: 0 */
     tn_requantize_mode mode;
+    tn_tensor skip; /* as that of tn_quantize */
 } tn_requantize_args;
 #define TN_REQUANTIZE_ARGS_INIT                                                                    \
-    { sizeof(tn_requantize_args), {0}, TN_PLANE_DATA, {0}, 0, 0.0f, TN_REQUANTIZE_VALUES }
+    {                                                                                              \
+        sizeof(tn_requantize_args), {0}, TN_PLANE_DATA, {0}, 0, 0.0f, TN_REQUANTIZE_VALUES, { 0 }  \
+    }
 
 TN_API TN_MUST_USE tn_status tn_requantize(const tn_requantize_args *args, tn_stream stream);
 

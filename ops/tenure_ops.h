@@ -102,17 +102,18 @@ typedef struct tn_dequantize_args {
     tn_tensor src;
     tn_plane plane; /* TN_PLANE_ROW or TN_PLANE_COL; DATA (0) means ROW */
     tn_tensor dst;
+    tn_tensor skip; /* as that of tn_quantize: dst stays as it is */
 } tn_dequantize_args;
 #define TN_DEQUANTIZE_ARGS_INIT                                                                    \
     {                                                                                              \
-        sizeof(tn_dequantize_args), {0}, TN_PLANE_DATA, { 0 }                                      \
+        sizeof(tn_dequantize_args), {0}, TN_PLANE_DATA, {0}, { 0 }                                 \
     }
 
 TN_API TN_MUST_USE tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream);
 
 /* Makes the missing plane of a 2D or TENSOR tensor from the other one: data and scales transposed,
- * exact.
- * The same as tn_plane_require(tensor, to, stream), which uses it. */
+ * exact. The same as tn_plane_require(tensor, to, stream), which uses it. A plane that is valid is
+ * left alone, so that there is nothing that a skip flag could keep. */
 typedef struct tn_transpose_args {
     size_t size;
     tn_tensor tensor;

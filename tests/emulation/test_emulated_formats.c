@@ -215,8 +215,12 @@ static void updating_scales_equals_the_host(void **state) {
             twin_matrix fresh = twin_matrix_fill(TN_FP32, 1, count, (gpu_fill)(step % 3), i);
             memcpy(history.host.data, fresh.host.data, (size_t)count * sizeof(float));
             memcpy(history.emulated.data, fresh.host.data, (size_t)count * sizeof(float));
-            tn__scale_update_work work = {
-                history.host.data, scale.host.data, length, count, 448.0f, (int)((i + step) % 2)};
+            tn__scale_update_work work = {.history = history.host.data,
+                                          .scale = scale.host.data,
+                                          .length = length,
+                                          .count = count,
+                                          .target = 448.0f,
+                                          .is_most_recent = (int)((i + step) % 2)};
             tn__host_scale_update(&work);
             work.history = history.emulated.data, work.scale = scale.emulated.data;
             EXPECT_OK(tn__op_table_cuda.scale_update(emulation.device, &work, emulation.stream));

@@ -224,7 +224,7 @@ static any_args right_args(const fixture *f, op operation) {
         return args;
     case DEQUANTIZE:
         args.dequantize =
-            (tn_dequantize_args){sizeof args.dequantize, t[VECTORS], TN_PLANE_ROW, t[BF16]};
+            (tn_dequantize_args){sizeof args.dequantize, t[VECTORS], TN_PLANE_ROW, t[BF16], {0}};
         return args;
     case TRANSPOSE:
         args.transpose = (tn_transpose_args){sizeof args.transpose, t[TILES], TN_PLANE_COL};

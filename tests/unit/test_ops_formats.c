@@ -283,7 +283,7 @@ static void dequantizing_reads_every_plane_and_no_padding(void **state) {
             ((uint8_t *)plane.view.data)[code * 8] = (uint8_t)code;
         if (what.format == TN_FORMAT_MXFP8) memset(plane.view.scale, 0xFF, 1); /* NaN */
         format_plane_poison(&plane);
-        tn__dequantize_work work = {what.format, plane.view, dst};
+        tn__dequantize_work work = {what.format, plane.view, dst, NULL};
         tn__host_dequantize(&work);
         for (int64_t at = 0; at < rows * cols; at++) {
             float value = format_plane_value(&plane, at / cols, at % cols);

@@ -318,7 +318,7 @@ static void dequantizing_keeps_nan_and_the_sign_of_zero(void **state) {
     one_block block = quantize_block(TN_FP32, TN_E5M2, TN_SCALE_POW2, 0, values, 3, 3);
     for (int t = 0; t < 3; t++) {
         tn__matrix dst = test_matrix_make(types[t], 1, 3, 1);
-        tn__dequantize_work work = {TN_FORMAT_FP8_BLOCK_1D, block.plane.view, dst};
+        tn__dequantize_work work = {TN_FORMAT_FP8_BLOCK_1D, block.plane.view, dst, NULL};
         tn__host_dequantize(&work);
         assert_true(isnan(test_matrix_get(&dst, 0, 0)));
         assert_true(test_matrix_get(&dst, 0, 1) == 0.0f && signbit(test_matrix_get(&dst, 0, 1)));
