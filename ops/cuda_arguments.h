@@ -68,8 +68,8 @@ typedef struct tn__cuda_transpose_arguments {
 } tn__cuda_transpose_arguments;
 
 /* `from` is what a dequantize kernel would read, dst aside; `to` what a quantize kernel would
- * write, src aside, and its skip is that of the whole. Shifting: rows and columns of both are those of the plane as it is stored, and
- * it is to.col that is written. */
+ * write, src aside, and its skip is that of the whole. Shifting: rows and columns of both are those
+ * of the plane as it is stored, and it is to.col that is written. */
 typedef struct tn__cuda_requantize_arguments {
     tn__cuda_dequantize_arguments from;
     tn__cuda_quantize_arguments to;

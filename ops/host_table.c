@@ -276,6 +276,7 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
 
 const tn__op_table tn__op_table_host = {
     .name = "host",
+    .is_whole = 1,
     .quantize = quantize,
     .list_scratch_bytes = list_scratch_bytes,
     .grouped_quantize = grouped_quantize,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "host_alloc.h"
+#include "lease.h"
 
 tn__op_call tn__op_begin(const char *name, tn_stream stream) {
     tn__op_call call;
@@ -22,7 +23,7 @@ tn_status tn__op_tensor(tn__op_call *call, const char *role, tn_tensor tensor,
     tn_device *device = tn_pool_device(info->pool);
     if (!call->device) {
         call->device = device;
-        call->table = tn__op_table_of(device);
+        call->ops = tn__op_table_of(device);
     }
     TN_REQUIRE(device == call->device,
                "%s: %s (tensor %s) is of another device than the tensors before it", call->name,
@@ -85,6 +86,13 @@ static tn__op_lease_slot *slot_at(const tn__op_call *call, int index) {
     return &call->more_leases[index - TN__OP_LEASES_MAX];
 }
 
+/* Tells the pool of an output's use: before any work, so that nothing that follows the work needs
+ * memory for it. */
+static tn_status announce(const tn__op_call *call, const tn__op_lease_slot *slot) {
+    TN_TRY(tn_record_use(slot->blocks[0], call->stream));
+    return tn_record_use(slot->blocks[1], call->stream);
+}
+
 tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_access access,
                        tn_plane_view *view) {
     TN_CHECK(call->lease_count < TN__OP_LEASES_MAX + (call->more_leases ? call->more_count : 0));
@@ -93,8 +101,9 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
     slot->is_output = access != TN_READ && !is_scratch(call, tensor);
     slot->blocks[0] = view->data;
     slot->blocks[1] = view->scale;
+    slot->runs_before = call->runs;
     call->lease_count++;
-    return TN_OK;
+    return slot->is_output ? announce(call, slot) : TN_OK;
 }
 
 tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
@@ -169,6 +178,11 @@ tn_status tn__op_end_lease(tn__op_call *call, int index) {
     return TN_OK;
 }
 
+tn_status tn__op_ran(tn__op_call *call, tn_status status) {
+    if (status == TN_OK || !call->ops->is_whole) call->runs++;
+    return status;
+}
+
 /* ---- scratch --------------------------------------------------------------------------------- */
 
 tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
@@ -223,8 +237,7 @@ static tn_status announce_outputs(const tn__op_call *call) {
     for (int i = 0; i < call->lease_count; i++) {
         const tn__op_lease_slot *slot = slot_at(call, i);
         if (slot->lease.value == 0 || !slot->is_output) continue;
-        TN_TRY(tn_record_use(slot->blocks[0], call->stream));
-        TN_TRY(tn_record_use(slot->blocks[1], call->stream));
+        TN_TRY(announce(call, slot));
     }
     return TN_OK;
 }
@@ -237,11 +250,17 @@ static tn_status complete(tn__op_call *call) {
     return end_leases(call, 1);
 }
 
+/* An output that no work can have touched is what it was. */
+static tn_status give_up_lease(const tn__op_call *call, const tn__op_lease_slot *slot) {
+    if (slot->runs_before == call->runs) return tn__lease_undo(slot->lease);
+    return tn_lease_abandon(slot->lease);
+}
+
 /* A scratch tensor that can not be destroyed now ends with its scope. */
 static void undo(tn__op_call *call) {
     for (int i = call->lease_count - 1; i >= 0; i--) {
         tn__op_lease_slot *slot = slot_at(call, i);
-        if (slot->lease.value != 0 && tn_lease_abandon(slot->lease) == TN_OK) slot->lease.value = 0;
+        if (slot->lease.value != 0 && give_up_lease(call, slot) == TN_OK) slot->lease.value = 0;
     }
     (void)destroy_scratch(call);
     while (call->derived_count > 0) {

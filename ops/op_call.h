@@ -10,9 +10,9 @@
  * Invariants:
  * - Every lease that a call holds is in `leases`, every scratch tensor in `scratch`; only
  *   tn__op_finish and tn__op_end_lease give them up.
- * - Once a call is finished, nothing of it is left: after success every output is valid, after a
- *   failure none is, planes that it made are freed, and this thread's last error is the failure,
- *   whatever went wrong after it.
+ * - Once a call is finished, nothing of it is left: after success every output is valid; after a
+ *   failure one that work may have touched is not, others are what they were, planes that it made
+ *   are freed, and this thread's last error is the failure, whatever went wrong after it.
  */
 #ifndef TENURE_OP_CALL_H
 #define TENURE_OP_CALL_H
@@ -30,6 +30,7 @@ typedef struct tn__op_derived {
 typedef struct tn__op_lease_slot {
     tn_lease lease;  /* {0}: ended */
     int is_output;   /* of the caller's: ends last */
+    int runs_before; /* call->runs when it began */
     void *blocks[2]; /* the plane's memory: data and scales */
 } tn__op_lease_slot;
 
@@ -37,7 +38,8 @@ typedef struct tn__op_call {
     const char *name;
     tn_stream stream;
     tn_device *device; /* of all its tensors; NULL before the first */
-    const tn__op_table *table;
+    const tn__op_table *ops;
+    int runs; /* of work that may be on the stream */
     tn__op_lease_slot leases[TN__OP_LEASES_MAX];
     tn__op_lease_slot *more_leases; /* of an op on a list; NULL: none */
     int more_count;
@@ -115,6 +117,12 @@ tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane pla
  * alone. That there is no memory for it now, or no free buffer of its scratch slot, is success: the
  * later call derives it then. */
 tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side);
+
+/* Puts work on the stream: a function of the device's table, with what it takes between device and
+ * stream. All work on outputs goes through here, or is told of with its status. */
+#define TN__OP_RUN(call, op, ...)                                                                  \
+    tn__op_ran((call), (call)->ops->op((call)->device, __VA_ARGS__, (call)->stream))
+tn_status tn__op_ran(tn__op_call *call, tn_status status);
 
 /* Ends one lease before the rest: `index` was call->lease_count when it was begun. */
 tn_status tn__op_end_lease(tn__op_call *call, int index);

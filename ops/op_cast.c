@@ -23,7 +23,7 @@ tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
                               .random = plan->random};
     if (plan->src.rows == 0 || plan->src.cols == 0) return TN_OK;
     if (!plan->has_row && !plan->has_col) return TN_OK;
-    return call->table->quantize(call->device, &work, call->stream);
+    return TN__OP_RUN(call, quantize, &work);
 }
 
 /* What delayed scaling names: all of it belongs to a slot that there is. */
@@ -167,7 +167,7 @@ tn_status tn_dequantize(const tn_dequantize_args *args, tn_stream stream) {
         status = tn__op_lease_matrix(&call, args->dst, &dst, TN_WRITE, &work.dst);
     }
     if (status == TN_OK && !tn__is_empty(&dst)) {
-        status = call.table->dequantize(call.device, &work, stream);
+        status = TN__OP_RUN(&call, dequantize, &work);
     }
     return tn__op_finish(&call, status);
 }

@@ -29,7 +29,7 @@ tn_status tn_axpy(const tn_axpy_args *args, tn_stream stream) {
     tn_status status = tn__op_lease_matrix(&call, args->x, &x, TN_READ, &work.x);
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->y, &y, TN_UPDATE, &work.y);
     if (status == TN_OK && !tn__is_empty(&y)) {
-        status = call.table->axpy(call.device, &work, stream);
+        status = TN__OP_RUN(&call, axpy, &work);
     }
     return tn__op_finish(&call, status);
 }
@@ -44,7 +44,7 @@ tn_status tn_convert(const tn_convert_args *args, tn_stream stream) {
     tn_status status = tn__op_lease_matrix(&call, args->x, &x, TN_READ, &from);
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->y, &y, TN_WRITE, &to);
     if (status == TN_OK && !tn__is_empty(&y)) {
-        status = call.table->convert(call.device, &from, &to, stream);
+        status = TN__OP_RUN(&call, convert, &from, &to);
     }
     return tn__op_finish(&call, status);
 }
@@ -89,7 +89,7 @@ tn_status tn_embed(const tn_embed_args *args, tn_stream stream) {
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->y, &y, TN_WRITE, &work.y);
     if (status == TN_OK && !tn__is_empty(&y)) {
         work.tokens = bytes.data;
-        status = call.table->embed(call.device, &work, stream);
+        status = TN__OP_RUN(&call, embed, &work);
     }
     return tn__op_finish(&call, status);
 }
@@ -142,7 +142,7 @@ tn_status tn_cross_entropy(const tn_cross_entropy_args *args, tn_stream stream) 
     TN_TRY(check_cross_entropy(&call, args, &t));
     tn_status status = lease_cross_entropy(&call, args, &t, &work);
     if (status == TN_OK && !tn__is_empty(&t.logits)) {
-        status = call.table->cross_entropy(call.device, &work, stream);
+        status = TN__OP_RUN(&call, cross_entropy, &work);
     }
     return tn__op_finish(&call, status);
 }

@@ -138,7 +138,7 @@ tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_in
     work->scratch = NULL;
     work->scratch_bytes = 0;
     if (tn__is_empty(d) || work->contracted == 0) return TN_OK;
-    TN_TRY(call->table->gemm_scratch_bytes(call->device, work, &work->scratch_bytes));
+    TN_TRY(call->ops->gemm_scratch_bytes(call->device, work, &work->scratch_bytes));
     return tn__op_scratch_bytes(call, scope, work->scratch_bytes, &work->scratch);
 }
 
@@ -148,9 +148,9 @@ tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work) {
     if (work->contracted == 0) {
         size_t bytes = (size_t)d->rows * (size_t)d->cols * tn_dtype_bytes(d->dtype);
         if (work->accumulate) return TN_OK;
-        return tn_fill(call->device, d->data, 0, bytes, call->stream);
+        return tn__op_ran(call, tn_fill(call->device, d->data, 0, bytes, call->stream));
     }
-    return call->table->gemm(call->device, work, call->stream);
+    return TN__OP_RUN(call, gemm, work);
 }
 
 /* Everything but d, scratch and the launch. */
@@ -169,7 +169,7 @@ static tn_status check_pin(const tn__op_call *call, const gemm_tensors *t, int a
     work->algorithm = algorithm;
     if (algorithm == 0 || tn__is_empty(&t->d) || work->contracted == 0) return TN_OK;
     work->d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
-    return call->table->gemm_choice(call->device, work, &choice);
+    return call->ops->gemm_choice(call->device, work, &choice);
 }
 
 tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream) {
@@ -227,7 +227,7 @@ tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream) {
     if (status == TN_OK) status = make_d(&call, args->scope, &t.d, &d);
     if (status == TN_OK) {
         work.d = d;
-        status = call.table->gemm_tune(call.device, &work, stream);
+        status = TN__OP_RUN(&call, gemm_tune, &work);
     }
     return tn__op_finish(&call, status);
 }
@@ -265,7 +265,7 @@ tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out) {
     TN_TRY(unleased_operand(args->a, &t.a, t.planes.a, args->form == TN_GEMM_WGRAD, &work.a));
     TN_TRY(unleased_operand(args->b, &t.b, t.planes.b, args->form != TN_GEMM_FPROP, &work.b));
     if (!tn__is_empty(&t.d) && work.contracted > 0)
-        TN_TRY(call.table->gemm_choice(call.device, &work, &choice));
+        TN_TRY(call.ops->gemm_choice(call.device, &work, &choice));
     *out = choice;
     return TN_OK;
 }

@@ -198,7 +198,7 @@ static tn_status lease_quantize(tn__op_call *call, const tn_grouped_quantize_arg
     TN_TRY(tn__op_lease_skip(call, args->skip, &work->skip));
     TN_TRY(tn__op_lease_matrix(call, args->src, src, TN_READ, &work->all.src));
     if (!tn__is_empty(src)) {
-        size_t bytes = call->table->list_scratch_bytes(work->groups.count);
+        size_t bytes = call->ops->list_scratch_bytes(work->groups.count);
         TN_TRY(tn__op_scratch_bytes(call, args->scope, bytes, &work->scratch));
     }
     if (work->all.has_row)
@@ -216,7 +216,7 @@ tn_status tn_grouped_quantize(const tn_grouped_quantize_args *args, tn_stream st
     TN_TRY(check_quantize(&call, args, &src, &work));
     tn_status status = lease_quantize(&call, args, &src, &work);
     if (status == TN_OK && !tn__is_empty(&src)) {
-        status = call.table->grouped_quantize(call.device, &work, stream);
+        status = TN__OP_RUN(&call, grouped_quantize, &work);
     }
     return tn__op_finish(&call, status);
 }

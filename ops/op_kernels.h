@@ -250,6 +250,7 @@ typedef struct tn__row_statistics_work {
 
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
+    int is_whole;     /* a function that fails has put nothing on the stream */
     tn_status (*quantize)(tn_device *device, const tn__quantize_work *work, tn_stream stream);
     /* Bytes of scratch for a list of tensors that one launch works on. */
     size_t (*list_scratch_bytes)(int64_t tensors);

@@ -95,12 +95,12 @@ static tn_status run_list(tn__op_call *call, const tn_quantize_list_args *args, 
     tn__quantize_list_work work = {.items = t->items};
     TN_TRY(tn__op_lease_skip(call, args->skip, &work.skip));
     TN_TRY(require_kept(call, args, work.skip));
-    TN_TRY(tn__op_scratch_bytes(call, args->scope, call->table->list_scratch_bytes(args->count),
+    TN_TRY(tn__op_scratch_bytes(call, args->scope, call->ops->list_scratch_bytes(args->count),
                                 &work.scratch));
     for (int i = 0; i < args->count; i++)
         TN_TRY(lease_item(call, args, t, i));
     work.count = t->count;
-    return t->count ? call->table->quantize_list(call->device, &work, call->stream) : TN_OK;
+    return t->count ? TN__OP_RUN(call, quantize_list, &work) : TN_OK;
 }
 
 tn_status tn_quantize_list(const tn_quantize_list_args *args, tn_stream stream) {

@@ -139,7 +139,7 @@ static tn_status run_norm(tn__op_call *call, const norm *n,
                           const tn__row_statistics_work *statistics, tn__produce_work *work) {
     const tn__matrix no_sums = {TN_FP32, NULL, 0, 0};
     if (n->x.rows == 0) return TN_OK;
-    TN_TRY(call->table->row_statistics(call->device, statistics, call->stream));
+    TN_TRY(TN__OP_RUN(call, row_statistics, statistics));
     return tn__op_produce(call, work, &no_sums, (tn_scope){0});
 }
 

@@ -105,6 +105,6 @@ tn_status tn__op_produce(tn__op_call *call, tn__produce_work *work, const tn__ma
                                     &scratch));
     work->tile_sums = scratch;
     columns.tile_sums = scratch;
-    if (made->rows > 0) TN_TRY(call->table->produce(call->device, work, call->stream));
-    return sums->data ? call->table->column_sums(call->device, &columns, call->stream) : TN_OK;
+    if (made->rows > 0) TN_TRY(TN__OP_RUN(call, produce, work));
+    return sums->data ? TN__OP_RUN(call, column_sums, &columns) : TN_OK;
 }

@@ -111,7 +111,7 @@ tn_status tn_requantize(const tn_requantize_args *args, tn_stream stream) {
         status = tn__op_lease(&call, args->dst, TN_PLANE_COL, TN_WRITE, &work.to.col);
     }
     if (status == TN_OK && !tn__is_empty(&p.src)) {
-        status = call.table->requantize(call.device, &work, stream);
+        status = TN__OP_RUN(&call, requantize, &work);
     }
     return tn__op_finish(&call, status);
 }

@@ -70,8 +70,8 @@ static tn_status lease_pad_groups(tn__op_call *call, const tn_pad_groups_args *a
     TN_TRY(tn__op_lease_offsets(call, args->offsets, &work->groups));
     if (!tn__is_no_tensor(args->permutation))
         TN_TRY(lease_input_map(call, "permutation", args->permutation, &work->permutation));
-    TN_TRY(tn__op_scratch_bytes(call, args->scope, call->table->list_scratch_bytes(0),
-                                &work->scratch));
+    TN_TRY(
+        tn__op_scratch_bytes(call, args->scope, call->ops->list_scratch_bytes(0), &work->scratch));
     TN_TRY(
         lease_map(call, "padded_offsets", args->padded_offsets, TN_WRITE, &work->padded_offsets));
     TN_TRY(lease_map(call, "map", args->map, TN_WRITE, &work->map));
@@ -86,7 +86,7 @@ tn_status tn_pad_groups(const tn_pad_groups_args *args, tn_stream stream) {
     TN_TRY(tn__op_init());
     TN_TRY(check_pad_groups(&call, args, &work));
     tn_status status = lease_pad_groups(&call, args, &work);
-    if (status == TN_OK) status = call.table->pad_groups(call.device, &work, stream);
+    if (status == TN_OK) status = TN__OP_RUN(&call, pad_groups, &work);
     return tn__op_finish(&call, status);
 }
 
@@ -155,7 +155,7 @@ tn_status tn_gather_rows(const tn_gather_rows_args *args, tn_stream stream) {
     TN_TRY(check_gather(&call, args, &t));
     tn_status status = lease_gather(&call, args, &t, &work);
     if (status == TN_OK && !tn__is_empty(&t.dst)) {
-        status = call.table->gather_rows(call.device, &work, stream);
+        status = TN__OP_RUN(&call, gather_rows, &work);
     }
     return tn__op_finish(&call, status);
 }
@@ -222,7 +222,7 @@ tn_status tn_combine_rows(const tn_combine_rows_args *args, tn_stream stream) {
     TN_TRY(check_combine(&call, args, &t, &work));
     tn_status status = lease_combine(&call, args, &t, &work);
     if (status == TN_OK && !tn__is_empty(&t.dst)) {
-        status = call.table->combine_rows(call.device, &work, stream);
+        status = TN__OP_RUN(&call, combine_rows, &work);
     }
     return tn__op_finish(&call, status);
 }

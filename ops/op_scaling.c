@@ -76,7 +76,7 @@ tn_status tn_scale_update(const tn_scale_update_args *args, tn_stream stream) {
                                       .target = ldexpf(most, -args->margin),
                                       .is_most_recent = args->amax == TN_AMAX_MOST_RECENT,
                                       .skip = skip};
-        status = call.table->scale_update(call.device, &work, stream);
+        status = TN__OP_RUN(&call, scale_update, &work);
     }
     return tn__op_finish(&call, status);
 }

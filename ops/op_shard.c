@@ -72,7 +72,7 @@ tn_status tn_shard_amax(const tn_shard_amax_args *args, tn_stream stream) {
     if (status == TN_OK && s.tiles_down * s.tiles_across > 0) {
         describe(&s, &src, &work.shard);
         work.amax = amax.data;
-        status = call.table->shard_amax(call.device, &work, stream);
+        status = TN__OP_RUN(&call, shard_amax, &work);
     }
     return tn__op_finish(&call, status);
 }
@@ -151,6 +151,6 @@ tn_status tn_shard_quantize(const tn_shard_quantize_args *args, tn_stream stream
     tn_status status = lease_quantize(&call, args, &s, &data, &work);
     int is_nothing = !work.scale && tn__is_empty(&s.src);
     if (status == TN_OK && s.tiles_down * s.tiles_across > 0 && !is_nothing)
-        status = call.table->shard_quantize(call.device, &work, stream);
+        status = TN__OP_RUN(&call, shard_quantize, &work);
     return tn__op_finish(&call, status);
 }

@@ -186,7 +186,7 @@ static tn_status make_export(tn_tensor tensor, const tn_dlpack_export_config *co
         tn_lease_begin(tensor, config->plane, config->access, config->stream, &lease, &view);
     if (status == TN_OK) {
         status = describe(self, tensor, config, &view, described);
-        if (status != TN_OK) tn__lease_undo(lease);
+        if (status != TN_OK) TN_CHECK(tn__lease_undo(lease) == TN_OK);
     }
     if (status != TN_OK) {
         tn__host_free(self);

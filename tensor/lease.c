@@ -148,15 +148,20 @@ tn_status tn_lease_end(tn_lease lease) {
     return end_checked(lease);
 }
 
-tn_status tn_lease_abandon(tn_lease lease) {
+static tn_status abandon(tn_lease lease, int is_untouched) {
     tn__lease_object *object;
     TN_TRY(tn__lease_acquire(lease, &object));
     const tn__tensor_object *tensor = object->tensor;
+    object->is_untouched = is_untouched;
     tn__transition_abandon(object);
     delete_lease(object);
     tn__closing_unlock(tensor);
     return TN_OK;
 }
+
+tn_status tn_lease_abandon(tn_lease lease) { return abandon(lease, 0); }
+
+tn_status tn__lease_undo(tn_lease lease) { return abandon(lease, 1); }
 
 /* ---- exports ------------------------------------------------------------------------------- */
 
@@ -171,15 +176,6 @@ void tn__lease_mark_export(tn_lease lease) {
     tn__lease_object *object = acquire_own(lease);
     object->is_export = 1;
     tn__unlock(object->tensor->scope->books->lock);
-}
-
-void tn__lease_undo(tn_lease lease) {
-    tn__lease_object *object = acquire_own(lease);
-    const tn__tensor_object *tensor = object->tensor;
-    object->is_untouched = 1;
-    tn__transition_abandon(object);
-    delete_lease(object);
-    tn__closing_unlock(tensor);
 }
 
 void tn__lease_end_surely(tn_lease lease) {

@@ -1,16 +1,18 @@
-/* What an export does with its lease beyond the public calls. The lease is alive; none can fail. */
+/* What the library does with leases of its own beyond the public calls. */
 #ifndef TENURE_LEASE_H
 #define TENURE_LEASE_H
 
+#include "error.h"
 #include "tenure_tensor.h"
 
-/* From now on whoever is refused hears of an export. */
+/* Of a lease that is alive: from now on whoever is refused hears of an export. */
 void tn__lease_mark_export(tn_lease lease);
 
-/* Ends a READ or UPDATE lease under which nothing was done, as if it had never begun. */
-void tn__lease_undo(tn_lease lease);
+/* Ends a lease under which nothing was done: the plane is what it was, or freed again if the lease
+ * made it. Fails only for a handle that is not alive. */
+TN_SISTER_API TN_MUST_USE tn_status tn__lease_undo(tn_lease lease);
 
-/* Ends it, whatever happens. */
+/* Ends an export's READ or UPDATE, whatever happens. */
 void tn__lease_end_surely(tn_lease lease);
 
 #endif

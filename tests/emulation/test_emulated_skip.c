@@ -1,5 +1,5 @@
-/* Kernels under a skip flag that is set: not a byte of any output changes. Outputs are compared with
- * twins that nothing has written. */
+/* Kernels under a skip flag that is set: not a byte of any output changes. Outputs are compared
+ * with twins that nothing has written. */
 #include <stdio.h>
 #include <string.h>
 
