@@ -30,6 +30,7 @@ typedef struct battery_output {
     tn_tensor tensor;
     tn_plane plane;
     int is_derived; /* the op makes it from another plane of its tensor: not to be written before */
+    tn_tensor initial; /* what the op finds in it, one of `in`; {0}: all bytes are 0xFF */
 } battery_output;
 
 typedef struct battery_operands {
@@ -53,7 +54,8 @@ typedef struct battery_table {
     int count;
 } battery_table;
 
-extern const battery_table battery_casts, battery_small_ops, battery_groups;
+extern const battery_table battery_casts, battery_formats, battery_producers, battery_groups,
+    battery_small_ops;
 
 /* ---- for prepare ---------------------------------------------------------------------------- */
 
@@ -69,42 +71,81 @@ void battery_flag(gpu_side *side, const battery_operands *operands, float value)
 tn_tensor battery_bytes(gpu_side *side, const battery_case *c, battery_operands *operands,
                         int64_t count);
 
+/* One of `count` choices that the case makes, for what is too much to be a way of its own. */
+unsigned battery_pick(const battery_case *c, unsigned salt, unsigned count);
+
 /* An input that is made already, to be destroyed with the others. */
 void battery_keep(battery_operands *operands, tn_tensor tensor);
 
-/* A plane of a tensor that the op writes, or derives. */
-void battery_derived_add(battery_operands *operands, const char *name, tn_tensor tensor,
-                         tn_plane plane);
+/* A plane of a tensor that the op writes, or derives, or updates from the contents of `initial`, a
+ * PLAIN input of as many bytes. */
 void battery_output_add(battery_operands *operands, const char *name, tn_tensor tensor,
                         tn_plane plane);
+void battery_derived_add(battery_operands *operands, const char *name, tn_tensor tensor,
+                         tn_plane plane);
+void battery_updated_add(battery_operands *operands, const char *name, tn_tensor tensor,
+                         tn_tensor initial);
+
+/* ROW, COL or both of a tensor, as the bits of `planes` say; `planes` 0 means ROW. */
+void battery_planes_add(battery_operands *operands, tn_tensor tensor, unsigned planes);
 
 extern const tn_dtype battery_floats[3], battery_codes[2];
+extern const tn_plane battery_row_and_col[2];
 
-/* ---- runs ----------------------------------------------------------------------------------- */
-
-typedef enum battery_extent {
-    BATTERY_SHORT, /* for each commit, on a CPU */
-    BATTERY_WHOLE  /* everything but what needs more than 2^31 elements */
-} battery_extent;
-
-/* Runs all of it; gpu_count_report tells how it went. */
-void battery_run(gpu_side *device, gpu_side *host, battery_extent extent);
-
-/* Calls `check` with each op of each table. */
-void battery_each_op(void (*check)(const battery_op *op));
+/* ---- one run of an op ----------------------------------------------------------------------- */
 
 /* The op's operands on one side, outputs all 0xFF; and their end. */
 battery_operands battery_prepare(gpu_side *side, const battery_op *op, const battery_case *c);
 void battery_poison(gpu_side *side, const battery_operands *operands);
+/* Of derived planes that are there: their bytes, behind the back of their tensors. */
+void battery_poison_derived(gpu_side *side, const battery_operands *operands);
 void battery_end(gpu_side *side, battery_operands *operands);
 
-/* The bytes of all outputs; compared under a name, and freed. */
+/* The bytes of all outputs; said where they differ if they do. */
 typedef struct battery_results {
     gpu_copy copies[BATTERY_OUTPUTS_MAX];
 } battery_results;
 battery_results battery_fetch(gpu_side *side, const battery_operands *operands);
-void battery_compare(const battery_operands *operands, const battery_results *actual,
-                     const battery_results *expected, const char *name, const char *what);
+int battery_results_equal(const battery_operands *operands, const battery_results *actual,
+                          const battery_results *expected, const char *what);
 void battery_results_end(const battery_operands *operands, battery_results *results);
+
+/* ---- all runs ------------------------------------------------------------------------------- */
+
+typedef enum battery_extent {
+    BATTERY_SMALL, /* under a tool that is a hundred times slower */
+    BATTERY_SHORT, /* for each commit, on a CPU */
+    BATTERY_WHOLE  /* everything but what needs more than 2^31 elements */
+} battery_extent;
+
+typedef struct battery_config {
+    gpu_side *device, *host;
+    battery_extent extent;
+    int threads;      /* that share the cases; each has streams of its own on both sides */
+    const char *only; /* this op alone; NULL: all */
+} battery_config;
+
+/* Each op on both sides: the same bits; and with its skip flag set: none changed. */
+void battery_run(const battery_config *config);
+
+/* Calls `check` with each op of each table, or with the one of this name. */
+void battery_each_op(const char *only, void (*check)(const battery_op *op));
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+typedef enum battery_column {
+    BATTERY_COMPARED = 0, /* on two sides */
+    BATTERY_SKIPPED,      /* with the skip flag set */
+    BATTERY_REPLAYED,     /* from a graph */
+    BATTERY_REORDERED,    /* threads and blocks in another order */
+    BATTERY_LARGE,        /* more than 2^31 elements */
+    BATTERY_COLUMNS
+} battery_column;
+
+/* Counts a case of an op; `passed` 0 is a failure. From any thread. */
+void battery_count(const battery_op *op, battery_column column, int passed);
+long battery_failures(battery_column column);
+/* Ops, their cases and failures, and the sums of all. */
+void battery_print_table(const char *title);
 
 #endif
