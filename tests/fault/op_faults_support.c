@@ -1,0 +1,279 @@
+/* See op_faults_support.h. */
+#include "op_faults_support.h"
+
+#include <string.h>
+
+enum { ROWS = 130, COLS = 200, GROUPS = 2 };
+enum { BOTH = TN_QUANTIZE_ROW | TN_QUANTIZE_COL };
+
+/* ---- operands ------------------------------------------------------------------------------- */
+
+/* Valid, of elements that are 0. */
+static tn_tensor input(const test_ops *ops, tn_scope scope, tn_dtype dtype, int64_t rows,
+                       int64_t cols) {
+    static const char zeros[sizeof(float) * 2 * ROWS * COLS];
+    tn_tensor tensor = test_plain(scope, dtype, rows, cols);
+    assert_true((size_t)(rows * cols) * tn_dtype_bytes(dtype) <= sizeof zeros);
+    test_write(ops, tensor, zeros);
+    return tensor;
+}
+
+static tn_tensor output(op_fault_call *call, tn_tensor tensor, tn_plane plane) {
+    assert_true(call->out_count < OP_FAULTS_OUTPUTS);
+    call->out[call->out_count++] = (op_fault_output){tensor, plane};
+    return tensor;
+}
+
+/* One that there is before, for an op that updates it. */
+static tn_tensor updated(const test_ops *ops, tn_scope scope, op_fault_call *call, tn_dtype dtype,
+                         int64_t rows, int64_t cols) {
+    return output(call, input(ops, scope, dtype, rows, cols), TN_PLANE_DATA);
+}
+
+static tn_tensor made(tn_scope scope, op_fault_call *call, tn_dtype dtype, int64_t rows,
+                      int64_t cols) {
+    return output(call, test_plain(scope, dtype, rows, cols), TN_PLANE_DATA);
+}
+
+static tn_tensor made_planes(tn_scope scope, op_fault_call *call, tn_format format, tn_dtype dtype,
+                             int64_t rows, int64_t cols) {
+    tn_tensor tensor = test_fp8(scope, format, dtype, rows, cols);
+    (void)output(call, tensor, TN_PLANE_ROW);
+    return output(call, tensor, TN_PLANE_COL);
+}
+
+static tn_quantized_out quantized(tn_scope scope, op_fault_call *call, int64_t cols) {
+    tn_quantized_out out = TN_QUANTIZED_OUT_INIT;
+    out.tensor = made_planes(scope, call, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, cols);
+    out.planes = BOTH;
+    return out;
+}
+
+/* ---- casts ---------------------------------------------------------------------------------- */
+
+static void prepare_stochastic(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                               op_fault_call *call) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    (void)scratch;
+    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.dst = made_planes(scope, call, TN_FORMAT_NVFP4, TN_E2M1, ROWS, COLS);
+    args.random = updated(ops, scope, call, TN_BYTE, 1, 16);
+    args.planes = BOTH;
+    call->args.quantize = args;
+}
+
+static void prepare_delayed(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                            op_fault_call *call) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    (void)scratch;
+    args.src = input(ops, scope, TN_FP32, ROWS, COLS);
+    args.dst = made_planes(scope, call, TN_FORMAT_FP8_TENSOR, TN_E5M2, ROWS, COLS);
+    args.scale = input(ops, scope, TN_FP32, 1, 1);
+    args.amax_history = updated(ops, scope, call, TN_FP32, 4, 1);
+    args.planes = BOTH;
+    call->args.quantize = args;
+}
+
+static tn_status run_quantize(const op_fault_call *call, tn_stream stream) {
+    return tn_quantize(&call->args.quantize, stream);
+}
+
+/* A source with its ROW plane. */
+static tn_tensor plane(const test_ops *ops, tn_scope scope) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.dst = test_fp8(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, COLS);
+    EXPECT_OK(tn_quantize(&args, ops->stream));
+    return args.dst;
+}
+
+static void prepare_dequantize(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                               op_fault_call *call) {
+    tn_dequantize_args args = TN_DEQUANTIZE_ARGS_INIT;
+    (void)scratch;
+    args.src = plane(ops, scope);
+    args.dst = made(scope, call, TN_FP32, ROWS, COLS);
+    call->args.dequantize = args;
+}
+
+static tn_status run_dequantize(const op_fault_call *call, tn_stream stream) {
+    return tn_dequantize(&call->args.dequantize, stream);
+}
+
+static void prepare_requantize(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                               op_fault_call *call) {
+    tn_requantize_args args = TN_REQUANTIZE_ARGS_INIT;
+    (void)scratch;
+    args.src = plane(ops, scope);
+    args.dst = made_planes(scope, call, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, COLS);
+    args.planes = BOTH;
+    call->args.requantize = args;
+}
+
+static tn_status run_requantize(const op_fault_call *call, tn_stream stream) {
+    return tn_requantize(&call->args.requantize, stream);
+}
+
+static void prepare_scale_update(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                 op_fault_call *call) {
+    tn_scale_update_args args = TN_SCALE_UPDATE_ARGS_INIT;
+    (void)scratch;
+    args.amax_history = updated(ops, scope, call, TN_FP32, 16, 5);
+    args.scale = updated(ops, scope, call, TN_FP32, 1, 5);
+    call->args.scale_update = args;
+}
+
+static tn_status run_scale_update(const op_fault_call *call, tn_stream stream) {
+    return tn_scale_update(&call->args.scale_update, stream);
+}
+
+/* ---- groups, lists, rows, shards ------------------------------------------------------------ */
+
+/* Offsets that are 0: groups without rows. */
+static void prepare_grouped(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                            op_fault_call *call) {
+    tn_grouped_quantize_args args = TN_GROUPED_QUANTIZE_ARGS_INIT;
+    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.offsets = input(ops, scope, TN_BYTE, GROUPS + 1, 8);
+    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    args.row.data = made(scope, call, TN_BYTE, ROWS, COLS);
+    args.row.scale = made(scope, call, TN_FP32, 4, ROWS + 8);
+    args.col.data = made(scope, call, TN_BYTE, ROWS, COLS);
+    args.col.scale = made(scope, call, TN_FP32, 4, COLS);
+    args.scope = scratch;
+    call->args.grouped = args;
+}
+
+static tn_status run_grouped(const op_fault_call *call, tn_stream stream) {
+    return tn_grouped_quantize(&call->args.grouped, stream);
+}
+
+static void prepare_list(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                         op_fault_call *call) {
+    tn_quantize_list_args args = TN_QUANTIZE_LIST_ARGS_INIT;
+    for (int i = 0; i < 3; i++) {
+        call->sources[i] = input(ops, scope, TN_BF16, ROWS, 40 + i);
+        call->targets[i] = made_planes(scope, call, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, 40 + i);
+    }
+    args.src = call->sources, args.dst = call->targets, args.count = 3;
+    args.planes = BOTH;
+    args.scope = scratch;
+    call->args.list = args;
+}
+
+static tn_status run_list(const op_fault_call *call, tn_stream stream) {
+    return tn_quantize_list(&call->args.list, stream);
+}
+
+static void prepare_pad(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                        op_fault_call *call) {
+    tn_pad_groups_args args = TN_PAD_GROUPS_ARGS_INIT;
+    args.offsets = input(ops, scope, TN_BYTE, GROUPS + 1, 8);
+    args.padded_offsets = made(scope, call, TN_BYTE, GROUPS + 1, 8);
+    args.map = made(scope, call, TN_BYTE, ROWS + 300, 8);
+    args.inverse = made(scope, call, TN_BYTE, ROWS, 8);
+    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    args.rows = ROWS, args.scope = scratch;
+    call->args.pad = args;
+}
+
+static tn_status run_pad(const op_fault_call *call, tn_stream stream) {
+    return tn_pad_groups(&call->args.pad, stream);
+}
+
+static void prepare_gather(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                           op_fault_call *call) {
+    tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
+    (void)scratch;
+    args.src = plane(ops, scope);
+    args.map = input(ops, scope, TN_BYTE, 70, 8);
+    args.dst = test_fp8(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, 70, COLS);
+    (void)output(call, args.dst, TN_PLANE_ROW);
+    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    call->args.gather = args;
+}
+
+static tn_status run_gather(const op_fault_call *call, tn_stream stream) {
+    return tn_gather_rows(&call->args.gather, stream);
+}
+
+static void prepare_combine(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                            op_fault_call *call) {
+    tn_combine_rows_args args = TN_COMBINE_ROWS_ARGS_INIT;
+    (void)scratch;
+    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.map = input(ops, scope, TN_BYTE, 70, 16);
+    args.weights = input(ops, scope, TN_FP32, 70, 2);
+    args.dst = made(scope, call, TN_FP32, 70, COLS);
+    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    call->args.combine = args;
+}
+
+static tn_status run_combine(const op_fault_call *call, tn_stream stream) {
+    return tn_combine_rows(&call->args.combine, stream);
+}
+
+static void prepare_shard_amax(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                               op_fault_call *call) {
+    tn_shard_amax_args args = TN_SHARD_AMAX_ARGS_INIT;
+    (void)scratch;
+    args.src = input(ops, scope, TN_FP32, 1, 777);
+    args.rows = ROWS, args.cols = COLS, args.first = 13;
+    args.amax = made(scope, call, TN_FP32, 2, 2);
+    call->args.shard_amax = args;
+}
+
+static tn_status run_shard_amax(const op_fault_call *call, tn_stream stream) {
+    return tn_shard_amax(&call->args.shard_amax, stream);
+}
+
+static void prepare_shard_quantize(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                   op_fault_call *call) {
+    tn_shard_quantize_args args = TN_SHARD_QUANTIZE_ARGS_INIT;
+    (void)scratch;
+    args.src = input(ops, scope, TN_FP32, 1, 777);
+    args.rows = ROWS, args.cols = COLS, args.first = args.data_first = 13;
+    args.amax = input(ops, scope, TN_FP32, 2, 2);
+    args.data = updated(ops, scope, call, TN_BYTE, ROWS, COLS);
+    args.scale = made(scope, call, TN_FP32, 2, 4);
+    call->args.shard_quantize = args;
+}
+
+static tn_status run_shard_quantize(const op_fault_call *call, tn_stream stream) {
+    return tn_shard_quantize(&call->args.shard_quantize, stream);
+}
+
+/* ---- producers ------------------------------------------------------------------------------ */
+
+static void prepare_activation(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                               op_fault_call *call) {
+    tn_activation_args args = TN_ACTIVATION_ARGS_INIT;
+    (void)scratch;
+    args.gated = 1;
+    args.x = input(ops, scope, TN_BF16, ROWS, (int64_t)2 * COLS);
+    args.weights = input(ops, scope, TN_FP32, 1, ROWS);
+    args.y = made(scope, call, TN_BF16, ROWS, COLS);
+    args.quantized = quantized(scope, call, COLS);
+    call->args.activation = args;
+}
+
+static tn_status run_activation(const op_fault_call *call, tn_stream stream) {
+    return tn_activation_forward(&call->args.activation, stream);
+}
+
+const op_fault_row op_fault_rows[] = {
+    {"stochastic cast", prepare_stochastic, run_quantize},
+    {"delayed cast", prepare_delayed, run_quantize},
+    {"dequantize", prepare_dequantize, run_dequantize},
+    {"requantize", prepare_requantize, run_requantize},
+    {"scale_update", prepare_scale_update, run_scale_update},
+    {"grouped_quantize", prepare_grouped, run_grouped},
+    {"quantize_list", prepare_list, run_list},
+    {"pad_groups", prepare_pad, run_pad},
+    {"gather_rows", prepare_gather, run_gather},
+    {"combine_rows", prepare_combine, run_combine},
+    {"shard_amax", prepare_shard_amax, run_shard_amax},
+    {"shard_quantize", prepare_shard_quantize, run_shard_quantize},
+    {"activation_forward", prepare_activation, run_activation},
+};
+const int op_fault_row_count = sizeof op_fault_rows / sizeof *op_fault_rows;
