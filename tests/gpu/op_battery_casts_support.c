@@ -18,6 +18,7 @@ static void launch(gpu_side *side, const battery_case *c, const battery_operands
     args.planes = planes;
     args.amax_epsilon = c->way % 5 == 4 ? 1.0f : 0.0f;
     args.skip = operands->skip;
+    args.random = operands->random;
     EXPECT_OK(tn_quantize(&args, side->stream));
 }
 
@@ -58,9 +59,36 @@ static void launch_other(gpu_side *side, const battery_case *c, const battery_op
     launch(side, c, operands, other_planes(c));
 }
 
+/* ---- stochastically ------------------------------------------------------------------------- */
+
+enum { STOCHASTIC_WAYS = 3 * 9 * 3 };
+
+static unsigned stochastic_planes(const battery_case *c) { return c->way / 27 + 1; }
+
+/* The generator's state is an output: each launch begins with the one that all outputs are filled
+ * with, and the next offset is compared. */
+static void prepare_stochastic(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    static const tn_format formats[] = {TN_FORMAT_NVFP4, TN_FORMAT_MXFP8, TN_FORMAT_FP8_TENSOR,
+                                        TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D};
+    const unsigned which = c->way / 3 % 9;
+    const tn_dtype dtype = which == 0 ? TN_E2M1 : battery_codes[which % 2];
+    const tn_scale_mode mode = battery_pick(c, 1, 2) ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    prepare(side, c, operands,
+            gpu_fp8(side, formats[(which + 1) / 2], dtype, mode, c->rows, c->cols),
+            stochastic_planes(c));
+    operands->random = gpu_plain(side, TN_BYTE, 1, 16);
+    battery_output_add(operands, "seed and offset", operands->random, TN_PLANE_DATA);
+}
+
+static void launch_stochastic(gpu_side *side, const battery_case *c,
+                              const battery_operands *operands) {
+    launch(side, c, operands, stochastic_planes(c));
+}
+
 static const battery_op ops[] = {
     {"quantize, blocks of 128", BLOCK_WAYS, prepare_blocks, launch_blocks},
     {"quantize, other formats", OTHER_WAYS, prepare_other, launch_other},
+    {"quantize, stochastically", STOCHASTIC_WAYS, prepare_stochastic, launch_stochastic},
 };
 
 const battery_table battery_casts = {ops, sizeof ops / sizeof *ops};

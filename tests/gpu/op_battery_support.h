@@ -38,7 +38,8 @@ typedef struct battery_operands {
     int in_count;
     battery_output out[BATTERY_OUTPUTS_MAX];
     int out_count;
-    tn_tensor skip; /* what this way takes as its skip flag, one of `in`; {0}: it takes none */
+    tn_tensor random; /* of stochastic rounding, one of `out`; {0}: none */
+    tn_tensor skip;   /* what this way takes as its skip flag, one of `in`; {0}: it takes none */
 } battery_operands;
 
 typedef struct battery_op {
