@@ -25,7 +25,8 @@ typedef enum option_kind {
     OPTION_NUMBER,
     OPTION_TEXT,
     OPTION_CHOICE,
-    OPTION_POLICY
+    OPTION_POLICY,
+    OPTION_ENGINE
 } option_kind;
 
 typedef struct option_row {
@@ -47,6 +48,10 @@ const char *const tn__policy_choices[] = {
     "default", "keep",   "until_last_use", "until_backward_end",
     "scratch", "budget", "offload",        NULL};
 
+/* As the op layer's tn_gemm_engine counts them. */
+static const char *const engine_choices[] = {
+    "auto", "reference", "cublaslt", "dequantize-bf16", "dequantize-fp32", NULL};
+
 static tn__options values;
 static const char *source_of[OPTION_COUNT];
 static const char *text_of[OPTION_COUNT];
@@ -61,6 +66,7 @@ static const char *accepted_form(option_kind kind) {
     case OPTION_CHOICE: return "auto, cuda or host";
     case OPTION_POLICY:
         return "default, keep, until_last_use, until_backward_end, scratch, budget or offload";
+    case OPTION_ENGINE: return "auto, reference, cublaslt, dequantize-bf16 or dequantize-fp32";
     default: return "a text";
     }
 }
@@ -133,6 +139,7 @@ static int parse_into(const option_row *row, const char *text, tn__options *out)
     case OPTION_BOOL: return parse_bool(text, field);
     case OPTION_CHOICE: return parse_choice(text, driver_choices, field);
     case OPTION_POLICY: return parse_choice(text, tn__policy_choices, field);
+    case OPTION_ENGINE: return parse_choice(text, engine_choices, field);
     case OPTION_LIMIT: return parse_limit(text, field);
     case OPTION_NUMBER: return parse_number(text, field);
     case OPTION_SIZE: return tn__parse_size(text, field) && *(size_t *)field > 0;

@@ -40,7 +40,8 @@
     X(POLICY, plane_policy, "TENURE_PLANE_POLICY", NULL, "default",                                \
       "how long derived planes live where no tensor or scope says")                                \
     X(LIMIT, plane_budget_bytes, "TENURE_PLANE_BUDGET", NULL, "none",                              \
-      "derived planes that a root scope keeps under the policy budget")
+      "derived planes that a root scope keeps under the policy budget")                            \
+    X(ENGINE, gemm_engine, "TENURE_GEMM_ENGINE", NULL, "auto", "what multiplies where no call says")
 
 typedef enum tn__driver_choice {
     TN__DRIVER_CHOICE_AUTO,
@@ -69,6 +70,7 @@ typedef struct tn__options {
     int plane_policy;          /* place in tn__policy_choices: the tensor layer's tn_plane_policy */
     size_t plane_budget_bytes; /* 0: none is kept */
     size_t offload_limit_bytes; /* 0: none */
+    int gemm_engine;            /* the op layer's tn_gemm_engine */
 } tn__options;
 
 /* What TENURE_PLANE_POLICY takes, ending with NULL. */

@@ -34,7 +34,7 @@ static cudaDataType_t data_type(tn_dtype dtype) {
 }
 
 static const char *kind_name(tn__operand_kind kind) {
-    static const char *const names[] = {"plain", "1x128", "128x128"};
+    static const char *const names[] = {"plain", "1x128", "128x128", "tensor"};
     return names[kind];
 }
 
@@ -72,10 +72,12 @@ cublasStatus_t tn__blas_product_scales(const tn__blas *blas, const tn__blas_shap
 static cublasStatus_t set_scale_mode(const tn__blas *blas, cublasLtMatmulDesc_t operation,
                                      const tn__blas_operand *operand,
                                      cublasLtMatmulDescAttributes_t attribute) {
+    static const int32_t modes[] = {[TN__OPERAND_VECTOR] = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                                    [TN__OPERAND_TILE] =
+                                        CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+                                    [TN__OPERAND_TENSOR] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F};
     if (operand->kind == TN__OPERAND_PLAIN) return CUBLAS_STATUS_SUCCESS;
-    int32_t mode = operand->kind == TN__OPERAND_VECTOR
-                       ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-                       : CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+    const int32_t mode = modes[operand->kind];
     return set(blas, operation, attribute, &mode, sizeof mode);
 }
 

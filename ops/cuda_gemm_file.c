@@ -23,7 +23,8 @@
 
 enum { FILE_VERSION = 1, WORD_BYTES = 16, ALGORITHM_WORDS = 8, LINE_BYTES = 512 };
 
-static const char *const kind_names[] = {"plain", "1x128", "128x128"};
+static const char *const kind_names[] = {"plain", "1x128", "128x128", "tensor"};
+enum { KINDS = sizeof kind_names / sizeof *kind_names };
 
 static uint64_t hash_of(const char *text, size_t bytes) {
     uint64_t hash = 0xCBF29CE484222325u;
@@ -167,7 +168,7 @@ static int read_dtype(const char *word, tn_dtype *out) {
 static int read_operand(const char *dtype, const char *kind, const char *turned,
                         tn__blas_operand *out) {
     int found = -1;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < KINDS; i++)
         if (strcmp(kind, kind_names[i]) == 0) found = i;
     out->kind = (tn__operand_kind)found;
     out->is_transposed = turned[0] == 't';

@@ -289,6 +289,7 @@ static void touch_operand(ghost *kernel, const tn__operand *operand, int64_t con
     size_t elements = (size_t)operand->rows * (size_t)contracted;
     touch(kernel, operand->data, elements * tn_dtype_bytes(operand->dtype), 0);
     if (operand->kind == TN__OPERAND_PLAIN) return;
+    if (operand->kind == TN__OPERAND_TENSOR) scale_rows = 1;
     touch(kernel, operand->scale,
           (size_t)scale_rows * (size_t)operand->scale_stride * sizeof *operand->scale, 0);
 }

@@ -10,6 +10,7 @@
  *             reference. The product of two FP8 numbers is exact in fp32, so it makes no
  *             difference whether p is summed with multiply and add or with fmaf.
  *     plain   y = sum over all of k in fp32, from 0, in rising k, product and sum each rounded
+ *     tensor  the same of the FP8 numbers, then y = (y * s_a) * s_b
  *     then    d = to_type(y), or with accumulate d = to_type(d + y), the sum in fp32
  *
  * D is made in squares of 128 x 128; for one square, each 128 of k of both operands are widened
@@ -181,6 +182,10 @@ static void store_row(const tn__gemm_work *work, int64_t row, int64_t col, int c
     const tn__matrix *d = &work->d;
     int64_t at = row * d->cols + col;
     float old[TN__BLOCK];
+    if (work->a.kind == TN__OPERAND_TENSOR) {
+        for (int i = 0; i < count; i++)
+            y[i] = y[i] * *work->a.scale * *work->b.scale;
+    }
     if (work->accumulate) {
         tn__load_floats(d->dtype, d->data, at, count, old);
         for (int i = 0; i < count; i++)
@@ -195,11 +200,12 @@ static void multiply_block(const tn__gemm_work *work, int64_t row, int64_t col, 
     q->depth = (int)tn__least(TN__BLOCK, work->contracted - k);
     pack_operand(a, work->contracted, row, q->rows, k, q->depth, ROW_LANES, q->a[0][0]);
     pack_operand(b, work->contracted, col, q->cols, k, q->depth, COL_LANES, q->b[0][0]);
-    if (a->kind != TN__OPERAND_PLAIN) {
+    int has_blocks = a->kind == TN__OPERAND_VECTOR || a->kind == TN__OPERAND_TILE;
+    if (has_blocks) {
         load_scales(a, row, q->rows, k, q->columns_first ? q->second : q->first);
         load_scales(b, col, q->cols, k, q->columns_first ? q->first : q->second);
     }
-    multiply(q, a->kind != TN__OPERAND_PLAIN);
+    multiply(q, has_blocks);
 }
 
 static void make_square(const tn__gemm_work *work, int64_t row, int64_t col, square *q) {

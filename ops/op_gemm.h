@@ -28,6 +28,42 @@ tn_status tn__gemm_planes(const tn__op_call *call, tn_gemm_form form, tn_format 
 /* An FP8 plane as an operand. */
 tn__operand tn__gemm_operand(tn_format format, const tn_plane_view *view);
 
+/* A PLAIN matrix; turned: it is stored [contracted, rows]. */
+tn__operand tn__gemm_plain_operand(const tn__matrix *matrix, int is_turned);
+
+/* ---- engines -------------------------------------------------------------------------------- */
+
+typedef struct tn__gemm_engine tn__gemm_engine;
+
+/* What a call works on, and how. */
+typedef struct tn__gemm_tensors {
+    tn_tensor_info a, b, d;
+    tn__gemm_plane_pair planes; /* that an engine of the formats' own reads */
+    tn_gemm_engine id;
+    const tn__gemm_engine *engine;
+} tn__gemm_tensors;
+
+/* A row of the table in op_gemm_engine.c. */
+struct tn__gemm_engine {
+    const char *name;
+    const char *where; /* it is, in words; NULL: everywhere */
+    int is_automatic;  /* taken without being asked for */
+    int (*exists)(const tn__op_call *call);
+    /* Whether it takes the operands, of which only shapes have been checked to be matrices: the
+     * status says why not. */
+    tn_status (*check)(const tn__op_call *call, tn_gemm_form form, tn__gemm_tensors *t);
+    /* Leases a and b, or makes in scratch what it wants of them, and fills in the operands. */
+    tn_status (*lease)(tn__op_call *call, const tn_gemm_args *args, const tn__gemm_tensors *t,
+                       tn__gemm_work *work);
+    /* The operands without their addresses. */
+    tn_status (*outline)(const tn_gemm_args *args, const tn__gemm_tensors *t, tn__gemm_work *work);
+};
+
+/* All checks that need no plane, and the choice of the engine. */
+tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t);
+
+/* ---- steps ---------------------------------------------------------------------------------- */
+
 /* work->d and work->accumulate, for operands that are in it already: what scratch it needs, with
  * d's shape but not its memory, so that it can be made before the outputs are leased. */
 tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_info *d,

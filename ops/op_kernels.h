@@ -162,7 +162,8 @@ typedef struct tn__transpose_work {
 typedef enum tn__operand_kind {
     TN__OPERAND_PLAIN = 0,
     TN__OPERAND_VECTOR, /* one scale per row and 128 of the contracted dimension: [k/128][r] */
-    TN__OPERAND_TILE    /* one scale per 128 x 128: [r/128][k/128] */
+    TN__OPERAND_TILE,   /* one scale per 128 x 128: [r/128][k/128] */
+    TN__OPERAND_TENSOR  /* one scale */
 } tn__operand_kind;
 
 typedef struct tn__operand {

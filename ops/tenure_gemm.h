@@ -36,17 +36,18 @@ TN_API TN_MUST_USE tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream st
 /* What tn_gemm(args) would do now. Puts nothing on a stream; planes need not be there. */
 typedef struct tn_gemm_choice {
     size_t size;
+    tn_gemm_engine engine;  /* never AUTO */
     int algorithm;          /* its place among those that are offered, from 1 on */
     int algorithms;         /* that are offered */
     int is_measured;        /* chosen by time: tuned, or loaded */
     double us;              /* of it, as measured; 0: it was not */
     double first_us;        /* of the one that is offered first; likewise */
     size_t workspace_bytes; /* that it wants */
-    size_t scratch_bytes;   /* all scratch of the call, workspace and padded copies */
+    size_t scratch_bytes;   /* workspace and padded copies; what an engine dequantizes aside */
     char description[120];  /* of the algorithm, for people */
 } tn_gemm_choice;
 #define TN_GEMM_CHOICE_INIT                                                                        \
-    { sizeof(tn_gemm_choice), 0, 0, 0, 0.0, 0.0, 0, 0, "" }
+    { sizeof(tn_gemm_choice), TN_GEMM_ENGINE_AUTO, 0, 0, 0, 0.0, 0.0, 0, 0, "" }
 TN_API TN_MUST_USE tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out);
 
 /* Writes what was measured on this device to a text file, which is there whole or not at all.

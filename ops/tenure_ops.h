@@ -130,6 +130,7 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  *     FPROP   y [M, N]    x  [M, K], ROW, 1D    w [N, K], ROW, 2D or 1D
  *     DGRAD   dx [M, K]   dy [M, N], ROW, 1D    w [N, K], COL, 2D
  *     WGRAD   dw [N, K]   dy [M, N], COL, 1D    x [M, K], COL, 1D
+ *                                               (or both of one scale a tensor, the same planes)
  *
  * D = A B^T, A B, A^T B: of the dequantized values, in fp32, written in D's type (fp32, bf16 or
  * fp16), or added to D if `accumulate`. A and B both FP8, or both PLAIN of one type (bf16, fp16,
@@ -138,7 +139,8 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  * operand is read from is tn_format_operand's to say. A plane of B that is absent is derived where
  * it can be and stays by the policy of its tensor.
  *
- * Host FP8, for each block of 128 along the contracted dimension (tail shorter): p = sum of
+ * Host FP8, one scale a tensor: y = sum of products in fp32 from 0 in order, times scale_a, times
+ * scale_b. Blocks: for each block of 128 along the contracted dimension (tail shorter): p = sum of
  * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); with accumulate
  * y + D in fp32; at the end one rounding to D's type. CUDA: cuBLASLt's block-scaled kernels, of
  * which tn_gemm_tune (tenure_gemm.h) finds the fastest.
@@ -149,6 +151,20 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  * padded (contracted to a multiple of 16, rows and columns to 8) or does not write D's type. */
 typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn_gemm_form;
 
+/* Ways to multiply. AUTO is what TENURE_GEMM_ENGINE says, else the device's own: REFERENCE on the
+ * host, CUBLASLT on CUDA. The others take any formats on any device, also one PLAIN operand of
+ * their type: what is quantized is dequantized into scratch, from the plane along the contracted
+ * dimension, and multiplied as PLAIN bf16 or fp32. They are never taken without being asked for. */
+typedef enum tn_gemm_engine {
+    TN_GEMM_ENGINE_AUTO = 0,
+    TN_GEMM_ENGINE_REFERENCE,
+    TN_GEMM_ENGINE_CUBLASLT,
+    TN_GEMM_ENGINE_DEQUANTIZE_BF16,
+    TN_GEMM_ENGINE_DEQUANTIZE_FP32,
+    TN_GEMM_ENGINE_COUNT
+} tn_gemm_engine;
+TN_API const char *tn_gemm_engine_name(tn_gemm_engine engine);
+
 typedef struct tn_gemm_args {
     size_t size;
     tn_gemm_form form;
@@ -156,11 +172,12 @@ typedef struct tn_gemm_args {
     tn_tensor b;
     tn_tensor d;
     int accumulate;
-    tn_scope scope; /* for scratch (workspace, padded operands) */
-    int algorithm;  /* pins one of those that tn_gemm_choice_get counts, from 1 on; 0: the chosen */
+    tn_scope scope;        /* for scratch (workspace, padded operands) */
+    tn_gemm_engine engine; /* pins one */
+    int algorithm; /* pins one of those that tn_gemm_choice_get counts, from 1 on; 0: the chosen */
 } tn_gemm_args;
 #define TN_GEMM_ARGS_INIT                                                                          \
-    { sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, 0 }
+    { sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, TN_GEMM_ENGINE_AUTO, 0 }
 
 TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);
 

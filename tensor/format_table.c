@@ -192,12 +192,12 @@ static const format_row format_table[TN_FORMAT_COUNT] = {
                               .global = GLOBAL_ONLY,
                               .is_col_transposed = 1,
                               .is_exact_transpose = 1,
-                              .operands = {[TN_ARCHITECTURE_ADA] = OPERANDS_INNER,
+                              .operands = {[TN_ARCHITECTURE_HOST] = OPERANDS_INNER,
+                                           [TN_ARCHITECTURE_ADA] = OPERANDS_INNER,
                                            [TN_ARCHITECTURE_HOPPER] = OPERANDS_INNER,
                                            [TN_ARCHITECTURE_BLACKWELL] = OPERANDS_ROW,
                                            [TN_ARCHITECTURE_BLACKWELL_RTX] = OPERANDS_INNER},
-                              .why_no_gemm = "FP8 GEMMs begin with compute capability 8.9, and the "
-                                             "host ops have none with one scale for a tensor"},
+                              .why_no_gemm = "FP8 GEMMs begin with compute capability 8.9"},
     [TN_FORMAT_MXFP8] =
         {.name = "mxfp8",
          .row_block = TN__BLOCK,

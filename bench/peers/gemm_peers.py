@@ -42,14 +42,17 @@ def rows_of_blocks(x):
 
 
 def tiles(x):
-    """128x128: codes, scales [blocks of cols, blocks of rows], the former padded to 4."""
+    """128x128: codes, scales [blocks of cols padded to 4, blocks of rows]."""
     rows, cols = x.shape
-    tile = x.float().view(rows // BLOCK, BLOCK, cols // BLOCK, BLOCK)
+    down, across = -(-rows // BLOCK), cols // BLOCK
+    whole = torch.zeros(down * BLOCK, cols, device=x.device)
+    whole[:rows] = x.float()
+    tile = whole.view(down, BLOCK, across, BLOCK)
     scale = pow2_scale(tile.abs().amax((1, 3)))
-    codes = (tile * scale[:, None, :, None]).to(torch.float8_e4m3fn).view(rows, cols)
-    inverse = torch.zeros(rows // BLOCK, (cols // BLOCK + 3) // 4 * 4, device=x.device)
-    inverse[:, :cols // BLOCK] = 1.0 / scale
-    return codes, inverse.t()
+    codes = (tile * scale[:, None, :, None]).to(torch.float8_e4m3fn).view(-1, cols)[:rows]
+    inverse = torch.zeros(down, (across + 3) // 4 * 4, device=x.device)
+    inverse[:, :across] = 1.0 / scale
+    return codes.contiguous(), inverse.t()
 
 
 def product(op, a, b):

@@ -133,10 +133,12 @@ static int is_fp8(const tn__operand *operand) {
 static int64_t fill_operand(const operation *of, const matrix_layout *layout, int which,
                             tn__operand *out) {
     int turned = of->transposes[which] == (which == 0 ? CUBLAS_OP_N : CUBLAS_OP_T);
-    out->kind = of->modes[which] == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ? TN__OPERAND_VECTOR
-                : of->modes[which] == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
-                    ? TN__OPERAND_TILE
-                    : TN__OPERAND_PLAIN;
+    int is_scaled = of->scales[which] != NULL;
+    switch (of->modes[which]) {
+    case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F: out->kind = TN__OPERAND_VECTOR; break;
+    case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F: out->kind = TN__OPERAND_TILE; break;
+    default: out->kind = is_scaled ? TN__OPERAND_TENSOR : TN__OPERAND_PLAIN;
+    }
     out->dtype = dtype_of(layout->type);
     out->is_transposed = turned;
     out->rows = turned ? layout->inner : layout->outer;
@@ -153,6 +155,7 @@ static int is_supported(const tn__gemm_work *work) {
     if (!is_fp8(a)) return a->dtype == b->dtype;
     if (a->is_transposed || b->is_transposed) return 0;
     if (a->kind == TN__OPERAND_TILE && b->kind == TN__OPERAND_TILE) return 0;
+    if ((a->kind == TN__OPERAND_TENSOR) != (b->kind == TN__OPERAND_TENSOR)) return 0;
     if (a->dtype == TN_E5M2 && b->dtype == TN_E5M2) return 0;
     return work->contracted % 16 == 0 && a->rows % 8 == 0 && b->rows % 8 == 0 && a->scale &&
            b->scale;

@@ -40,8 +40,9 @@ static tn_tensor make_operand(gpu_side *side, const gemm_case *c, tn_format form
 
 static tn_gemm_args make_args(gpu_side *side, const gemm_case *c) {
     int is_plain = c->weight == TN_FORMAT_PLAIN;
-    tn_format vector = is_plain ? TN_FORMAT_PLAIN : TN_FORMAT_FP8_BLOCK_1D;
-    tn_format tile = is_plain ? TN_FORMAT_PLAIN : TN_FORMAT_FP8_BLOCK_2D;
+    int is_whole = is_plain || c->weight == TN_FORMAT_FP8_TENSOR;
+    tn_format vector = is_whole ? c->weight : TN_FORMAT_FP8_BLOCK_1D;
+    tn_format tile = is_whole ? c->weight : TN_FORMAT_FP8_BLOCK_2D;
     int is_wgrad = c->form == TN_GEMM_WGRAD, is_fprop = c->form == TN_GEMM_FPROP;
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
     args.form = c->form;
@@ -122,6 +123,23 @@ static void fp8_equals_the_host_to_the_bit(void **state) {
     gpu_count_report("GEMM on the emulated device, FP8");
 }
 
+static void one_scale_a_tensor_equals_the_host_to_the_bit(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    (void)state;
+    for (int i = 0; i < SHAPES * 9; i++) {
+        gemm_case c = fp8_case(shapes[i % SHAPES][0], shapes[i % SHAPES][1], shapes[i % SHAPES][2]);
+        int way = i / SHAPES;
+        c.form = (tn_gemm_form)(way % 3);
+        c.weight = TN_FORMAT_FP8_TENSOR;
+        c.a = i % 2 ? TN_E5M2 : TN_E4M3;
+        c.d = types[way / 3];
+        c.mode = i % 5 == 0 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+        c.accumulate = i % 4 == 3;
+        check(&c, "one scale");
+    }
+    gpu_count_report("GEMM on the emulated device, one scale a tensor");
+}
+
 static void plain_equals_the_host_to_the_bit(void **state) {
     static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
     (void)state;
@@ -141,6 +159,7 @@ static void plain_equals_the_host_to_the_bit(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp8_equals_the_host_to_the_bit),
+        cmocka_unit_test(one_scale_a_tensor_equals_the_host_to_the_bit),
         cmocka_unit_test(plain_equals_the_host_to_the_bit),
     };
     char fault[EMULATED_FAULT_BYTES];

@@ -10,7 +10,8 @@ static const char *const expected[TN_FORMAT_COUNT][TN_ARCHITECTURE_COUNT] = {
         {[TN_ARCHITECTURE_HOST] = "RRRCCC", [TN_ARCHITECTURE_HOPPER] = "RRRCCC"},
     [TN_FORMAT_FP8_BLOCK_2D] =
         {[TN_ARCHITECTURE_HOST] = "RRRCCC", [TN_ARCHITECTURE_HOPPER] = "RRRCCC"},
-    [TN_FORMAT_FP8_TENSOR] = {[TN_ARCHITECTURE_ADA] = "RRRCCC",
+    [TN_FORMAT_FP8_TENSOR] = {[TN_ARCHITECTURE_HOST] = "RRRCCC",
+                              [TN_ARCHITECTURE_ADA] = "RRRCCC",
                               [TN_ARCHITECTURE_HOPPER] = "RRRCCC",
                               [TN_ARCHITECTURE_BLACKWELL] = "RRRRRR",
                               [TN_ARCHITECTURE_BLACKWELL_RTX] = "RRRCCC"},
