@@ -20,7 +20,7 @@ static void every_op_on_the_emulated_device_equals_the_host(void **state) {
     assert_int_equal(battery_failures(BATTERY_SKIPPED), 0);
 }
 
-static const battery_case ragged = {130, 152, GPU_FILL_NORMAL, 5, 0};
+static const battery_case ragged = {130, 152, GPU_FILL_NORMAL, 5, 0, NULL};
 
 /* In other orders of threads and blocks the bits are the same: no barrier is missing. */
 static void check_orders(const battery_op *op) {

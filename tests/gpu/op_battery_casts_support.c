@@ -65,8 +65,8 @@ enum { STOCHASTIC_WAYS = 3 * 9 * 3 };
 
 static unsigned stochastic_planes(const battery_case *c) { return c->way / 27 + 1; }
 
-/* The generator's state is an output: each launch begins with the one that all outputs are filled
- * with, and the next offset is compared. */
+/* The generator's state is an output: each launch begins with the same one, and the next offset is
+ * compared. */
 static void prepare_stochastic(gpu_side *side, const battery_case *c, battery_operands *operands) {
     static const tn_format formats[] = {TN_FORMAT_NVFP4, TN_FORMAT_MXFP8, TN_FORMAT_FP8_TENSOR,
                                         TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D};
@@ -77,7 +77,8 @@ static void prepare_stochastic(gpu_side *side, const battery_case *c, battery_op
             gpu_fp8(side, formats[(which + 1) / 2], dtype, mode, c->rows, c->cols),
             stochastic_planes(c));
     operands->random = gpu_plain(side, TN_BYTE, 1, 16);
-    battery_output_add(operands, "seed and offset", operands->random, TN_PLANE_DATA);
+    battery_updated_add(operands, "seed and offset", operands->random,
+                        battery_input(side, c, operands, TN_BYTE, 1, 16, 1));
 }
 
 static void launch_stochastic(gpu_side *side, const battery_case *c,

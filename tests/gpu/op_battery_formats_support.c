@@ -14,6 +14,10 @@ static tn_dtype code_of(const battery_case *c, tn_format format) {
     return format == TN_FORMAT_NVFP4 ? TN_E2M1 : battery_codes[battery_pick(c, PICK_CODE, 2)];
 }
 
+static void add_skip(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    if (battery_pick(c, PICK_SKIP, 2)) (void)battery_skip(side, operands);
+}
+
 /* ---- planes from the host ------------------------------------------------------------------- */
 
 /* A positive factor of the case's fill; a power of two where the format asks for one. */
@@ -89,6 +93,7 @@ static void prepare_dequantize(gpu_side *side, const battery_case *c, battery_op
     tn_tensor src = gpu_fp8(side, format, code_of(c, format), mode, c->rows, c->cols);
     battery_keep(operands, src);
     write_plane(side, c, src, battery_row_and_col[c->way / FORMATS % 2], mode);
+    add_skip(side, c, operands);
     battery_output_add(operands, "values",
                        gpu_plain(side, battery_floats[c->way / FORMATS / 2], c->rows, c->cols),
                        TN_PLANE_DATA);
@@ -100,6 +105,7 @@ static void launch_dequantize(gpu_side *side, const battery_case *c,
     args.src = operands->in[0];
     args.plane = battery_row_and_col[c->way / FORMATS % 2];
     args.dst = operands->out[0].tensor;
+    args.skip = operands->skip;
     EXPECT_OK(tn_dequantize(&args, side->stream));
 }
 
@@ -144,6 +150,7 @@ static void prepare_values(gpu_side *side, const battery_case *c, battery_operan
                             from_mode, c->rows, c->cols);
     battery_keep(operands, src);
     write_plane(side, c, src, battery_row_and_col[c->way % 2], from_mode);
+    add_skip(side, c, operands);
     battery_planes_add(operands,
                        gpu_fp8(side, block_format(c->way / 4 % 2), battery_codes[c->way / 8],
                                to_mode, c->rows, c->cols),
@@ -157,6 +164,7 @@ static void launch_values(gpu_side *side, const battery_case *c, const battery_o
     args.dst = operands->out[0].tensor;
     args.planes = values_planes(c);
     args.amax_epsilon = battery_pick(c, PICK_EPSILON, 4) ? 0.0f : 1.0f;
+    args.skip = operands->skip;
     EXPECT_OK(tn_requantize(&args, side->stream));
 }
 
@@ -166,6 +174,7 @@ static void prepare_shift(gpu_side *side, const battery_case *c, battery_operand
     tn_tensor src = gpu_fp8(side, TN_FORMAT_FP8_BLOCK_1D, dtype, TN_SCALE_POW2, c->rows, c->cols);
     battery_keep(operands, src);
     write_plane(side, c, src, battery_row_and_col[from], TN_SCALE_POW2);
+    add_skip(side, c, operands);
     battery_output_add(
         operands, "other plane",
         gpu_fp8(side, TN_FORMAT_FP8_BLOCK_1D, dtype, TN_SCALE_POW2, c->rows, c->cols),
@@ -178,6 +187,7 @@ static void launch_shift(gpu_side *side, const battery_case *c, const battery_op
     args.from = battery_row_and_col[c->way % 2];
     args.dst = operands->out[0].tensor;
     args.mode = TN_REQUANTIZE_SHIFT;
+    args.skip = operands->skip;
     EXPECT_OK(tn_requantize(&args, side->stream));
 }
 
@@ -209,7 +219,7 @@ static void prepare_delayed(gpu_side *side, const battery_case *c, battery_opera
     (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
     (void)magnitudes(side, c, operands, 1, SLOTS, 1);
     tn_tensor history = magnitudes(side, c, operands, HISTORY, SLOTS, 2);
-    if (battery_pick(c, PICK_SKIP, 2)) (void)battery_skip(side, operands);
+    add_skip(side, c, operands);
     battery_planes_add(operands, dst, c->way / 6 + 1);
     battery_updated_add(operands, "amax history", gpu_plain(side, TN_FP32, HISTORY, SLOTS),
                         history);
@@ -235,6 +245,7 @@ static void prepare_update(gpu_side *side, const battery_case *c, battery_operan
     const int64_t length = c->rows > 0 ? c->rows : 1;
     tn_tensor history = magnitudes(side, c, operands, length, c->cols, 0);
     tn_tensor scale = magnitudes(side, c, operands, 1, c->cols, 1);
+    add_skip(side, c, operands);
     battery_updated_add(operands, "amax history", gpu_plain(side, TN_FP32, length, c->cols),
                         history);
     battery_updated_add(operands, "scale", gpu_plain(side, TN_FP32, 1, c->cols), scale);
@@ -248,6 +259,7 @@ static void launch_update(gpu_side *side, const battery_case *c, const battery_o
     args.amax = c->way % 2 ? TN_AMAX_MOST_RECENT : TN_AMAX_MOST;
     args.dtype = battery_codes[c->way / 2 % 2];
     args.margin = margins[c->way / 4];
+    args.skip = operands->skip;
     EXPECT_OK(tn_scale_update(&args, side->stream));
 }
 

@@ -8,40 +8,72 @@
 
 enum { GROUPS = 6, COPIES = 3, MULTIPLE = 16 };
 
-static const tn_plane planes[] = {TN_PLANE_ROW, TN_PLANE_COL};
+enum { PICK_ERROR = 1, PICK_SKIP, PICK_PERMUTED };
 
 /* Inputs are destroyed in the order in which they are kept, and found by their number. */
-static void keep_bytes(gpu_side *side, battery_operands *operands, const void *bytes,
-                       int64_t count) {
+static tn_tensor keep_bytes(gpu_side *side, battery_operands *operands, const void *bytes,
+                            int64_t count) {
     tn_tensor tensor = gpu_plain(side, TN_BYTE, 1, count);
     gpu_upload(side, tensor, bytes);
     battery_keep(operands, tensor);
+    return tensor;
 }
 
-static void keep_error(gpu_side *side, battery_operands *operands) {
+/* The last output: 0 before, and what the device finds wrong after. */
+static void add_error(gpu_side *side, battery_operands *operands) {
     const uint32_t no_error = 0;
-    keep_bytes(side, operands, &no_error, sizeof no_error);
+    battery_updated_add(operands, "error", gpu_plain(side, TN_BYTE, 1, sizeof no_error),
+                        keep_bytes(side, operands, &no_error, sizeof no_error));
 }
 
-/* One group has nothing, and the last rows are in none. */
+static tn_tensor error_of(const battery_operands *operands) {
+    return operands->out[operands->out_count - 1].tensor;
+}
+
+/* One case in eight tells the device nonsense, which it must find. */
+static int is_wrong(const battery_case *c) {
+    return !c->bands && battery_pick(c, PICK_ERROR, 8) == 0;
+}
+
+static void add_skip(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    if (battery_pick(c, PICK_SKIP, 2)) (void)battery_skip(side, operands);
+}
+
+/* One group has nothing, and the last rows are in none; of bands, one group has all. */
 static void keep_offsets(gpu_side *side, const battery_case *c, battery_operands *operands) {
-    int64_t offsets[GROUPS + 1] = {0}, left = c->rows - c->rows / 20;
+    int64_t offsets[GROUPS + 1] = {0}, left = c->bands ? c->rows : c->rows - c->rows / 20;
     for (int g = 0; g < GROUPS; g++) {
         int64_t rows = g == 2            ? 0
                        : g == GROUPS - 1 ? left
                                          : left * (1 + (int64_t)(c->seed % 3)) / 5;
+        if (c->bands) rows = left;
         offsets[g + 1] = offsets[g] + rows;
         left -= rows;
     }
-    keep_bytes(side, operands, offsets, sizeof offsets);
+    if (is_wrong(c)) offsets[3] = c->seed % 2 ? c->rows + 1 : -1;
+    (void)keep_bytes(side, operands, offsets, sizeof offsets);
 }
 
+/* Row `row` of a map that goes to the rows of the case's matrix: in every tile of 128 the same, but
+ * for those of bands, which go to each other's. */
+static int64_t mapped(const battery_case *c, int64_t row, int64_t i) {
+    if (i % 13 == 5) return -1;
+    if (!c->bands) return (i * 11 + (int64_t)c->seed) % c->rows;
+    const int band = battery_band_of(c->bands, row / 128);
+    const int64_t first = band < 0 ? 128 : c->bands->tile[(band + 1) % BATTERY_BANDS] * 128;
+    const int64_t there = c->rows - first < 128 ? c->rows - first : 128;
+    return first + row % 128 * 11 % there;
+}
+
+/* `each` numbers for each of `rows` rows. */
 static void keep_map(gpu_side *side, const battery_case *c, battery_operands *operands,
-                     int64_t count) {
+                     int64_t rows, int64_t each) {
+    const int64_t count = rows * each;
     int64_t *map = malloc((size_t)count * sizeof *map + 1);
     for (int64_t i = 0; i < count; i++)
-        map[i] = i % 13 == 5 ? -1 : (i * 11 + (int64_t)c->seed) % c->rows;
-    keep_bytes(side, operands, map, count * (int64_t)sizeof *map);
+        map[i] = mapped(c, i / each, c->bands ? i / each % 128 * each + i % each : i);
+    if (is_wrong(c) && count > 0) map[count / 2] = c->rows;
+    (void)keep_bytes(side, operands, map, count * (int64_t)sizeof *map);
     free(map);
 }
 
@@ -55,19 +87,25 @@ static tn_format format_of(const battery_case *c) {
 
 static void prepare_grouped(gpu_side *side, const battery_case *c, battery_operands *operands) {
     unsigned mask = c->way / 24 % 3 + 1;
+    tn_tensor like = {0};
     (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
     keep_offsets(side, c, operands);
-    keep_error(side, operands);
+    add_skip(side, c, operands);
+    if (c->bands) like = gpu_fp8(side, format_of(c), TN_E4M3, TN_SCALE_POW2, c->rows, c->cols);
+    if (c->bands) battery_keep(operands, like);
     for (int p = 0; p < 2; p++) {
         int64_t floats;
         if (!(mask >> p & 1)) continue;
-        EXPECT_OK(
-            tn_grouped_scale_floats(format_of(c), planes[p], GROUPS, c->rows, c->cols, &floats));
+        EXPECT_OK(tn_grouped_scale_floats(format_of(c), battery_row_and_col[p], GROUPS, c->rows,
+                                          c->cols, &floats));
         battery_output_add(operands, p ? "column bytes" : "row bytes",
                            gpu_plain(side, TN_BYTE, c->rows, c->cols), TN_PLANE_DATA);
+        battery_output_like(operands, like, battery_row_and_col[p], BATTERY_LIKE_DATA);
         battery_output_add(operands, p ? "column scales" : "row scales",
                            gpu_plain(side, TN_FP32, 1, floats), TN_PLANE_DATA);
+        battery_output_like(operands, like, battery_row_and_col[p], BATTERY_LIKE_SCALES);
     }
+    add_error(side, operands);
 }
 
 static void launch_grouped(gpu_side *side, const battery_case *c,
@@ -75,7 +113,8 @@ static void launch_grouped(gpu_side *side, const battery_case *c,
     unsigned mask = c->way / 24 % 3 + 1;
     tn_grouped_quantize_args args = TN_GROUPED_QUANTIZE_ARGS_INIT;
     int out = 0;
-    args.src = operands->in[0], args.offsets = operands->in[1], args.error = operands->in[2];
+    args.src = operands->in[0], args.offsets = operands->in[1];
+    args.error = error_of(operands), args.skip = operands->skip;
     args.format = format_of(c);
     args.dtype = battery_codes[c->way / 3 % 2];
     args.scale_mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
@@ -94,17 +133,16 @@ static void launch_grouped(gpu_side *side, const battery_case *c,
 enum { LISTED = 3 };
 
 static void prepare_list(gpu_side *side, const battery_case *c, battery_operands *operands) {
-    unsigned mask = c->way / 24 % 3 + 1;
-    for (int i = 0; i < LISTED; i++) { /* one is small, and one is as the case says */
+    const tn_scale_mode mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    for (int i = 0; i < LISTED; i++) { /* one is as the case says */
         int64_t rows = i == 1 ? 3 : c->rows + (int64_t)5 * i, cols = i == 1 ? 17 : c->cols;
-        tn_scale_mode mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
-        tn_tensor dst =
-            gpu_fp8(side, format_of(c), battery_codes[c->way / 3 % 2], mode, rows, cols);
+        if (c->bands && i == 2) rows = 5;
         (void)battery_input(side, c, operands, battery_floats[c->way % 3], rows, cols, (uint64_t)i);
-        for (int p = 0; p < 2; p++)
-            if (mask >> p & 1)
-                battery_output_add(operands, p ? "column plane" : "row plane", dst, planes[p]);
+        battery_planes_add(
+            operands, gpu_fp8(side, format_of(c), battery_codes[c->way / 3 % 2], mode, rows, cols),
+            c->way / 24 % 3 + 1);
     }
+    add_skip(side, c, operands);
 }
 
 static void launch_list(gpu_side *side, const battery_case *c, const battery_operands *operands) {
@@ -114,6 +152,7 @@ static void launch_list(gpu_side *side, const battery_case *c, const battery_ope
         dst[i] = operands->out[i * operands->out_count / LISTED].tensor;
     args.src = operands->in, args.dst = dst, args.count = LISTED;
     args.planes = c->way / 24 % 3 + 1;
+    args.skip = operands->skip;
     args.scope = side->scope;
     EXPECT_OK(tn_quantize_list(&args, side->stream));
 }
@@ -125,16 +164,18 @@ enum { GATHER_WAYS = 3 + 2, COMBINE_WAYS = 3 * 3 * 2 };
 static void prepare_pad(gpu_side *side, const battery_case *c, battery_operands *operands) {
     const int64_t room = c->rows + (int64_t)(MULTIPLE - 1) * GROUPS;
     keep_offsets(side, c, operands);
-    keep_error(side, operands);
+    if (battery_pick(c, PICK_PERMUTED, 2)) keep_map(side, c, operands, c->rows, 1);
     battery_output_add(operands, "padded offsets", gpu_plain(side, TN_BYTE, GROUPS + 1, 8),
                        TN_PLANE_DATA);
     battery_output_add(operands, "map", gpu_plain(side, TN_BYTE, room, 8), TN_PLANE_DATA);
     battery_output_add(operands, "inverse", gpu_plain(side, TN_BYTE, c->rows, 8), TN_PLANE_DATA);
+    add_error(side, operands);
 }
 
 static void launch_pad(gpu_side *side, const battery_case *c, const battery_operands *operands) {
     tn_pad_groups_args args = TN_PAD_GROUPS_ARGS_INIT;
-    args.offsets = operands->in[0], args.error = operands->in[1];
+    args.offsets = operands->in[0], args.error = error_of(operands);
+    if (battery_pick(c, PICK_PERMUTED, 2)) args.permutation = operands->in[1];
     args.padded_offsets = operands->out[0].tensor;
     args.map = operands->out[1].tensor, args.inverse = operands->out[2].tensor;
     args.rows = c->rows;
@@ -153,45 +194,45 @@ static tn_tensor quantized_rows(gpu_side *side, const battery_case *c, tn_tensor
 }
 
 static void prepare_gather(gpu_side *side, const battery_case *c, battery_operands *operands) {
-    const int64_t count = c->rows ? c->rows + 37 : 0;
+    const int64_t count = c->rows && !c->bands ? c->rows + 37 : c->rows;
     const tn_dtype type = c->way < 3 ? battery_floats[c->way] : TN_FP32;
     tn_tensor src = battery_input(side, c, operands, type, c->rows, c->cols, 0);
-    keep_map(side, c, operands, count);
-    keep_error(side, operands);
+    keep_map(side, c, operands, count, 1);
     if (c->way < 3) {
         battery_output_add(operands, "rows", gpu_plain(side, type, count, c->cols), TN_PLANE_DATA);
-        return;
+    } else {
+        battery_keep(operands, quantized_rows(side, c, src));
+        battery_output_add(operands, "row plane",
+                           gpu_fp8(side, TN_FORMAT_FP8_BLOCK_1D, battery_codes[c->way % 2],
+                                   TN_SCALE_POW2, count, c->cols),
+                           TN_PLANE_ROW);
     }
-    battery_keep(operands, quantized_rows(side, c, src));
-    battery_output_add(operands, "row plane",
-                       gpu_fp8(side, TN_FORMAT_FP8_BLOCK_1D, battery_codes[c->way % 2],
-                               TN_SCALE_POW2, count, c->cols),
-                       TN_PLANE_ROW);
+    add_error(side, operands);
 }
 
 static void launch_gather(gpu_side *side, const battery_case *c, const battery_operands *operands) {
     tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
-    args.src = operands->in[c->way < 3 ? 0 : 3];
-    args.map = operands->in[1], args.error = operands->in[2];
+    args.src = operands->in[c->way < 3 ? 0 : 2];
+    args.map = operands->in[1], args.error = error_of(operands);
     args.dst = operands->out[0].tensor;
     EXPECT_OK(tn_gather_rows(&args, side->stream));
 }
 
 static void prepare_combine(gpu_side *side, const battery_case *c, battery_operands *operands) {
     (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
-    keep_map(side, c, operands, c->rows * COPIES);
-    keep_error(side, operands);
+    keep_map(side, c, operands, c->rows, COPIES);
     (void)battery_input(side, c, operands, TN_FP32, c->rows, COPIES, 1);
     battery_output_add(operands, "sums",
                        gpu_plain(side, battery_floats[c->way / 3 % 3], c->rows, c->cols),
                        TN_PLANE_DATA);
+    add_error(side, operands);
 }
 
 static void launch_combine(gpu_side *side, const battery_case *c,
                            const battery_operands *operands) {
     tn_combine_rows_args args = TN_COMBINE_ROWS_ARGS_INIT;
-    args.src = operands->in[0], args.map = operands->in[1], args.error = operands->in[2];
-    if (c->way / 9 % 2) args.weights = operands->in[3];
+    args.src = operands->in[0], args.map = operands->in[1], args.error = error_of(operands);
+    if (c->way / 9 % 2) args.weights = operands->in[2];
     args.dst = operands->out[0].tensor;
     EXPECT_OK(tn_combine_rows(&args, side->stream));
 }
@@ -200,17 +241,24 @@ static void launch_combine(gpu_side *side, const battery_case *c,
 
 enum { SHARD_WAYS = 3 * 2 * 2 };
 
-/* The case's matrix is the middle of a weight that has a row and three elements more. */
-static int64_t weight_rows(const battery_case *c) { return c->cols ? c->rows + 1 + 3 : 0; }
+/* The case's matrix is the middle of a weight that has a row and three elements more; of bands, all
+ * of it, so that its tiles are the weight's. */
+static int64_t weight_rows(const battery_case *c) {
+    if (c->bands) return c->rows;
+    return c->cols ? c->rows + 1 + 3 : 0;
+}
 
 static int64_t tiles_of(int64_t extent) { return (extent + 127) / 128; }
 
-static int64_t first_of(const battery_case *c) { return c->cols ? c->cols + 3 % c->cols : 0; }
+static int64_t first_of(const battery_case *c) {
+    return c->cols && !c->bands ? c->cols + 3 % c->cols : 0;
+}
 
 static void prepare_amax(gpu_side *side, const battery_case *c, battery_operands *operands) {
-    int64_t tiles = tiles_of(weight_rows(c)) * tiles_of(c->cols);
     (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
-    battery_output_add(operands, "amaxes", gpu_plain(side, TN_FP32, 1, tiles), TN_PLANE_DATA);
+    battery_output_add(operands, "amaxes",
+                       gpu_plain(side, TN_FP32, tiles_of(weight_rows(c)), tiles_of(c->cols)),
+                       TN_PLANE_DATA);
 }
 
 static void launch_amax(gpu_side *side, const battery_case *c, const battery_operands *operands) {
@@ -224,14 +272,17 @@ static void launch_amax(gpu_side *side, const battery_case *c, const battery_ope
 static void prepare_shard(gpu_side *side, const battery_case *c, battery_operands *operands) {
     int64_t down = tiles_of(weight_rows(c)), across = tiles_of(c->cols);
     float *amax = malloc((size_t)(down * across) * sizeof *amax + 1);
-    tn_tensor amaxes = gpu_plain(side, TN_FP32, 1, down * across);
+    tn_tensor amaxes = gpu_plain(side, TN_FP32, down, across);
     (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
     for (int64_t i = 0; i < down * across; i++)
-        amax[i] = (float)(i % 7) * 0.75f;
+        amax[i] = (float)((c->bands ? i % across : i) % 7) * 0.75f;
     gpu_upload(side, amaxes, amax);
     free(amax);
     battery_keep(operands, amaxes);
-    battery_output_add(operands, "bytes", gpu_plain(side, TN_BYTE, 1, c->rows * c->cols + 21),
+    add_skip(side, c, operands);
+    battery_output_add(operands, "bytes",
+                       c->bands ? gpu_plain(side, TN_BYTE, c->rows, c->cols)
+                                : gpu_plain(side, TN_BYTE, 1, c->rows * c->cols + 21),
                        TN_PLANE_DATA);
     battery_output_add(operands, "scales", gpu_plain(side, TN_FP32, down, (across + 3) / 4 * 4),
                        TN_PLANE_DATA);
@@ -244,8 +295,9 @@ static void launch_shard(gpu_side *side, const battery_case *c, const battery_op
     args.dtype = battery_codes[c->way / 3 % 2];
     args.scale_mode = c->way / 6 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
     args.data = operands->out[0].tensor;
-    args.data_first = c->way % 2 ? 16 : 5;
+    args.data_first = c->bands ? 0 : c->way % 2 ? 16 : 5;
     args.scale = operands->out[1].tensor;
+    args.skip = operands->skip;
     EXPECT_OK(tn_shard_quantize(&args, side->stream));
 }
 

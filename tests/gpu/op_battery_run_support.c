@@ -45,7 +45,7 @@ static battery_results run_on(gpu_side *side, const battery_op *op, const batter
 
 static void check_case(battery *b, const battery_op *op, int64_t rows, int64_t cols, gpu_fill fill,
                        unsigned way) {
-    battery_case c = {rows, cols, fill, (uint64_t)b->number, way % op->ways};
+    battery_case c = {rows, cols, fill, (uint64_t)b->number, way % op->ways, NULL};
     battery_operands on_device, on_host;
     char what[160];
     if (!is_drawn(b)) return;
@@ -85,7 +85,7 @@ static void check_skip_on(gpu_side *side, const battery_op *op, const battery_ca
 static void check_skip(battery *b, const battery_op *op) {
     const unsigned step = b->extent == BATTERY_WHOLE ? 1 : ((op->ways + 11) / 12) | 1;
     for (unsigned way = 0; way < op->ways; way += step) {
-        battery_case c = {130, 40, GPU_FILL_NORMAL, (uint64_t)b->number, way};
+        battery_case c = {130, 40, GPU_FILL_NORMAL, (uint64_t)b->number, way, NULL};
         if (!is_drawn(b)) continue;
         check_skip_on(&b->device, op, &c);
         check_skip_on(&b->host, op, &c);

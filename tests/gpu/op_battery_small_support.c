@@ -38,7 +38,7 @@ static void launch_axpy(gpu_side *side, const battery_case *c, const battery_ope
 
 static void prepare_embed(gpu_side *side, const battery_case *c, battery_operands *operands) {
     tn_dtype dtype = battery_floats[c->way % 3];
-    (void)battery_bytes(side, c, operands, c->rows);
+    (void)battery_input(side, c, operands, TN_BYTE, c->rows, 1, 0);
     (void)battery_input(side, c, operands, dtype, 256, c->cols, 1);
     battery_output_add(operands, "y", gpu_plain(side, dtype, c->rows, c->cols), TN_PLANE_DATA);
 }

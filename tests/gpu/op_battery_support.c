@@ -16,14 +16,62 @@ void battery_keep(battery_operands *operands, tn_tensor tensor) {
     operands->in[operands->in_count++] = tensor;
 }
 
-tn_tensor battery_input(gpu_side *side, const battery_case *c, battery_operands *operands,
-                        tn_dtype dtype, int64_t rows, int64_t cols, uint64_t salt) {
-    size_t count = (size_t)rows * (size_t)cols;
-    tn_tensor tensor = gpu_plain(side, dtype, rows, cols);
-    void *data = malloc(count * tn_dtype_bytes(dtype) + 1);
-    gpu_fill_values(c->fill, dtype, c->seed * 16 + salt, data, count);
+int battery_band_of(const battery_bands *bands, int64_t tile) {
+    for (int b = 0; b < BATTERY_BANDS; b++)
+        if (bands->tile[b] == tile) return b;
+    return -1;
+}
+
+/* 0, but for the bands, each with a largest value of its own, the same in all, so that the
+ * tensor's is the same however few bands there are. */
+static void upload_bands(gpu_side *side, const battery_case *c, tn_tensor tensor, tn_dtype dtype,
+                         int64_t cols, uint64_t seed) {
+    const size_t row_bytes = (size_t)cols * tn_dtype_bytes(dtype);
+    unsigned char *data = malloc(128 * row_bytes + 1);
+    tn_lease lease;
+    tn_plane_view view;
+    EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_DATA, TN_WRITE, side->stream, &lease, &view));
+    EXPECT_OK(tn_fill(side->device, view.data, 0, view.layout.data_bytes, side->stream));
+    for (int b = 0; b < BATTERY_BANDS; b++) {
+        const int64_t first = c->bands->tile[b] * 128;
+        const int64_t rows = c->rows - first < 128 ? c->rows - first : 128;
+        uint64_t state = seed + (uint64_t)b;
+        if (dtype == TN_BYTE) {
+            for (size_t i = 0; i < (size_t)rows * row_bytes; i++)
+                data[i] = (unsigned char)gpu_random(&state);
+        } else {
+            gpu_fill_values(c->fill, dtype, state, data, (size_t)(rows * cols));
+            gpu_put(dtype, data, 0, 1024.0f);
+        }
+        EXPECT_OK(tn_copy(side->device, (char *)view.data + (size_t)first * row_bytes, data,
+                          (size_t)rows * row_bytes, side->stream));
+        EXPECT_OK(tn_stream_synchronize(side->device, side->stream));
+    }
+    EXPECT_OK(tn_lease_end(lease));
+    free(data);
+}
+
+static void upload_values(gpu_side *side, const battery_case *c, tn_tensor tensor, tn_dtype dtype,
+                          size_t count, uint64_t seed) {
+    uint64_t state = seed;
+    unsigned char *data = malloc(count * tn_dtype_bytes(dtype) + 1);
+    if (dtype == TN_BYTE) {
+        for (size_t i = 0; i < count; i++)
+            data[i] = (unsigned char)gpu_random(&state);
+    } else {
+        gpu_fill_values(c->fill, dtype, seed, data, count);
+    }
     gpu_upload(side, tensor, data);
     free(data);
+}
+
+tn_tensor battery_input(gpu_side *side, const battery_case *c, battery_operands *operands,
+                        tn_dtype dtype, int64_t rows, int64_t cols, uint64_t salt) {
+    tn_tensor tensor = gpu_plain(side, dtype, rows, cols);
+    if (c->bands && rows == c->rows)
+        upload_bands(side, c, tensor, dtype, cols, c->seed * 64 + salt * 4);
+    else
+        upload_values(side, c, tensor, dtype, (size_t)(rows * cols), c->seed * 64 + salt);
     battery_keep(operands, tensor);
     return tensor;
 }
@@ -39,19 +87,6 @@ void battery_flag(gpu_side *side, const battery_operands *operands, float value)
     gpu_upload(side, operands->skip, &value);
 }
 
-tn_tensor battery_bytes(gpu_side *side, const battery_case *c, battery_operands *operands,
-                        int64_t count) {
-    uint64_t state = c->seed + 99;
-    tn_tensor tensor = gpu_plain(side, TN_BYTE, 1, count);
-    unsigned char *data = malloc((size_t)count + 1);
-    for (int64_t i = 0; i < count; i++)
-        data[i] = (unsigned char)gpu_random(&state);
-    gpu_upload(side, tensor, data);
-    free(data);
-    battery_keep(operands, tensor);
-    return tensor;
-}
-
 static void add(battery_operands *operands, battery_output output) {
     assert_true(operands->out_count < BATTERY_OUTPUTS_MAX);
     operands->out[operands->out_count++] = output;
@@ -59,17 +94,24 @@ static void add(battery_operands *operands, battery_output output) {
 
 void battery_output_add(battery_operands *operands, const char *name, tn_tensor tensor,
                         tn_plane plane) {
-    add(operands, (battery_output){name, tensor, plane, 0, {0}});
+    add(operands, (battery_output){.name = name, .tensor = tensor, .plane = plane});
 }
 
 void battery_derived_add(battery_operands *operands, const char *name, tn_tensor tensor,
                          tn_plane plane) {
-    add(operands, (battery_output){name, tensor, plane, 1, {0}});
+    add(operands,
+        (battery_output){.name = name, .tensor = tensor, .plane = plane, .is_derived = 1});
 }
 
 void battery_updated_add(battery_operands *operands, const char *name, tn_tensor tensor,
                          tn_tensor initial) {
-    add(operands, (battery_output){name, tensor, TN_PLANE_DATA, 0, initial});
+    add(operands, (battery_output){.name = name, .tensor = tensor, .initial = initial});
+}
+
+void battery_output_like(battery_operands *operands, tn_tensor like, tn_plane plane,
+                         battery_likeness likeness) {
+    battery_output *out = &operands->out[operands->out_count - 1];
+    out->like = like, out->like_plane = plane, out->likeness = likeness;
 }
 
 void battery_planes_add(battery_operands *operands, tn_tensor tensor, unsigned planes) {

@@ -18,17 +18,37 @@
 
 enum { BATTERY_INPUTS_MAX = 8, BATTERY_OUTPUTS_MAX = 6 };
 
+/* Of a matrix that is too large to be made and computed on the host: three tiles of 128 rows have
+ * values, and all others are the same, so that a matrix of few tiles tells what each must become. */
+enum { BATTERY_BANDS = 3 };
+typedef struct battery_bands {
+    int64_t tile[BATTERY_BANDS];
+} battery_bands;
+
+/* Which band the tile of rows is, or -1. */
+int battery_band_of(const battery_bands *bands, int64_t tile);
+
 typedef struct battery_case {
     int64_t rows, cols;
     gpu_fill fill;
     uint64_t seed;
-    unsigned way; /* below the op's `ways`: types, formats, modes */
+    unsigned way;               /* below the op's `ways`: types, formats, modes */
+    const battery_bands *bands; /* NULL: all is of the fill */
 } battery_case;
+
+typedef enum battery_likeness {
+    BATTERY_LIKE_ITSELF = 0,
+    BATTERY_LIKE_DATA,  /* the bytes are laid out as the data of a plane of `like` */
+    BATTERY_LIKE_SCALES /* as its scales */
+} battery_likeness;
 
 typedef struct battery_output {
     const char *name;
     tn_tensor tensor;
     tn_plane plane;
+    battery_likeness likeness;
+    tn_tensor like;
+    tn_plane like_plane;
     int is_derived; /* the op makes it from another plane of its tensor: not to be written before */
     tn_tensor initial; /* what the op finds in it, one of `in`; {0}: all bytes are 0xFF */
 } battery_output;
@@ -60,17 +80,13 @@ extern const battery_table battery_casts, battery_formats, battery_producers, ba
 
 /* ---- for prepare ---------------------------------------------------------------------------- */
 
-/* An input of the case's fill; `salt` tells inputs of one case apart. */
+/* An input of the case's fill, of bytes any; `salt` tells inputs of one case apart. */
 tn_tensor battery_input(gpu_side *side, const battery_case *c, battery_operands *operands,
                         tn_dtype dtype, int64_t rows, int64_t cols, uint64_t salt);
 
 /* The skip flag, 0 until battery_flag changes it. */
 tn_tensor battery_skip(gpu_side *side, battery_operands *operands);
 void battery_flag(gpu_side *side, const battery_operands *operands, float value);
-
-/* Bytes, as tokens and classes are. */
-tn_tensor battery_bytes(gpu_side *side, const battery_case *c, battery_operands *operands,
-                        int64_t count);
 
 /* One of `count` choices that the case makes, for what is too much to be a way of its own. */
 unsigned battery_pick(const battery_case *c, unsigned salt, unsigned count);
@@ -86,6 +102,10 @@ void battery_derived_add(battery_operands *operands, const char *name, tn_tensor
                          tn_plane plane);
 void battery_updated_add(battery_operands *operands, const char *name, tn_tensor tensor,
                          tn_tensor initial);
+
+/* How the output that was added last is laid out, where its own format does not tell. */
+void battery_output_like(battery_operands *operands, tn_tensor like, tn_plane plane,
+                         battery_likeness likeness);
 
 /* ROW, COL or both of a tensor, as the bits of `planes` say; `planes` 0 means ROW. */
 void battery_planes_add(battery_operands *operands, tn_tensor tensor, unsigned planes);

@@ -99,7 +99,7 @@ static int has_skip(const battery_op *op, const battery_case *c) {
 
 /* Some ways, and one with a skip flag if the op has any. */
 static void check_replays(const battery_op *op) {
-    battery_case c = {300, 264, GPU_FILL_NORMAL, 7, 0};
+    battery_case c = {300, 264, GPU_FILL_NORMAL, 7, 0, NULL};
     for (unsigned i = 0; i < WAYS_REPLAYED; i++) {
         c.seed = i + 7;
         c.way = i * 7 % op->ways;
