@@ -1,0 +1,288 @@
+/* GEMMs of a GPU: sampled shapes, every algorithm that is offered, one scale a tensor, mixes that
+ * are dequantized, shapes from reports of users, and a probe of the order in which cuBLASLt applies
+ * scales.
+ *
+ * GEMM_LISTS_SEED=N replays the sampled shapes; GEMM_LISTS_TRIPLES=N takes so many.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gemm_cases_support.h"
+
+static uint64_t setting(const char *name, uint64_t otherwise) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : otherwise;
+}
+
+/* ---- sampled shapes ------------------------------------------------------------------------- */
+
+enum { TRIPLES = 2000, EXTENT_MAX = 260 };
+
+static int64_t extent_of(uint64_t *state) { return 1 + (int64_t)(gpu_random(state) % EXTENT_MAX); }
+
+static gemm_case sampled_case(uint64_t *state) {
+    static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_1D,
+                                        TN_FORMAT_FP8_TENSOR, TN_FORMAT_PLAIN};
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    gemm_case c = gemm_fp8_case(extent_of(state), extent_of(state), extent_of(state));
+    uint64_t draw = gpu_random(state);
+    c.form = (tn_gemm_form)(draw % 3);
+    c.weight = formats[draw / 3 % 4];
+    c.d = types[draw / 12 % 3];
+    c.mode = draw / 36 % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    c.accumulate = (int)(draw / 72 % 2);
+    c.a = draw / 144 % 3 == 1 ? TN_E5M2 : TN_E4M3;
+    c.b = draw / 144 % 3 == 2 ? TN_E5M2 : TN_E4M3;
+    if (c.weight == TN_FORMAT_PLAIN) c.a = c.b = types[draw / 432 % 3];
+    c.is_quiet = 1;
+    return c;
+}
+
+static void sampled_shapes_up_to_260(void **state) {
+    uint64_t seed = setting("GEMM_LISTS_SEED", 20261130), random = seed;
+    uint64_t count = setting("GEMM_LISTS_TRIPLES", TRIPLES);
+    (void)state;
+    printf("seed %llu (GEMM_LISTS_SEED replays it)\n", (unsigned long long)seed);
+    for (uint64_t i = 0; i < count; i++) {
+        gemm_case c = sampled_case(&random);
+        gemm_check(&c);
+    }
+    gpu_count_report("GEMM, sampled shapes");
+}
+
+/* ---- algorithms ----------------------------------------------------------------------------- */
+
+/* The tuned choice, and everything else that it was chosen from. */
+static void check_algorithms(gemm_case c) {
+    gemm_operand a, b;
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    gemm_operands_make(&c, &a, &b);
+    tn_tensor d = gemm_output_make(&c, &a, &b);
+    tn_gemm_args args = gemm_args_of(&c, &a, &b, d);
+    EXPECT_OK(tn_gemm_tune(&args, gemm_gpu.stream));
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    printf("m %lld n %lld k %lld: %d of %d, %.2f us against %.2f us of the first: %s\n",
+           (long long)c.m, (long long)c.n, (long long)c.k, choice.algorithm, choice.algorithms,
+           choice.us, choice.first_us, choice.description);
+    assert_int_equal(choice.is_measured, 1);
+    assert_true(choice.us > 0.0);
+    gemm_check_operands(&c, &a, &b);
+    for (int i = 1; i <= choice.algorithms; i++) {
+        args.algorithm = c.algorithm = i;
+        EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+        if (choice.us > 0.0) gemm_check_operands(&c, &a, &b); /* one that refused to run has none */
+    }
+    gpu_destroy(&gemm_gpu, d);
+    gemm_operand_end(&a);
+    gemm_operand_end(&b);
+}
+
+static void every_algorithm_gives_the_product(void **state) {
+    static const int64_t shapes[][3] = {
+        {2048, 2048, 4096}, {4096, 2112, 1024}, {256, 512, 4096}, {100, 130, 128}, {16, 7168, 512}};
+    (void)state;
+    for (int i = 0; i < 5 * 4; i++) {
+        gemm_case c = gemm_fp8_case(shapes[i % 5][0], shapes[i % 5][1], shapes[i % 5][2]);
+        int way = i / 5;
+        c.is_quiet = 1;
+        c.d = way == 1 ? TN_FP32 : TN_BF16;
+        c.accumulate = way == 1;
+        if (way == 1) c.form = TN_GEMM_WGRAD, c.weight = TN_FORMAT_FP8_BLOCK_1D;
+        if (way == 2) c.weight = TN_FORMAT_PLAIN, c.a = c.b = TN_BF16;
+        if (way == 3) c.weight = TN_FORMAT_FP8_TENSOR;
+        check_algorithms(c);
+    }
+    gpu_count_report("GEMM, every algorithm");
+}
+
+/* ---- lists ---------------------------------------------------------------------------------- */
+
+static void one_scale_a_tensor(void **state) {
+    static const int64_t shapes[][3] = {{128, 128, 128}, {320, 336, 256}, {100, 130, 129},
+                                        {7, 5, 3},       {1, 1, 1},       {512, 1024, 768}};
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    (void)state;
+    for (int i = 0; i < 6 * 9; i++) {
+        gemm_case c = gemm_fp8_case(shapes[i % 6][0], shapes[i % 6][1], shapes[i % 6][2]);
+        c.form = (tn_gemm_form)(i / 6 % 3);
+        c.weight = TN_FORMAT_FP8_TENSOR;
+        c.d = types[i / 18];
+        c.b = i % 2 ? TN_E5M2 : TN_E4M3;
+        c.accumulate = i % 4 == 3;
+        gemm_check(&c);
+    }
+    gpu_count_report("GEMM, one scale a tensor");
+}
+
+static void shapes_that_users_reported(void **state) {
+    static const int64_t shapes[][3] = {{1536, 256, 2048}, {64, 128, 147456}, {256, 1, 640},
+                                        {1, 4096, 1152},   {64, 448, 1152},   {2048, 2048, 128}};
+    (void)state;
+    for (int i = 0; i < 6 * 2; i++) {
+        gemm_case c = gemm_fp8_case(shapes[i % 6][0], shapes[i % 6][1], shapes[i % 6][2]);
+        if (i >= 6) { /* the last is what is contracted here, too */
+            c.form = TN_GEMM_WGRAD;
+            c.weight = TN_FORMAT_FP8_BLOCK_1D;
+            c.m = shapes[i % 6][2], c.n = shapes[i % 6][0], c.k = shapes[i % 6][1];
+        }
+        gemm_check(&c);
+    }
+    gpu_count_report("GEMM, shapes of reports");
+}
+
+/* E5M2 by E5M2 has no GEMM on any GPU; with power-of-two scales bf16 holds every value. */
+static void mixes_without_a_gemm_are_dequantized_on_request(void **state) {
+    static const tn_gemm_engine engines[] = {TN_GEMM_ENGINE_DEQUANTIZE_BF16,
+                                             TN_GEMM_ENGINE_DEQUANTIZE_FP32};
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        gemm_case c = gemm_fp8_case(200, 136, 328);
+        c.form = (tn_gemm_form)(i % 3);
+        c.weight = c.form == TN_GEMM_WGRAD ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
+        c.a = c.b = TN_E5M2;
+        c.engine = engines[i / 3];
+        gemm_check(&c);
+    }
+    gpu_count_report("GEMM, dequantized first");
+}
+
+/* ---- the order of scales -------------------------------------------------------------------- */
+
+/* What a block of 128 of the contracted dimension gives before its scales: the same codes as
+ * tensors of one scale, which is 1. */
+static float *partial_sums(const gemm_operand *a, const gemm_operand *b, int64_t block) {
+    int64_t from = block * 128;
+    int64_t depth = a->contracted - from < 128 ? a->contracted - from : 128;
+    const gemm_operand *of[] = {a, b};
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    tn_tensor made[2];
+    for (int i = 0; i < 2; i++) {
+        unsigned char *codes = malloc((size_t)(of[i]->rows * depth));
+        const float one[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+        for (int64_t r = 0; r < of[i]->rows; r++)
+            memcpy(codes + r * depth, of[i]->copy.data + r * of[i]->contracted + from,
+                   (size_t)depth);
+        made[i] = gpu_fp8(&gemm_gpu, TN_FORMAT_FP8_TENSOR, of[i]->dtype, TN_SCALE_POW2, of[i]->rows,
+                          depth);
+        EXPECT_OK(tn_plane_write(made[i], TN_PLANE_ROW, codes, (size_t)(of[i]->rows * depth), one,
+                                 sizeof one, gemm_gpu.stream));
+        EXPECT_OK(tn_stream_synchronize(gemm_gpu.device, gemm_gpu.stream));
+        free(codes);
+    }
+    args.a = made[0], args.b = made[1], args.scope = gemm_gpu.scope;
+    args.d = gpu_plain(&gemm_gpu, TN_FP32, a->rows, b->rows);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy copy = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
+    float *sums = malloc(copy.layout.data_bytes);
+    memcpy(sums, copy.data, copy.layout.data_bytes);
+    gpu_copy_end(&copy);
+    gpu_destroy(&gemm_gpu, args.d);
+    gpu_destroy(&gemm_gpu, made[0]), gpu_destroy(&gemm_gpu, made[1]);
+    return sums;
+}
+
+static float scale_of(const gemm_operand *of, int64_t row, int64_t block) {
+    int64_t stride = of->copy.layout.scale_stride;
+    return of->format == TN_FORMAT_FP8_BLOCK_1D ? of->copy.scale[block * stride + row]
+                                                : of->copy.scale[row / 128 * stride + block];
+}
+
+enum { ORDERS = 6 };
+static const char *const order_names[ORDERS] = {"fma(p * sa, sb, y)", "fma(p * sb, sa, y)",
+                                                "fma(sa * sb, p, y)", "y + (p * sa) * sb",
+                                                "y + (p * sb) * sa",  "y + (sa * sb) * p"};
+
+static float add_block(int order, float y, float p, float sa, float sb) {
+    volatile float product;
+    switch (order) {
+    case 0: return fmaf(p * sa, sb, y);
+    case 1: return fmaf(p * sb, sa, y);
+    case 2: return fmaf(sa * sb, p, y);
+    case 3: product = p * sa, product = product * sb; break;
+    case 4: product = p * sb, product = product * sa; break;
+    default: product = sa * sb, product = product * p;
+    }
+    return y + product;
+}
+
+static uint32_t bits_of(const void *value) {
+    uint32_t bits;
+    memcpy(&bits, value, sizeof bits);
+    return bits;
+}
+
+/* How many elements each order gives to the bit. */
+static void count_orders(const gemm_operand *a, const gemm_operand *b, const gpu_copy *d,
+                         int64_t counts[ORDERS]) {
+    int64_t blocks = (a->contracted + 127) / 128, cols = b->rows;
+    size_t elements = (size_t)(a->rows * cols);
+    float *y = calloc(elements * ORDERS, sizeof *y);
+    for (int64_t block = 0; block < blocks; block++) {
+        float *p = partial_sums(a, b, block);
+        for (int order = 0; order < ORDERS; order++) {
+            float *sums = y + (size_t)order * elements;
+            for (size_t i = 0; i < elements; i++)
+                sums[i] = add_block(order, sums[i], p[i], scale_of(a, (int64_t)i / cols, block),
+                                    scale_of(b, (int64_t)i % cols, block));
+        }
+        free(p);
+    }
+    for (int order = 0; order < ORDERS; order++) {
+        counts[order] = 0;
+        for (size_t i = 0; i < elements; i++)
+            counts[order] +=
+                bits_of(&y[(size_t)order * elements + i]) == bits_of(d->data + i * sizeof(float));
+    }
+    free(y);
+}
+
+static void probe(gemm_case c) {
+    gemm_operand a, b;
+    int64_t counts[ORDERS];
+    gemm_operands_make(&c, &a, &b);
+    tn_tensor d = gemm_output_make(&c, &a, &b);
+    tn_gemm_args args = gemm_args_of(&c, &a, &b, d);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy copy = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
+    count_orders(&a, &b, &copy, counts);
+    printf("m %lld n %lld k %lld %s %s scales:", (long long)c.m, (long long)c.n, (long long)c.k,
+           c.weight == TN_FORMAT_FP8_BLOCK_2D ? "1D x 2D" : "1D x 1D",
+           c.mode == TN_SCALE_FP32 ? "fp32" : "pow2");
+    for (int order = 0; order < ORDERS; order++)
+        printf("  %s %.2f %%", order_names[order],
+               100.0 * (double)counts[order] / (double)(a.rows * b.rows));
+    printf("\n");
+    gpu_copy_end(&copy);
+    gpu_destroy(&gemm_gpu, d);
+    gemm_operand_end(&a), gemm_operand_end(&b);
+}
+
+/* Which of the orders gives cuBLASLt's bits; with powers of two all of them are the same. */
+static void order_in_which_scales_are_applied(void **state) {
+    static const int64_t shapes[][3] = {
+        {128, 128, 128}, {256, 128, 256}, {320, 336, 256}, {16, 128, 128}, {1024, 1024, 4096}};
+    (void)state;
+    for (int i = 0; i < 5 * 4; i++) {
+        gemm_case c = gemm_fp8_case(shapes[i % 5][0], shapes[i % 5][1], shapes[i % 5][2]);
+        c.weight = i / 5 % 2 ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
+        c.mode = i / 10 ? TN_SCALE_POW2 : TN_SCALE_FP32;
+        probe(c);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(order_in_which_scales_are_applied),
+        cmocka_unit_test(one_scale_a_tensor),
+        cmocka_unit_test(mixes_without_a_gemm_are_dequantized_on_request),
+        cmocka_unit_test(shapes_that_users_reported),
+        cmocka_unit_test(every_algorithm_gives_the_product),
+        cmocka_unit_test(sampled_shapes_up_to_260),
+    };
+    gpu_open(&gemm_gpu);
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu_close(&gemm_gpu);
+    return failures;
+}
