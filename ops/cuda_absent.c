@@ -87,10 +87,9 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
     return built_without_kernels("produce");
 }
 
-static tn_status row_statistics(tn_device *device, const tn__row_statistics_work *work,
-                                tn_stream stream) {
+static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
-    return built_without_kernels("row_statistics");
+    return built_without_kernels("norm");
 }
 
 static tn_status column_sums(tn_device *device, const tn__column_sums_work *work,
@@ -162,7 +161,7 @@ const tn__op_table tn__op_table_cuda = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
-    .row_statistics = row_statistics,
+    .norm = norm,
     .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,

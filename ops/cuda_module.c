@@ -6,6 +6,7 @@
  * made current is used as it is.
  */
 #include "cuda_module.h"
+#include "cuda_norm_arguments.h"
 #include "host_alloc.h"
 
 #include <pthread.h>
@@ -22,6 +23,7 @@ extern const unsigned char tn__cuda_tensor_image[];
 extern const unsigned char tn__cuda_activation_image[];
 extern const unsigned char tn__cuda_gradient_image[];
 extern const unsigned char tn__cuda_norm_image[];
+extern const unsigned char tn__cuda_norm_rows_image[];
 extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
 
@@ -37,6 +39,7 @@ enum {
     ACTIVATION_IMAGE,
     GRADIENT_IMAGE,
     NORM_IMAGE,
+    NORM_ROWS_IMAGE,
     REQUANTIZE_IMAGE,
     STOCHASTIC_IMAGE,
     IMAGE_COUNT
@@ -54,6 +57,7 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [ACTIVATION_IMAGE] = tn__cuda_activation_image,
     [GRADIENT_IMAGE] = tn__cuda_gradient_image,
     [NORM_IMAGE] = tn__cuda_norm_image,
+    [NORM_ROWS_IMAGE] = tn__cuda_norm_rows_image,
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
 };
@@ -63,6 +67,7 @@ _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context ha
 
 static const char *const float_names[] = {"fp32", "bf16", "fp16"};
 static const char *const fp8_names[] = {"e4m3", "e5m2"};
+static const int norm_steps[] = {2, 4, 8}; /* see cuda_norm_rows.cu */
 static const char *const plane_names[] = {"row", "col", "both", "stochastic"};
 
 static int float_index(tn_dtype dtype) {
@@ -123,7 +128,13 @@ int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format)
     return family + (!is_1d * 3 + float_index(made)) * 2 + fp8_index(format);
 }
 
-int tn__kernel_of_row_statistics(tn_dtype x) { return TN__KERNEL_ROW_STATISTICS + float_index(x); }
+/* The fewest steps that hold the row in registers; one that none hold is read again. */
+int tn__kernel_of_norm_rows(int64_t cols, tn_dtype x, tn_dtype format) {
+    int steps = 0;
+    while (steps < 2 && cols > (int64_t)norm_steps[steps] * TN__STEP_COLUMNS)
+        steps++;
+    return TN__KERNEL_NORM_ROWS + (steps * 3 + float_index(x)) * 2 + fp8_index(format);
+}
 
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to) {
     return TN__KERNEL_REQUANTIZE + (!is_1d * 2 + fp8_index(from)) * 2 + fp8_index(to);
@@ -184,12 +195,13 @@ static void differentiate_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     produce_name("differentiate", index, name);
 }
 
-static void normalize_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
-    produce_name("normalize", index, name);
+static void norm_tiles_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("norm_tiles", index, name);
 }
 
-static void row_statistics_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
-    snprintf(name, TN__KERNEL_NAME_BYTES, "row_statistics_%s", float_names[index]);
+static void norm_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "norm_rows_%d_%s_%s", norm_steps[index / 6],
+             float_names[index / 2 % 3], fp8_names[index % 2]);
 }
 
 static void column_sums_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
@@ -325,8 +337,8 @@ static const struct kernel_family {
     {TN__KERNEL_ACTIVATE, ACTIVATION_IMAGE, activate_name},
     {TN__KERNEL_COLUMN_SUMS, ACTIVATION_IMAGE, column_sums_name},
     {TN__KERNEL_DIFFERENTIATE, GRADIENT_IMAGE, differentiate_name},
-    {TN__KERNEL_NORMALIZE, NORM_IMAGE, normalize_name},
-    {TN__KERNEL_ROW_STATISTICS, NORM_IMAGE, row_statistics_name},
+    {TN__KERNEL_NORM_TILES, NORM_IMAGE, norm_tiles_name},
+    {TN__KERNEL_NORM_ROWS, NORM_ROWS_IMAGE, norm_rows_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
     {TN__KERNEL_QUANTIZE_STOCHASTIC, STOCHASTIC_IMAGE, quantize_stochastic_name},

@@ -20,6 +20,7 @@ enum {
     TN__NVFP4_KERNELS = 4 * 3,
     TN__STOCHASTIC_KERNELS = 2 * 3 * 2,
     TN__PRODUCE_KERNELS = 2 * 3 * 2,
+    TN__NORM_ROWS_KERNELS = 3 * 3 * 2,  /* steps, type, FP8 type */
     TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
 
     TN__KERNEL_QUANTIZE = 0,
@@ -54,9 +55,9 @@ enum {
     TN__KERNEL_ACTIVATE,
     TN__KERNEL_COLUMN_SUMS = TN__KERNEL_ACTIVATE + TN__PRODUCE_KERNELS,
     TN__KERNEL_DIFFERENTIATE,
-    TN__KERNEL_NORMALIZE = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
-    TN__KERNEL_ROW_STATISTICS = TN__KERNEL_NORMALIZE + TN__PRODUCE_KERNELS,
-    TN__KERNEL_REQUANTIZE = TN__KERNEL_ROW_STATISTICS + 3,
+    TN__KERNEL_NORM_TILES = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
+    TN__KERNEL_NORM_ROWS = TN__KERNEL_NORM_TILES + TN__PRODUCE_KERNELS,
+    TN__KERNEL_REQUANTIZE = TN__KERNEL_NORM_ROWS + TN__NORM_ROWS_KERNELS,
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
     TN__KERNEL_QUANTIZE_STOCHASTIC = TN__KERNEL_SHIFT + 2,
     TN__KERNEL_RANDOM_ADVANCE = TN__KERNEL_QUANTIZE_STOCHASTIC + TN__STOCHASTIC_KERNELS,
@@ -76,15 +77,15 @@ int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
-/* family: ACTIVATE, DIFFERENTIATE or NORMALIZE. */
+/* family: ACTIVATE, DIFFERENTIATE or NORM_TILES. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
-int tn__kernel_of_row_statistics(tn_dtype x);
+int tn__kernel_of_norm_rows(int64_t cols, tn_dtype x, tn_dtype format);
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
 int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 13 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 14 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -128,10 +129,11 @@ tn_status tn__cuda_shard_quantize(tn_device *device, const tn__shard_quantize_wo
 
 /* cuda_produce_table.c */
 tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_stream stream);
-tn_status tn__cuda_row_statistics(tn_device *device, const tn__row_statistics_work *work,
-                                  tn_stream stream);
 tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *work,
                                tn_stream stream);
+
+/* cuda_norm_table.c */
+tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream);
 
 /* cuda_gemm.c and its parts: cuda_gemm.h */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);

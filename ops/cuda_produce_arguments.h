@@ -7,8 +7,7 @@
 
 enum {
     TN__SUM_COLUMNS = 32, /* that a block adds up */
-    TN__TILE_SUMS = 8,    /* in which it adds up the tiles of a column */
-    TN__ROW_SUMS = 256    /* in which a row is added up: 8 of each lane of a warp */
+    TN__TILE_SUMS = 8     /* in which it adds up the tiles of a column */
 };
 
 typedef struct tn__cuda_produce_arguments {
@@ -23,27 +22,7 @@ typedef struct tn__cuda_produce_arguments {
     const float *skip;    /* NULL: never */
     tn__curve curve;
     int is_gated;
-    const float *mean; /* NULL: all are 0 */
-    const float *rstd;
-    const void *gamma; /* NULL: all are 1 */
-    const void *beta;  /* NULL: all are 0 */
-    float gamma_base;
-    int gamma_dtype, beta_dtype; /* 0 fp32, 1 bf16, 2 fp16 */
 } tn__cuda_produce_arguments;
-
-/* A warp takes a row. */
-typedef struct tn__cuda_row_statistics_arguments {
-    const void *x;
-    const void *residual; /* NULL: none, and then no sum */
-    void *sum;
-    float *mean; /* NULL: not wanted, and taken as 0 */
-    float *rstd;
-    const float *skip;
-    int64_t rows;
-    int64_t cols;
-    float epsilon;
-    int vectors; /* every row can be moved 16 bytes at a time */
-} tn__cuda_row_statistics_arguments;
 
 typedef struct tn__cuda_column_sums_arguments {
     const float *tile_sums; /* [tiles, cols] */

@@ -21,19 +21,8 @@ static tn__cuda_quantize_arguments cast_of(const tn__quantize_work *cast, const 
     return argument;
 }
 
-static void set_norm(const tn__produce_work *work, tn__cuda_produce_arguments *argument) {
-    argument->mean = work->mean;
-    argument->rstd = work->rstd;
-    argument->gamma = work->gamma.data;
-    argument->beta = work->beta.data;
-    argument->gamma_base = work->gamma_base;
-    argument->gamma_dtype = (int)work->gamma.dtype - TN_FP32;
-    argument->beta_dtype = (int)work->beta.dtype - TN_FP32;
-}
-
 static const int families[] = {[TN__PRODUCE_ACTIVATION] = TN__KERNEL_ACTIVATE,
-                               [TN__PRODUCE_GRADIENT] = TN__KERNEL_DIFFERENTIATE,
-                               [TN__PRODUCE_NORM] = TN__KERNEL_NORMALIZE};
+                               [TN__PRODUCE_GRADIENT] = TN__KERNEL_DIFFERENTIATE};
 
 tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
     const tn__quantize_work *cast = &work->cast;
@@ -50,7 +39,6 @@ tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_s
                                            .skip = work->skip,
                                            .curve = work->curve,
                                            .is_gated = work->is_gated};
-    if (work->producer == TN__PRODUCE_NORM) set_norm(work, &argument);
     TN_TRY(tn__cuda_context_of(device, &context));
     const int kernel = tn__kernel_of_produce(
         families[work->producer], cast->format == TN_FORMAT_FP8_BLOCK_1D, x->dtype, cast->dtype);
@@ -71,30 +59,5 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, TN__KERNEL_COLUMN_SUMS,
                              (cols + TN__SUM_COLUMNS - 1) / TN__SUM_COLUMNS, TN__FLAT_THREADS,
-                             &argument, stream);
-}
-
-tn_status tn__cuda_row_statistics(tn_device *device, const tn__row_statistics_work *work,
-                                  tn_stream stream) {
-    const tn__matrix *x = &work->x;
-    const int64_t row_bytes = tn__row_bytes_of(x);
-    const int64_t rows_at_once = TN__FLAT_THREADS / 32;
-    tn__cuda_context *context;
-    tn__cuda_row_statistics_arguments argument = {
-        .x = x->data,
-        .residual = work->residual,
-        .sum = work->sum,
-        .mean = work->mean,
-        .rstd = work->rstd,
-        .skip = work->skip,
-        .rows = x->rows,
-        .cols = x->cols,
-        .epsilon = work->epsilon,
-        .vectors = tn__is_made_of(x->data, row_bytes, 16) &&
-                   tn__is_made_of(work->residual, row_bytes, 16) &&
-                   tn__is_made_of(work->sum, row_bytes, 16)};
-    TN_TRY(tn__cuda_context_of(device, &context));
-    return tn__kernel_launch(context, tn__kernel_of_row_statistics(x->dtype),
-                             (x->rows + rows_at_once - 1) / rows_at_once, TN__FLAT_THREADS,
                              &argument, stream);
 }

@@ -214,9 +214,16 @@ static void touch_floats(ghost *kernel, const float *floats, int64_t count, int 
     if (floats) touch(kernel, floats, (size_t)count * sizeof *floats, is_write);
 }
 
-static tn_status produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
+static void touch_produced(ghost *kernel, const tn__produce_work *work) {
     const tn__quantize_work *cast = &work->cast;
     const int64_t tiles = (cast->src.rows + TN__BLOCK - 1) / TN__BLOCK;
+    if (cast->src.data) touch_matrix(kernel, &cast->src, 1);
+    if (cast->has_row) touch_plane(kernel, &cast->row, 1);
+    if (cast->has_col) touch_plane(kernel, &cast->col, 1);
+    touch_floats(kernel, work->tile_sums, tiles * cast->src.cols, 1);
+}
+
+static tn_status produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_matrix(&kernel, &work->x, 0);
     if (work->dy) {
@@ -225,30 +232,27 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
               (work->is_gated ? count / 2 : count) * tn_dtype_bytes(work->x.dtype), 0);
     }
     touch_floats(&kernel, work->weights, work->x.rows, 0);
-    touch_floats(&kernel, work->mean, work->x.rows, 0);
-    touch_floats(&kernel, work->rstd, work->x.rows, 0);
-    if (work->gamma.data) touch_matrix(&kernel, &work->gamma, 0);
-    if (work->beta.data) touch_matrix(&kernel, &work->beta, 0);
     touch_floats(&kernel, work->skip, 1, 0);
-    if (cast->src.data) touch_matrix(&kernel, &cast->src, 1);
-    if (cast->has_row) touch_plane(&kernel, &cast->row, 1);
-    if (cast->has_col) touch_plane(&kernel, &cast->col, 1);
-    touch_floats(&kernel, work->tile_sums, tiles * cast->src.cols, 1);
+    touch_produced(&kernel, work);
     return launch(device, "produce", &kernel, stream);
 }
 
-static tn_status row_statistics(tn_device *device, const tn__row_statistics_work *work,
-                                tn_stream stream) {
-    const tn__matrix *x = &work->x;
+/* What is normalised is counted once, as if no tile had to read it again. */
+static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
+    const tn__row_statistics_work *statistics = &work->statistics;
+    const tn__matrix *x = &statistics->x;
     const size_t bytes = (size_t)x->rows * (size_t)x->cols * tn_dtype_bytes(x->dtype);
     ghost kernel = {.bytes = 0.0};
     touch_matrix(&kernel, x, 0);
-    if (work->residual) touch(&kernel, work->residual, bytes, 0);
-    if (work->sum) touch(&kernel, work->sum, bytes, 1);
-    touch_floats(&kernel, work->mean, x->rows, 1);
-    touch_floats(&kernel, work->rstd, x->rows, 1);
-    touch_floats(&kernel, work->skip, 1, 0);
-    return launch(device, "row_statistics", &kernel, stream);
+    if (statistics->residual) touch(&kernel, statistics->residual, bytes, 0);
+    if (statistics->sum) touch(&kernel, statistics->sum, bytes, 1);
+    touch_floats(&kernel, statistics->mean, x->rows, 1);
+    touch_floats(&kernel, statistics->rstd, x->rows, 1);
+    if (work->made.gamma.data) touch_matrix(&kernel, &work->made.gamma, 0);
+    if (work->made.beta.data) touch_matrix(&kernel, &work->made.beta, 0);
+    touch_floats(&kernel, statistics->skip, 1, 0);
+    touch_produced(&kernel, &work->made);
+    return launch(device, "norm", &kernel, stream);
 }
 
 static tn_status column_sums(tn_device *device, const tn__column_sums_work *work,
@@ -369,7 +373,7 @@ const tn__op_table tn__op_table_ghost = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
-    .row_statistics = row_statistics,
+    .norm = norm,
     .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,

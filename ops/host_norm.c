@@ -2,15 +2,27 @@
 #include "host_kernels.h"
 #include "host_number.h"
 
-enum { ROW_SUMS = 256 }; /* column k is added to sum k mod 256: see tn_norm_forward */
+enum { ROW_SUMS = 2048 }; /* column k is added to sum k mod 2048: see tn_norm_forward */
 
 /* ---- statistics ---------------------------------------------------------------------------- */
 
-static float total_of(float sum[ROW_SUMS]) {
-    for (int half = ROW_SUMS / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; i++)
-            sum[i] += sum[i + half];
+/* Of each `whole` of the first `count` sums, of which every `nearest`-th counts: the halves are
+ * added to each other, then the halves of what is left, until that is one. */
+static void add_sums(float sum[ROW_SUMS], int count, int whole, int nearest) {
+    for (int first = 0; first < count; first += whole) {
+        for (int apart = whole / 2; apart >= nearest; apart /= 2) {
+            for (int i = first; i < first + apart; i += nearest)
+                sum[i] += sum[i + apart];
+        }
     }
+}
+
+/* In the order in which a block of 256 threads adds up, 8 neighbours each; sums from `count` on are
+ * 0, and to add them changes nothing. */
+static float total_of(float sum[ROW_SUMS], int count) {
+    add_sums(sum, count, 8, 1);
+    add_sums(sum, count, 256, 8);
+    add_sums(sum, count, ROW_SUMS, 256);
     return sum[0];
 }
 
@@ -47,7 +59,8 @@ static float mean_of(const tn__row_statistics_work *work, int64_t row, int is_sq
             sum[i] = is_squared ? fmaf(deviation, deviation, sum[i]) : sum[i] + value[i];
         }
     }
-    return total_of(sum) / (float)(cols ? cols : 1); /* of nothing: 0 */
+    const float total = total_of(sum, (int)tn__least(ROW_SUMS, cols));
+    return total / (float)(cols ? cols : 1); /* of nothing: 0 */
 }
 
 void tn__host_row_statistics(const tn__row_statistics_work *work) {

@@ -29,7 +29,7 @@ typedef struct host_task {
         tn__scale_update_work scale_update;
         tn__produce_work produce;
         tn__column_sums_work column_sums;
-        tn__row_statistics_work row_statistics;
+        tn__norm_work norm;
         tn__gemm_work gemm;
         tn__axpy_work axpy;
         conversion convert;
@@ -197,13 +197,13 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
     return enqueue(device, &task, stream);
 }
 
-static void run_row_statistics(const host_task *task) {
-    tn__host_row_statistics(&task->work.row_statistics);
+static void run_norm(const host_task *task) {
+    tn__host_row_statistics(&task->work.norm.statistics);
+    tn__host_produce(&task->work.norm.made);
 }
 
-static tn_status row_statistics(tn_device *device, const tn__row_statistics_work *work,
-                                tn_stream stream) {
-    host_task task = {.run = run_row_statistics, .work.row_statistics = *work};
+static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
+    host_task task = {.run = run_norm, .work.norm = *work};
     return enqueue(device, &task, stream);
 }
 
@@ -291,7 +291,7 @@ const tn__op_table tn__op_table_host = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
-    .row_statistics = row_statistics,
+    .norm = norm,
     .column_sums = column_sums,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,

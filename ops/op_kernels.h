@@ -249,6 +249,14 @@ typedef struct tn__row_statistics_work {
     const float *skip;
 } tn__row_statistics_work;
 
+/* A NORM: the statistics of all rows, and with them what is made of x, or of `sum`; made.mean and
+ * made.rstd are those of `statistics`. One work, so that a call puts all of it on the stream or
+ * nothing. */
+typedef struct tn__norm_work {
+    tn__row_statistics_work statistics;
+    tn__produce_work made;
+} tn__norm_work;
+
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
     int is_whole;     /* a function that fails has put nothing on the stream */
@@ -272,8 +280,8 @@ typedef struct tn__op_table {
     tn_status (*scale_update)(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream);
     tn_status (*produce)(tn_device *device, const tn__produce_work *work, tn_stream stream);
-    tn_status (*row_statistics)(tn_device *device, const tn__row_statistics_work *work,
-                                tn_stream stream);
+    /* Also called with rows of no columns, whose statistics are wanted all the same. */
+    tn_status (*norm)(tn_device *device, const tn__norm_work *work, tn_stream stream);
     tn_status (*column_sums)(tn_device *device, const tn__column_sums_work *work, tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);

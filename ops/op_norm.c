@@ -114,7 +114,9 @@ static tn_status lease_statistic(tn__op_call *call, const char *role, tn_tensor 
 }
 
 static tn_status lease_norm(tn__op_call *call, const tn_norm_args *args, const norm *n,
-                            tn__row_statistics_work *statistics, tn__produce_work *work) {
+                            tn__norm_work *norm_work) {
+    tn__row_statistics_work *statistics = &norm_work->statistics;
+    tn__produce_work *work = &norm_work->made;
     TN_TRY(tn__op_lease_skip(call, args->skip, &statistics->skip));
     TN_TRY(lease_source(call, args, n, statistics));
     TN_TRY(lease_vector(call, args->gamma, &n->gamma, &work->gamma));
@@ -135,24 +137,15 @@ static tn_status lease_norm(tn__op_call *call, const tn_norm_args *args, const n
 
 /* ---- the op -------------------------------------------------------------------------------- */
 
-static tn_status run_norm(tn__op_call *call, const norm *n,
-                          const tn__row_statistics_work *statistics, tn__produce_work *work) {
-    const tn__matrix no_sums = {TN_FP32, NULL, 0, 0};
-    if (n->x.rows == 0) return TN_OK;
-    TN_TRY(TN__OP_RUN(call, row_statistics, statistics));
-    return tn__op_produce(call, work, &no_sums, (tn_scope){0});
-}
-
 tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_forward", stream);
-    tn__produce_work work = {.producer = TN__PRODUCE_NORM};
-    tn__row_statistics_work statistics = {.skip = NULL};
+    tn__norm_work work = {.statistics.skip = NULL, .made.producer = TN__PRODUCE_NORM};
     norm n;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
     TN_TRY(check_norm(&call, args, &n));
-    statistics.epsilon = args->epsilon;
-    tn_status status = lease_norm(&call, args, &n, &statistics, &work);
-    if (status == TN_OK) status = run_norm(&call, &n, &statistics, &work);
+    work.statistics.epsilon = args->epsilon;
+    tn_status status = lease_norm(&call, args, &n, &work);
+    if (status == TN_OK && n.x.rows > 0) status = TN__OP_RUN(&call, norm, &work);
     return tn__op_finish(&call, status);
 }

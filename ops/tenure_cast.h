@@ -163,16 +163,18 @@ TN_API TN_MUST_USE tn_status tn_bias_gradient(const tn_bias_gradient_args *args,
  *
  * of each row, in fp32 from the left, the last product and sum of LAYER fused; rounded once to x's
  * type: that is y, and that is what is quantized. The sums behind the two means have a fixed order:
- * 256 sums from 0, column k goes to sum k mod 256 in rising order (squares by a fused
- * multiply-add), then sums i and i + 128, i and i + 64, ..., i and i + 1. The mean of no columns is
- * 0. */
+ * 2048 sums from 0, column k goes to sum k mod 2048 in rising order (squares by a fused
+ * multiply-add); then sums i and i + 4, i + 2, i + 1 are added, then of every 8th i and i + 128,
+ * i + 64, ..., i + 8, and then of every 256th i and i + 1024, i + 512, i + 256. The mean of no
+ * columns is 0. */
 typedef enum tn_norm { TN_NORM_RMS = 0, TN_NORM_LAYER, TN_NORM_COUNT } tn_norm;
 
 /* With a residual, x + residual rounded to x's type takes the place of x. It is written to `sum`,
  * or over the residual if sum is {0}.
  *
- * Bytes for M x K elements of s bytes: x is read twice, once for the statistics: 2 s, 1 for each
- * plane, s for y; with a residual s to read it and s to write the sum more. */
+ * Bytes for M x K elements of s bytes: s to read x, s for y, 1 for each plane; with a residual s to
+ * read it and s to write the sum more. COL and 2D planes have x (or the sum) read again, and so
+ * have rows that a block can not hold in registers, of more than 16384 columns. */
 typedef struct tn_norm_args {
     size_t size;
     tn_norm norm;

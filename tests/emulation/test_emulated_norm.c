@@ -9,6 +9,7 @@ typedef struct norm_case {
     tn_dtype dtype, fp8;
     tn_format format;
     int is_layer, has_residual, is_in_place, has_gamma, has_beta;
+    int has_value, has_row, has_col;
     tn_dtype gamma;
     gpu_fill fill;
     uint64_t seed;
@@ -26,15 +27,19 @@ static norm_case case_of(unsigned way, int64_t rows, int64_t cols, uint64_t seed
                       .has_gamma = way % 5 != 0,
                       .has_beta = way / 5 % 2 && way % 7 != 0,
                       .gamma = (tn_dtype)(TN_FP32 + way / 4 % 3),
+                      .has_value = way % 11 != 4,
+                      .has_row = way % 8 != 1,
+                      .has_col = way % 13 < 8,
                       .fill = (gpu_fill)(way % GPU_FILL_COUNT),
                       .seed = seed};
     return made;
 }
 
 static void describe(const norm_case *c, char *text, size_t bytes) {
-    snprintf(text, bytes, "%s%s%s%s, %s to %s %s, %lld x %lld %s seed %llu",
+    snprintf(text, bytes, "%s%s%s%s, %s to%s%s%s %s %s, %lld x %lld %s seed %llu",
              c->is_layer ? "layer" : "rms", c->has_residual ? " residual" : "",
              c->has_gamma ? " gamma" : "", c->has_beta ? " beta" : "", tn_dtype_name(c->dtype),
+             c->has_value ? " y" : "", c->has_row ? " row" : "", c->has_col ? " col" : "",
              tn_dtype_name(c->fp8), tn_format_name(c->format), (long long)c->rows,
              (long long)c->cols, gpu_fill_name(c->fill), (unsigned long long)c->seed);
 }
@@ -94,10 +99,17 @@ static tn__produce_work produce_of(const norm_case *c, const operands *o,
                                     .format = c->format,
                                     .scale_mode = c->seed % 3 ? TN_SCALE_POW2 : TN_SCALE_FP32,
                                     .dtype = c->fp8,
-                                    .has_row = 1,
-                                    .has_col = c->seed % 5 != 0,
+                                    .has_row = c->has_row,
+                                    .has_col = c->has_col,
                                     .row = emulated ? o->row.emulated : o->row.host,
                                     .col = emulated ? o->col.emulated : o->col.host};
+    if (!c->has_value) work.cast.src.data = NULL;
+    return work;
+}
+
+static tn__norm_work work_of(const norm_case *c, const operands *o, int emulated) {
+    tn__norm_work work = {.statistics = statistics_of(c, o, emulated)};
+    work.made = produce_of(c, o, &work.statistics, emulated);
     return work;
 }
 
@@ -105,14 +117,11 @@ static void check_case(const norm_case *c) {
     char what[192];
     operands o = make_operands(c);
     describe(c, what, sizeof what);
-    tn__row_statistics_work statistics = statistics_of(c, &o, 0);
-    tn__produce_work work = produce_of(c, &o, &statistics, 0);
-    tn__host_row_statistics(&statistics);
-    tn__host_produce(&work);
-    statistics = statistics_of(c, &o, 1);
-    work = produce_of(c, &o, &statistics, 1);
-    EXPECT_OK(tn__op_table_cuda.row_statistics(emulation.device, &statistics, emulation.stream));
-    EXPECT_OK(tn__op_table_cuda.produce(emulation.device, &work, emulation.stream));
+    tn__norm_work work = work_of(c, &o, 0);
+    tn__host_row_statistics(&work.statistics);
+    tn__host_produce(&work.made);
+    work = work_of(c, &o, 1);
+    EXPECT_OK(tn__op_table_cuda.norm(emulation.device, &work, emulation.stream));
     emulation_wait(what);
     twin_matrix_compare(&o.residual, "sum of a residual", what);
     twin_matrix_compare(&o.sum, "sum of a residual", what);
@@ -149,8 +158,23 @@ static void every_way_equals_the_host_in_every_order(void **state) {
     gpu_count_report("norms, every way");
 }
 
+/* Rows of every number of steps, held and read again, one column too many and too few, and rows
+ * that fewer threads take. */
+static void rows_of_any_length_equal_the_host(void **state) {
+    static const int64_t lengths[] = {1,    7,    255,  256,  257,  520,   1024,  1032,  2047,
+                                      2056, 4096, 4104, 7168, 8193, 12296, 16384, 16392, 33001};
+    (void)state;
+    for (unsigned way = 0; way < 2 * sizeof lengths / sizeof *lengths; way++) {
+        const int64_t cols = lengths[way / 2];
+        const norm_case c = case_of(way * 5 + 1, cols > 4096 ? 2 : 11, cols, way);
+        check_case(&c);
+    }
+    gpu_count_report("norms, long and short rows");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rows_of_any_length_equal_the_host),
         cmocka_unit_test(every_tail_equals_the_host),
         cmocka_unit_test(every_way_equals_the_host_in_every_order),
     };
