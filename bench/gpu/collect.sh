@@ -5,10 +5,10 @@
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
-# for the results, a PART one of tests, demo, tensor, dlpack, float8, bench, castpeers, peers,
-# replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and JAX, float8 and castpeers
-# PyTorch with Triton. bench makes casts.csv beside its own file, a line for each cast and size;
-# the lines of cast_peers.csv can be held to them.
+# for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, castpeers,
+# peers, replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and JAX, float8 and
+# castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line for each cast
+# and size; the lines of cast_peers.csv can be held to them.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
@@ -17,7 +17,7 @@ set -u
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-parts=${*:-tests demo tensor dlpack float8 bench castpeers peers replay sanitizer soak}
+parts=${*:-tests battery demo tensor dlpack float8 bench castpeers peers replay sanitizer soak}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 traces=${TRACES:-$root/bench/traces}
 plugins=${PLUGINS:-$build/plugins}
@@ -42,8 +42,13 @@ for part in $parts; do
     tests)
         for test in "$build"/tests/gpu_test_*; do
             name=${test##*/gpu_test_}
+            case $name in op_battery*) continue ;; esac
             record "test_$name.txt" "$test"
         done
+        ;;
+    battery)
+        record test_op_battery.txt "$build/tests/gpu_test_op_battery"
+        record test_op_battery_large.txt "$build/tests/gpu_test_op_battery_large"
         ;;
     demo)
         record demo.txt "$build/tenure-demo"
@@ -75,11 +80,13 @@ for part in $parts; do
         ;;
     sanitizer)
         for tool in memcheck racecheck; do
-            for name in small_ops frozen_stack; do
+            for name in op_battery small_ops frozen_stack; do
                 record "${tool}_$name.txt" compute-sanitizer --tool $tool --error-exitcode 9 \
                     "$build/tests/gpu_test_$name" --small
             done
         done
+        record initcheck_op_battery.txt compute-sanitizer --tool initcheck --error-exitcode 9 \
+            "$build/tests/gpu_test_op_battery" --small
         ;;
     soak) record soak.txt "$build/tenure-soak" --seconds 300 --threads 8 --percent 95 ;;
     *)

@@ -1,7 +1,7 @@
 /* The battery's ops on planes that are there already, of any format: dequantize, transpose,
  * requantize; and delayed scaling. Planes are written from the host, so that an op does not depend
  * on a cast, and sees codes and scales that no cast makes. */
-#include "op_battery_support.h"
+#include "op_battery_bands_support.h"
 #include "tenure_cast.h"
 
 #include <math.h>
@@ -58,25 +58,60 @@ static void fill_scales(const battery_case *c, const tn_plane_layout *layout, tn
     memcpy(scale + layout->global_scale_offset, &global, sizeof global);
 }
 
-/* Gives the tensor a plane of any codes; the case's zeros are zeros. */
+/* A plane in host memory. */
+typedef struct plane_bytes {
+    tn_plane_layout layout;
+    unsigned char *data, *scale;
+} plane_bytes;
+
+static plane_bytes plane_of(tn_tensor tensor, tn_plane plane) {
+    plane_bytes of = {.data = NULL};
+    EXPECT_OK(tn_plane_layout_get(tensor, plane, &of.layout));
+    of.data = malloc(of.layout.data_bytes + 1);
+    of.scale = malloc(of.layout.scale_bytes + 1);
+    return of;
+}
+
+/* Any codes; the case's zeros are zeros. */
+static void fill_plane(const battery_case *c, tn_scale_mode mode, const plane_bytes *of) {
+    const uint64_t seed = c->seed * 64 + 7;
+    uint64_t state = seed;
+    fill_bytes(&state, of->data, of->layout.data_bytes);
+    if (c->fill == GPU_FILL_ZERO)
+        for (size_t i = 0; i < of->layout.data_bytes; i++)
+            of->data[i] &= 0x80;
+    if (of->layout.scale_bytes > 0) fill_scales(c, &of->layout, mode, seed, of->scale);
+}
+
+/* The plane that a compact tensor would be filled with, spread over a large one. */
+static void fill_large_plane(gpu_side *side, const battery_case *c, tn_tensor tensor,
+                             tn_plane plane, tn_scale_mode mode, const plane_bytes *to) {
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    EXPECT_OK(tn_tensor_info_get(tensor, &info));
+    tn_tensor compact =
+        gpu_fp8(side, info.format, info.dtype, mode, c->bands->compact_rows, c->cols);
+    plane_bytes from = plane_of(compact, plane);
+    fill_plane(c, mode, &from);
+    battery_expand(c->bands, tensor, compact, plane, 0, from.data, to->data);
+    battery_expand(c->bands, tensor, compact, plane, 1, from.scale, to->scale);
+    gpu_destroy(side, compact);
+    free(from.data);
+    free(from.scale);
+}
+
 static void write_plane(gpu_side *side, const battery_case *c, tn_tensor tensor, tn_plane plane,
                         tn_scale_mode mode) {
-    const uint64_t seed = c->seed * 16 + 7;
-    uint64_t state = seed;
-    tn_plane_layout layout;
-    EXPECT_OK(tn_plane_layout_get(tensor, plane, &layout));
-    unsigned char *data = malloc(layout.data_bytes + 1), *scale = malloc(layout.scale_bytes + 1);
-    fill_bytes(&state, data, layout.data_bytes);
-    if (c->fill == GPU_FILL_ZERO)
-        for (size_t i = 0; i < layout.data_bytes; i++)
-            data[i] &= 0x80;
-    if (layout.scale_bytes > 0) fill_scales(c, &layout, mode, seed, scale);
-    EXPECT_OK(tn_plane_write(tensor, plane, data, layout.data_bytes,
-                             layout.scale_bytes > 0 ? scale : NULL, layout.scale_bytes,
+    plane_bytes of = plane_of(tensor, plane);
+    if (c->bands && c->rows == c->bands->rows)
+        fill_large_plane(side, c, tensor, plane, mode, &of);
+    else
+        fill_plane(c, mode, &of);
+    EXPECT_OK(tn_plane_write(tensor, plane, of.data, of.layout.data_bytes,
+                             of.layout.scale_bytes > 0 ? of.scale : NULL, of.layout.scale_bytes,
                              side->stream));
     EXPECT_OK(tn_stream_synchronize(side->device, side->stream));
-    free(data);
-    free(scale);
+    free(of.data);
+    free(of.scale);
 }
 
 /* ---- dequantize ----------------------------------------------------------------------------- */
@@ -199,7 +234,7 @@ static tn_tensor magnitudes(gpu_side *side, const battery_case *c, battery_opera
     const size_t count = (size_t)rows * (size_t)cols;
     float *values = malloc(count * sizeof *values + 1);
     tn_tensor tensor = gpu_plain(side, TN_FP32, rows, cols);
-    gpu_fill_values(c->fill, TN_FP32, c->seed * 16 + salt, values, count);
+    gpu_fill_values(c->fill, TN_FP32, c->seed * 64 + salt, values, count);
     for (size_t i = 0; i < count; i++)
         values[i] = fabsf(values[i]);
     gpu_upload(side, tensor, values);

@@ -59,8 +59,8 @@ static void keep_offsets(gpu_side *side, const battery_case *c, battery_operands
 static int64_t mapped(const battery_case *c, int64_t row, int64_t i) {
     if (i % 13 == 5) return -1;
     if (!c->bands) return (i * 11 + (int64_t)c->seed) % c->rows;
-    const int band = battery_band_of(c->bands, row / 128);
-    const int64_t first = band < 0 ? 128 : c->bands->tile[(band + 1) % BATTERY_BANDS] * 128;
+    const int band = battery_band_at(c, row / 128);
+    const int64_t first = band < 0 ? 128 : battery_band_tile(c, (band + 1) % BATTERY_BANDS) * 128;
     const int64_t there = c->rows - first < 128 ? c->rows - first : 128;
     return first + row % 128 * 11 % there;
 }

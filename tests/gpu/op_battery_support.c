@@ -16,9 +16,13 @@ void battery_keep(battery_operands *operands, tn_tensor tensor) {
     operands->in[operands->in_count++] = tensor;
 }
 
-int battery_band_of(const battery_bands *bands, int64_t tile) {
-    for (int b = 0; b < BATTERY_BANDS; b++)
-        if (bands->tile[b] == tile) return b;
+int64_t battery_band_tile(const battery_case *c, int band) {
+    return c->rows == c->bands->rows ? c->bands->tile[band] : c->bands->compact[band];
+}
+
+int battery_band_at(const battery_case *c, int64_t tile) {
+    for (int band = 0; band < BATTERY_BANDS; band++)
+        if (battery_band_tile(c, band) == tile) return band;
     return -1;
 }
 
@@ -33,7 +37,7 @@ static void upload_bands(gpu_side *side, const battery_case *c, tn_tensor tensor
     EXPECT_OK(tn_lease_begin(tensor, TN_PLANE_DATA, TN_WRITE, side->stream, &lease, &view));
     EXPECT_OK(tn_fill(side->device, view.data, 0, view.layout.data_bytes, side->stream));
     for (int b = 0; b < BATTERY_BANDS; b++) {
-        const int64_t first = c->bands->tile[b] * 128;
+        const int64_t first = battery_band_tile(c, b) * 128;
         const int64_t rows = c->rows - first < 128 ? c->rows - first : 128;
         uint64_t state = seed + (uint64_t)b;
         if (dtype == TN_BYTE) {

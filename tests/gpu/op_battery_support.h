@@ -19,22 +19,25 @@
 enum { BATTERY_INPUTS_MAX = 8, BATTERY_OUTPUTS_MAX = 6 };
 
 /* Of a matrix that is too large to be made and computed on the host: three tiles of 128 rows have
- * values, and all others are the same, so that a matrix of few tiles tells what each must become. */
+ * values, and all others are alike, so that a matrix of few tiles tells what each must become. */
 enum { BATTERY_BANDS = 3 };
 typedef struct battery_bands {
-    int64_t tile[BATTERY_BANDS];
+    int64_t tile[BATTERY_BANDS];    /* of the large matrix */
+    int64_t compact[BATTERY_BANDS]; /* of the compact one */
+    int64_t rows, compact_rows;
 } battery_bands;
-
-/* Which band the tile of rows is, or -1. */
-int battery_band_of(const battery_bands *bands, int64_t tile);
 
 typedef struct battery_case {
     int64_t rows, cols;
     gpu_fill fill;
     uint64_t seed;
     unsigned way;               /* below the op's `ways`: types, formats, modes */
-    const battery_bands *bands; /* NULL: all is of the fill */
+    const battery_bands *bands; /* NULL: all is of the fill. Else rows are those of one of both */
 } battery_case;
+
+/* Which band is in the tile of rows of the case's matrix, or -1; and where it is. */
+int battery_band_at(const battery_case *c, int64_t tile);
+int64_t battery_band_tile(const battery_case *c, int band);
 
 typedef enum battery_likeness {
     BATTERY_LIKE_ITSELF = 0,
