@@ -56,4 +56,62 @@ __device__ __forceinline__ uint2 load_row_bytes(const tn__cuda_dequantize_argume
     return make_uint2(bytes[0], bytes[1]);
 }
 
+/* The bytes of the whole patch: all loads are under way before the first is waited for. */
+template <typename T>
+__device__ __forceinline__ void load_patch_bytes(uint2 (&bytes)[PATCH],
+                                                 const tn__cuda_dequantize_arguments &a,
+                                                 const patch_place &at) {
+    if (!a.src.vectors) {
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            bytes[i] = load_row_bytes<T>(a, at, i);
+        return;
+    }
+    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
+    const int rows_in = patch_rows_in(a.rows, at);
+    const int height = at.tile_first_col + first < a.cols ? rows_in : 0;
+    const int second_height = at.tile_first_col + second < a.cols ? rows_in : 0;
+    const unsigned char *from = a.src.data + at.row * a.cols + at.tile_first_col + first;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        bytes[i] = make_uint2(0, 0);
+        if constexpr (sizeof(T) == 2) {
+            if (i < height) bytes[i] = __ldg((const uint2 *)from);
+        } else {
+            if (i < height) bytes[i].x = __ldg((const uint32_t *)from);
+            if (i < second_height) bytes[i].y = __ldg((const uint32_t *)(from + (second - first)));
+        }
+        from += a.cols;
+    }
+}
+
+/* The scales of the patch's rows, or of its columns where the plane is stored turned; 0 outside.
+ * Blocks of 128 elements, or whole tiles of them. */
+__device__ __forceinline__ void load_row_scales(float (&scale)[PATCH],
+                                                const tn__cuda_dequantize_arguments &a,
+                                                const patch_place &at) {
+    const int rows_in = patch_rows_in(a.rows, at);
+    const float *from =
+        a.is_1d ? a.src.scale + at.tile_col * a.src.scale_stride + at.row
+                : a.src.scale + at.tile_row * a.src.scale_stride + at.tile_col * a.tile_step;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        scale[i] = i < rows_in ? __ldg(a.is_1d ? from + i : from) : 0.0f;
+}
+
+template <typename T>
+__device__ __forceinline__ void load_column_scales(float (&scale)[PATCH],
+                                                   const tn__cuda_dequantize_arguments &a,
+                                                   const patch_place &at) {
+    const float *from =
+        a.is_1d ? a.src.scale + at.tile_row * a.src.scale_stride + at.tile_first_col
+                : a.src.scale + at.tile_col * a.src.scale_stride + at.tile_row * a.tile_step;
+#pragma unroll
+    for (int j = 0; j < PATCH; j++) {
+        const int column = patch_column<T>(at.lane16, j);
+        const bool is_there = at.tile_first_col + column < a.cols;
+        scale[j] = is_there ? __ldg(a.is_1d ? from + column : from) : 0.0f;
+    }
+}
+
 #endif

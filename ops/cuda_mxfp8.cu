@@ -181,40 +181,39 @@ __device__ __forceinline__ void quantize_mxfp8(const tn__cuda_quantize_arguments
 /* The scales of the lane's 8 elements of a row: one for each piece of them, or for each column. */
 template <typename T, bool COL>
 __device__ __forceinline__ void mx_scales_of(const tn__cuda_dequantize_arguments &a,
-                                             const patch_place &at, int i, float (&scale)[PATCH]) {
+                                             const patch_place &at, int i, uint32_t *code) {
     const int step = COL ? 1 : element<T>::VECTOR;
 #pragma unroll
     for (int j = 0; j < PATCH; j += step) {
         const int64_t row = at.row + i, col = at.tile_first_col + patch_column<T>(at.lane16, j);
-        uint32_t code = 0;
+        code[j / step] = 0;
         if (row < a.rows && col < a.cols)
-            code = COL ? *mx_scale_row(a.src, row / MX_BLOCK, col)
-                       : *mx_scale_row(a.src, row, col / MX_BLOCK);
-#pragma unroll
-        for (int v = j; v < j + step; v++)
-            scale[v] = e8m0_value(code);
+            code[j / step] = __ldg(COL ? mx_scale_row(a.src, row / MX_BLOCK, col)
+                                       : mx_scale_row(a.src, row, col / MX_BLOCK));
     }
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool COL>
 __device__ __forceinline__ void dequantize_mxfp8(const tn__cuda_dequantize_arguments &a) {
+    enum { EACH = COL ? 1 : element<T>::VECTOR, OF_ROW = PATCH / EACH, ROWS = COL ? 1 : PATCH };
     const patch_place at = patch_of_thread(a.tiles_across);
     uint2 bytes[PATCH];
-    float scale[PATCH];
+    uint32_t code[ROWS][OF_ROW]; /* COL: one row of them for all rows of the patch */
     if (is_skipped(a.skip)) return;
+    load_patch_bytes<T>(bytes, a, at);
 #pragma unroll
-    for (int i = 0; i < PATCH; i++)
-        bytes[i] = load_row_bytes<T>(a, at, i);
+    for (int i = 0; i < ROWS; i++)
+        mx_scales_of<T, COL>(a, at, i, code[i]);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         float values[PATCH];
-        if (!COL || i == 0) mx_scales_of<T, COL>(a, at, i, scale); /* COL: one for all its rows */
 #pragma unroll
         for (int j = 0; j < PATCH; j += 2) {
             const uint32_t word = j < 4 ? bytes[i].x : bytes[i].y;
             const float2 pair = fp8_pair<F>(word >> (8 * (j % 4)));
-            values[j] = __fmul_rn(pair.x, scale[j]);
-            values[j + 1] = __fmul_rn(pair.y, scale[j + 1]);
+            const uint32_t *of_row = code[COL ? 0 : i];
+            values[j] = __fmul_rn(pair.x, e8m0_value(of_row[j / EACH]));
+            values[j + 1] = __fmul_rn(pair.y, e8m0_value(of_row[(j + 1) / EACH]));
         }
         store_values<T>(a, at, i, values);
     }

@@ -5,10 +5,6 @@
  */
 #include "cuda_tile.cuh"
 
-enum {
-    RUN = 8, /* neighbours that a thread of a map takes at once: 16 bytes of a 16-bit type */
-    RUNS = TN__MAP_ELEMENTS / TN__FLAT_THREADS / RUN
-};
 
 template <typename T>
 __device__ __forceinline__ void store_canonical(void *to, int64_t at, float value) {
@@ -73,16 +69,31 @@ __device__ __forceinline__ void finish(const tn__cuda_finish_arguments &a) {
 
 /* ---- element by element ------------------------------------------------------------------- */
 
-/* Eight neighbours, of which `count` are there; `from` is aligned to 16 bytes. */
-template <typename T>
+/* What a thread of a map takes at once: 16 bytes of what is written. A warp then writes whole
+ * sectors of 32 bytes; with 16 of every 32 bytes in each store, memory would see two halves of
+ * every sector, and takes half as long again. */
+template <typename Y> struct runs_of {
+    enum { RUN = element<Y>::VECTOR, RUNS = TN__MAP_ELEMENTS / TN__FLAT_THREADS / RUN };
+    static __device__ __forceinline__ int64_t begin(int r) {
+        return (int64_t)blockIdx.x * TN__MAP_ELEMENTS + (r * TN__FLAT_THREADS + threadIdx.x) * RUN;
+    }
+};
+
+/* RUN neighbours, of which `count` are there; they begin at a multiple of RUN elements. */
+template <typename T, int RUN>
 __device__ __forceinline__ void load_run(float (&values)[RUN], const void *from, int64_t at,
                                          int64_t count) {
     if (count >= RUN) {
-        const uint4 *pieces = (const uint4 *)((const T *)from + at);
+        const T *first = (const T *)from + at;
         uint32_t words[RUN * sizeof(T) / 4];
+        if constexpr (sizeof words == 8) {
+            const uint2 piece = *(const uint2 *)first;
+            words[0] = piece.x;
+            words[1] = piece.y;
+        }
 #pragma unroll
-        for (int p = 0; p < (int)sizeof(T) / 2; p++) {
-            const uint4 piece = pieces[p];
+        for (int p = 0; p < (int)sizeof words / 16; p++) {
+            const uint4 piece = ((const uint4 *)first)[p];
             words[4 * p] = piece.x;
             words[4 * p + 1] = piece.y;
             words[4 * p + 2] = piece.z;
@@ -98,7 +109,7 @@ __device__ __forceinline__ void load_run(float (&values)[RUN], const void *from,
         values[i] = i < count ? element<T>::load(from, at + i) : 0.0f;
 }
 
-template <typename T>
+template <typename T, int RUN>
 __device__ __forceinline__ void store_run(const float (&values)[RUN], void *to, int64_t at,
                                           int64_t count) {
     if (count >= RUN) {
@@ -106,11 +117,9 @@ __device__ __forceinline__ void store_run(const float (&values)[RUN], void *to, 
 #pragma unroll
         for (int i = 0; i < RUN; i++)
             canonical[i] = canonical_of<T>(values[i]);
-#pragma unroll
-        for (int p = 0; p < (int)sizeof(T) / 2; p++)
-            ((uint4 *)((T *)to + at))[p] = make_uint4(
-                element<T>::word(canonical, 4 * p), element<T>::word(canonical, 4 * p + 1),
-                element<T>::word(canonical, 4 * p + 2), element<T>::word(canonical, 4 * p + 3));
+        *(uint4 *)((T *)to + at) =
+            make_uint4(element<T>::word(canonical, 0), element<T>::word(canonical, 1),
+                       element<T>::word(canonical, 2), element<T>::word(canonical, 3));
         return;
     }
 #pragma unroll
@@ -118,44 +127,33 @@ __device__ __forceinline__ void store_run(const float (&values)[RUN], void *to, 
         if (i < count) store_canonical<T>(to, at + i, values[i]);
 }
 
-/* Where the thread's first run begins; the next ones follow at a distance of a block's runs. */
-__device__ __forceinline__ int64_t first_of_runs() {
-    return (int64_t)blockIdx.x * TN__MAP_ELEMENTS + (int64_t)threadIdx.x * RUN;
-}
-
 template <typename X, typename Y>
 __device__ __forceinline__ void convert(const tn__cuda_map_arguments &a) {
-    const int64_t first = first_of_runs();
-    float x[RUNS][RUN];
+    using runs = runs_of<Y>;
+    float x[runs::RUNS][runs::RUN];
 #pragma unroll
-    for (int r = 0; r < RUNS; r++) {
-        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
-        load_run<X>(x[r], a.x, at, a.count - at);
-    }
+    for (int r = 0; r < runs::RUNS; r++)
+        load_run<X>(x[r], a.x, runs::begin(r), a.count - runs::begin(r));
 #pragma unroll
-    for (int r = 0; r < RUNS; r++) {
-        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
-        store_run<Y>(x[r], a.y, at, a.count - at);
-    }
+    for (int r = 0; r < runs::RUNS; r++)
+        store_run<Y>(x[r], a.y, runs::begin(r), a.count - runs::begin(r));
 }
 
 template <typename X, typename Y>
 __device__ __forceinline__ void axpy(const tn__cuda_map_arguments &a) {
-    const int64_t first = first_of_runs();
-    float x[RUNS][RUN], y[RUNS][RUN];
+    using runs = runs_of<Y>;
+    float x[runs::RUNS][runs::RUN], y[runs::RUNS][runs::RUN];
 #pragma unroll
-    for (int r = 0; r < RUNS; r++) {
-        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
-        load_run<X>(x[r], a.x, at, a.count - at);
-        load_run<Y>(y[r], a.y, at, a.count - at);
+    for (int r = 0; r < runs::RUNS; r++) {
+        load_run<X>(x[r], a.x, runs::begin(r), a.count - runs::begin(r));
+        load_run<Y>(y[r], a.y, runs::begin(r), a.count - runs::begin(r));
     }
 #pragma unroll
-    for (int r = 0; r < RUNS; r++) {
-        const int64_t at = first + r * TN__FLAT_THREADS * RUN;
+    for (int r = 0; r < runs::RUNS; r++) {
 #pragma unroll
-        for (int i = 0; i < RUN; i++)
+        for (int i = 0; i < runs::RUN; i++)
             y[r][i] = __fmaf_rn(a.alpha, x[r][i], y[r][i]);
-        store_run<Y>(y[r], a.y, at, a.count - at);
+        store_run<Y>(y[r], a.y, runs::begin(r), a.count - runs::begin(r));
     }
 }
 

@@ -259,6 +259,36 @@ __device__ __forceinline__ uint4 exchange_units(uint4 piece, int is_exchanged) {
     return is_exchanged ? make_uint4(piece.z, piece.w, piece.x, piece.y) : piece;
 }
 
+/* Bytes 4 w ... 4 w + 3 of a column of the transposed tile. */
+template <int VECTOR>
+__device__ __forceinline__ uint32_t transposed_word(const uint4 *tile, int column, int w) {
+    const int unit = (w / 2) ^ column_swizzle<VECTOR>(column);
+    return ((const uint32_t *)tile)[(column * UNITS + unit) * 2 + w % 2];
+}
+
+/* Writes the first `height` bytes of a column of the transposed tile to any address; all lanes of
+ * a warp. Memory takes words where it has multiples of 4: each is put together from two of the
+ * tile's, and those that are not whole, at either end, go byte by byte. */
+template <int VECTOR>
+__device__ __forceinline__ void transposed_column_store(const uint4 *tile, int column,
+                                                        unsigned char *to, int height) {
+    const int before = (int)((uintptr_t)to % 4);
+    for (int w = (int)(threadIdx.x % 32); 4 * w < height + before; w += 32) {
+        const int first = 4 * w - before;
+        const uint32_t low = w > 0 ? transposed_word<VECTOR>(tile, column, w - 1) : 0;
+        const uint32_t high = w < TN__TILE / 4 ? transposed_word<VECTOR>(tile, column, w) : 0;
+        const uint32_t word = __funnelshift_l(low, high, 8 * before);
+        if (first >= 0 && first + 4 <= height) {
+            *(uint32_t *)(to + first) = word;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (first + i >= 0 && first + i < height)
+                    to[first + i] = (unsigned char)(word >> (8 * i));
+        }
+    }
+}
+
 /* Writes the transposed tile to dst [cols, rows]; all threads, after a barrier. */
 template <int VECTOR>
 __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned char *dst,
@@ -279,16 +309,11 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
         }
         return;
     }
-    for (int column = (int)(threadIdx.x / 32); column < TN__TILE; column += WARPS) {
-        int64_t col = at.tile_first_col + column;
-        for (int r = (int)(threadIdx.x % 32); r < TN__TILE; r += 32) {
-            int unit = (r / PATCH) ^ column_swizzle<VECTOR>(column);
-            int64_t row = at.tile_first_row + r;
-            if (row < rows && col < cols)
-                dst[col * rows + row] =
-                    ((const unsigned char *)tile)[(column * UNITS + unit) * PATCH + r % PATCH];
-        }
-    }
+    const int height = (int)min(rows - at.tile_first_row, (int64_t)TN__TILE);
+    const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
+    for (int column = (int)(threadIdx.x / 32); column < width; column += WARPS)
+        transposed_column_store<VECTOR>(
+            tile, column, dst + (at.tile_first_col + column) * rows + at.tile_first_row, height);
 }
 
 /* Reads src [cols, rows] into the transposed tile; the caller's barrier follows. Outside: 0. */
