@@ -90,18 +90,6 @@ __device__ __forceinline__ void dequantize_col(const tn__cuda_dequantize_argumen
 
 enum { LANE_ROWS = 4, LANE_COLS = 16, COLUMN_WORDS = TN__TILE / LANE_ROWS };
 
-/* words[r] holds 4 bytes of row r; gives 4 bytes of each column. */
-__device__ __forceinline__ void transpose_4x4(const uint32_t *words, uint32_t *columns) {
-    const uint32_t a = __byte_perm(words[0], words[1], 0x5140);
-    const uint32_t b = __byte_perm(words[2], words[3], 0x5140);
-    const uint32_t c = __byte_perm(words[0], words[1], 0x7362);
-    const uint32_t d = __byte_perm(words[2], words[3], 0x7362);
-    columns[0] = __byte_perm(a, b, 0x5410);
-    columns[1] = __byte_perm(a, b, 0x7632);
-    columns[2] = __byte_perm(c, d, 0x5410);
-    columns[3] = __byte_perm(c, d, 0x7632);
-}
-
 /* Where this lane's 4 rows and 16 columns lie, and which word of a column they become. */
 struct lane_place {
     int64_t row, col;

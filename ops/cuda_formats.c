@@ -94,7 +94,7 @@ static tn_status launch_values(tn__cuda_context *context, const tn__requantize_w
     tn__cuda_requantize_arguments argument = {.from = tn__cuda_dequantize_argument(&from),
                                               .to = tn__cuda_quantize_argument(to),
                                               .is_col = is_col};
-    int64_t piece = tn__vector_of(TN_FP32);
+    const int64_t piece = tn__vector_of(TN_FP16); /* codes are held as halves */
     argument.from.src = tn__cuda_plane_of(&work->from, is_col ? 16 : piece);
     argument.from.is_1d = work->format == TN_FORMAT_FP8_BLOCK_1D;
     argument.from.tile_step = 1;
@@ -115,7 +115,8 @@ static tn_status launch_shift(tn__cuda_context *context, const tn__requantize_wo
     const tn__quantize_work out = {.src = stored, .skip = work->to.skip};
     tn__cuda_requantize_arguments argument = {.from = tn__cuda_dequantize_argument(&from),
                                               .to = tn__cuda_quantize_argument(&out)};
-    argument.from.src = tn__cuda_plane_of(&work->from, tn__vector_of(TN_FP32));
+    argument.from.src = tn__cuda_plane_of(&work->from, tn__vector_of(TN_FP16));
+    argument.from.is_1d = 1;
     argument.to.col = tn__cuda_plane_of(to, 16);
     return tn__kernel_launch(context, tn__kernel_of_shift(work->from.dtype),
                              tn__matrix_tiles(&stored), TN__TILE_THREADS, &argument, stream);

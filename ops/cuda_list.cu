@@ -121,23 +121,18 @@ __device__ __forceinline__ int64_t take_tile(const tn__cuda_list &list,
     return tile - list.first_tile[which];
 }
 
-__device__ __forceinline__ patch_place patch_of_tile(int64_t tile, uint32_t tiles_across) {
-    const uint32_t row = (uint32_t)tile / tiles_across;
-    return patch_in_tile(row, (uint32_t)tile - row * tiles_across);
-}
-
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_listed_1d(const tn__cuda_list &list) {
     __shared__ tn__cuda_quantize_arguments a;
     const int64_t tile = take_tile(list, &a);
-    if (tile >= 0) quantize_1d<T, F, ROW, COL>(a, patch_of_tile(tile, a.tiles_across));
+    if (tile >= 0) quantize_1d<T, F, ROW, COL>(a, patch_of_tile((uint32_t)tile, a.tiles_across));
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_listed_2d(const tn__cuda_list &list) {
     __shared__ tn__cuda_quantize_arguments a;
     const int64_t tile = take_tile(list, &a);
-    if (tile >= 0) quantize_2d<T, F, ROW, COL>(a, patch_of_tile(tile, a.tiles_across));
+    if (tile >= 0) quantize_2d<T, F, ROW, COL>(a, patch_of_tile((uint32_t)tile, a.tiles_across));
 }
 
 /* ---- the kernels by name ------------------------------------------------------------------ */

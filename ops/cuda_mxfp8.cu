@@ -39,38 +39,25 @@ __device__ __forceinline__ unsigned char *mx_scale_row(const tn__cuda_plane &pla
 
 /* ---- quantize ----------------------------------------------------------------------------- */
 
-/* Writes a row of the patch into a plane that is stored as the source is. */
-template <typename T>
-__device__ __forceinline__ void store_codes(const tn__cuda_quantize_arguments &a,
-                                            const patch_place &at, int i, uint2 bytes) {
-    if (at.row + i >= a.rows) return;
-    if (!a.row.vectors) {
-        store_row_bytes<T>(a, at, i, bytes);
-        return;
-    }
-    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
-    unsigned char *to = a.row.data + (at.row + i) * a.cols + at.tile_first_col;
-    if constexpr (sizeof(T) == 2) {
-        if (at.tile_first_col + first < a.cols) *(uint2 *)(to + first) = bytes;
-    } else {
-        if (at.tile_first_col + first < a.cols) *(uint32_t *)(to + first) = bytes.x;
-        if (at.tile_first_col + second < a.cols) *(uint32_t *)(to + second) = bytes.y;
+/* Each of LANES neighbours gives maxima of 8 rows and is left with those of its 8 / LANES rows over
+ * all of them. Each step halves the rows that a lane is still concerned with. */
+template <int LANES>
+__device__ __forceinline__ void group_row_max(float (&row_max)[PATCH], int lane) {
+    int kept = PATCH / 2;
+#pragma unroll
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2, kept /= 2) {
+        const bool is_upper = lane & lanes;
+#pragma unroll
+        for (int r = 0; r < kept; r++) {
+            const float keep = is_upper ? row_max[r + kept] : row_max[r];
+            const float give = is_upper ? row_max[r] : row_max[r + kept];
+            row_max[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, lanes));
+        }
     }
 }
 
-/* The scale of the block that the lane's columns j ... j + VECTOR - 1 of a row belong to. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ uint32_t mx_row_scale(const tn__cuda_quantize_arguments &a,
-                                                 const uint32_t *words, int j) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int v = 0; v < element<T>::VECTOR; v++)
-        amax = fmaxf(amax, fabsf(element<T>::value(words, j + v)));
-#pragma unroll
-    for (int lanes = 1; lanes < MX_BLOCK / element<T>::VECTOR; lanes *= 2)
-        amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, lanes));
-    return mx_scale<F>(a, amax);
-}
+/* What the pieces of a row of the patch are multiplied with: a piece lies in one block. */
+template <typename T> struct mx_factors { float of[PATCH / element<T>::VECTOR]; };
 
 /* Writes the scales of a row of the tile, which the threads have put together. */
 __device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_arguments &a,
@@ -82,32 +69,55 @@ __device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_argu
         row_scale[row];
 }
 
+/* LANES lanes hold a block's row. The scale of each is made by one of them, and shared. */
 template <typename T, __nv_fp8_interpretation_t F, typename R>
 __device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
                                         uint32_t *row_scale,
-                                        const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    const int vector = element<T>::VECTOR;
+                                        uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    enum { VECTOR = element<T>::VECTOR, LANES = MX_BLOCK / VECTOR, OWN = PATCH / LANES };
+    enum { PIECES = PATCH / VECTOR };
     const R rounding(a);
+    const int lane = at.lane16 % LANES;
+    float factor[PIECES][OWN];
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        float scaled[PATCH];
+    for (int p = 0; p < PIECES; p++) {
+        float row_max[PATCH];
 #pragma unroll
-        for (int j = 0; j < PATCH; j += vector) {
-            const int column = patch_column<T>(at.lane16, j);
-            const uint32_t scale = mx_row_scale<T, F>(a, words[i], j);
-            const float factor = mx_factor(scale);
-            const bool is_there =
-                at.row + i < a.rows && at.tile_first_col + column / MX_BLOCK * MX_BLOCK < a.cols;
-            if (column % MX_BLOCK == 0)
-                ((unsigned char *)
-                     row_scale)[(at.unit * PATCH + i) * MX_BLOCKS + column / MX_BLOCK] =
-                    (unsigned char)(is_there ? scale : 0);
+        for (int i = 0; i < PATCH; i++) {
+            row_max[i] = 0.0f;
 #pragma unroll
-            for (int v = j; v < j + vector; v++)
-                scaled[v] = __fmul_rn(element<T>::value(words[i], v), factor);
+            for (int v = p * VECTOR; v < (p + 1) * VECTOR; v++)
+                row_max[i] = fmaxf(row_max[i], fabsf(element<T>::value(words[i], v)));
         }
-        store_codes<T>(a, at, i, R::template codes<F>(scaled, rounding.template of_row<T>(at, i)));
+        patch_stay_packed<T>(words);
+        group_row_max<LANES>(row_max, lane);
+        const int block = patch_column<T>(at.lane16, p * VECTOR) / MX_BLOCK;
+        const bool is_there = at.tile_first_col + block * MX_BLOCK < a.cols;
+#pragma unroll
+        for (int r = 0; r < OWN; r++) {
+            const int row = at.unit * PATCH + lane * OWN + r;
+            const uint32_t scale = mx_scale<F>(a, row_max[r]);
+            factor[p][r] = mx_factor(scale);
+            ((unsigned char *)row_scale)[row * MX_BLOCKS + block] =
+                (unsigned char)(is_there && at.tile_first_row + row < a.rows ? scale : 0);
+        }
     }
+    const auto factors_of = [&](int i) {
+        mx_factors<T> factors;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            factors.of[p] = __shfl_sync(0xFFFFFFFFu, factor[p][i % OWN], i / OWN, LANES);
+        return factors;
+    };
+    store_patch_rows<T>(
+        a.row, a.rows, a.cols, at, factors_of, [&](int i, const mx_factors<T> &factors) {
+            float scaled[PATCH];
+            row_stay_packed<T>(words[i]);
+#pragma unroll
+            for (int j = 0; j < PATCH; j++)
+                scaled[j] = __fmul_rn(element<T>::value(words[i], j), factors.of[j / VECTOR]);
+            return R::template codes<F>(scaled, rounding.template of_row<T>(at, i));
+        });
     __syncthreads();
     mx_row_scales_store(a, at, row_scale);
 }
@@ -137,33 +147,32 @@ __device__ __forceinline__ void mx_cols(const tn__cuda_quantize_arguments &a, co
                                         float (*warp_max)[TN__TILE], float (*factor)[TN__TILE],
                                         uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const R rounding(a);
-    tn__cuda_quantize_arguments as_row = a;
-    as_row.row = a.col;
     column_max_put<T>(warp_max, at, words);
     patch_stay_packed<T>(words);
     __syncthreads();
     mx_column_scales_put<F>(a, at, warp_max, factor);
     __syncthreads();
-    float of_column[PATCH];
+    alignas(16) float of_column[PATCH];
 #pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        of_column[j] = factor[at.unit * PATCH / MX_BLOCK][patch_column<T>(at.lane16, j)];
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
+    for (int j = 0; j < PATCH; j += 4)
+        *(float4 *)&of_column[j] =
+            *(const float4 *)&factor[at.unit * PATCH / MX_BLOCK][patch_column<T>(at.lane16, j)];
+    const auto nothing_of = [](int) { return 0; };
+    store_patch_rows<T>(a.col, a.rows, a.cols, at, nothing_of, [&](int i, int) {
         float scaled[PATCH];
+        row_stay_packed<T>(words[i]);
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
             scaled[j] = __fmul_rn(element<T>::value(words[i], j), of_column[j]);
-        store_codes<T>(as_row, at, i,
-                       R::template codes<F>(scaled, rounding.template of_row<T>(at, i)));
-    }
+        return R::template codes<F>(scaled, rounding.template of_row<T>(at, i));
+    });
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_mxfp8(const tn__cuda_quantize_arguments &a) {
     __shared__ uint32_t row_scale[TN__TILE];
     __shared__ __align__(16) float warp_max[WARPS][TN__TILE]; /* not there without COL */
-    __shared__ float factor[MX_BLOCKS][TN__TILE];
+    __shared__ __align__(16) float factor[MX_BLOCKS][TN__TILE];
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
@@ -222,11 +231,11 @@ __device__ __forceinline__ void dequantize_mxfp8(const tn__cuda_dequantize_argum
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
 #define QUANTIZE(source, T, format, F)                                                             \
-    TILE_KERNEL(quantize_mxfp8_row_##source##_##format, tn__cuda_quantize_arguments, T, 2,         \
+    TILE_KERNEL(quantize_mxfp8_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,         \
                 (quantize_mxfp8<T, F, true, false>))                                               \
-    TILE_KERNEL(quantize_mxfp8_col_##source##_##format, tn__cuda_quantize_arguments, T, 2,         \
+    TILE_KERNEL(quantize_mxfp8_col_##source##_##format, tn__cuda_quantize_arguments, T, 3,         \
                 (quantize_mxfp8<T, F, false, true>))                                               \
-    TILE_KERNEL(quantize_mxfp8_both_##source##_##format, tn__cuda_quantize_arguments, T, 2,        \
+    TILE_KERNEL(quantize_mxfp8_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,        \
                 (quantize_mxfp8<T, F, true, true>))                                                \
     TILE_KERNEL(quantize_mxfp8_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2,  \
                 (quantize_mxfp8<T, F, true, true, stochastically>))                                \

@@ -44,16 +44,44 @@ __device__ __forceinline__ uint2 cast_row(const R &rounding, const patch_place &
     return R::template codes<F>(scaled, rounding.template of_row<T>(at, i));
 }
 
-/* Writes one row of the patch, byte by byte. */
+/* Writes one row of the patch, whose first byte is for `to`, byte by byte; `width`: of the tile. */
 template <typename T>
-__device__ __forceinline__ void store_row_bytes(const tn__cuda_quantize_arguments &a,
-                                                const patch_place &at, int i, uint2 bytes) {
-    unsigned char *to = a.row.data + (at.row + i) * a.cols + at.tile_first_col;
+__device__ __forceinline__ void store_row_bytes(unsigned char *to, int lane16, int width,
+                                                uint2 bytes) {
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
-        int column = patch_column<T>(at.lane16, j);
-        if (at.tile_first_col + column < a.cols)
-            to[column] = (unsigned char)((j < 4 ? bytes.x : bytes.y) >> (8 * (j % 4)));
+        const int column = patch_column<T>(lane16, j);
+        if (column < width)
+            to[column - patch_column<T>(lane16, 0)] =
+                (unsigned char)((j < 4 ? bytes.x : bytes.y) >> (8 * (j % 4)));
+    }
+}
+
+/* Writes the codes of the patch into a plane of the same shape. `scale_of(i)` is called by all
+ * lanes; with what it gives, `codes_of(i, scale)` gives the codes of row i. */
+template <typename T, typename ScaleOf, typename CodesOf>
+__device__ __forceinline__ void store_patch_rows(const tn__cuda_plane &plane, int64_t rows,
+                                                 int64_t cols, const patch_place &at,
+                                                 ScaleOf scale_of, CodesOf codes_of) {
+    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
+    const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
+    const int height = first < width ? patch_rows_in(rows, at) : 0;
+    unsigned char *to = plane.data + at.row * cols + at.tile_first_col + first;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        const auto scale = scale_of(i);
+        if (i < height) { /* the cast too: a branch keeps the compiler from mixing all rows */
+            const uint2 bytes = codes_of(i, scale);
+            if (!plane.vectors) {
+                store_row_bytes<T>(to, at.lane16, width, bytes);
+            } else if constexpr (sizeof(T) == 2) {
+                *(uint2 *)to = bytes;
+            } else {
+                *(uint32_t *)to = bytes.x;
+                if (second < width) *(uint32_t *)(to + (second - first)) = bytes.y;
+            }
+        }
+        to += cols;
     }
 }
 
@@ -62,35 +90,25 @@ template <typename T, __nv_fp8_interpretation_t F, typename R, typename ScaleOf>
 __device__ __forceinline__ void
 store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
            const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScaleOf scale_of) {
-    const int rows_in = patch_rows_in(a.rows, at);
     const R rounding(a);
-    if (!a.row.vectors) {
-#pragma unroll
-        for (int i = 0; i < PATCH; i++) {
-            const float scale = scale_of(i);
-            if (i < rows_in)
-                store_row_bytes<T>(a, at, i, cast_row<T, F>(rounding, at, i, words[i], scale));
-        }
-        return;
-    }
-    const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
-    const int height = at.tile_first_col + first < a.cols ? rows_in : 0;
-    const int second_height = at.tile_first_col + second < a.cols ? rows_in : 0;
-    unsigned char *to = a.row.data + at.row * a.cols + at.tile_first_col + first;
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const float scale = scale_of(i);
-        if (i < height) { /* the cast too: a branch keeps the compiler from mixing all rows */
-            const uint2 bytes = cast_row<T, F>(rounding, at, i, words[i], scale);
-            if constexpr (sizeof(T) == 2) {
-                *(uint2 *)to = bytes;
-            } else {
-                *(uint32_t *)to = bytes.x;
-                if (i < second_height) *(uint32_t *)(to + (second - first)) = bytes.y;
-            }
-        }
-        to += a.cols;
-    }
+    store_patch_rows<T>(a.row, a.rows, a.cols, at, scale_of, [&](int i, float scale) {
+        return cast_row<T, F>(rounding, at, i, words[i], scale);
+    });
+}
+
+/* From the lanes' maxima of 8 rows, the scale of row lane16 / 2, which is written. S: the type
+ * of the source. */
+template <typename S, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ float row_scale_put(const tn__cuda_quantize_arguments &a,
+                                               const patch_place &at,
+                                               const float (&row_max)[PATCH]) {
+    const float amax = half_warp_row_max(row_max, at.lane16);
+    const float scale = block_scale<S, F>(amax, a.amax_epsilon, a.is_pow2);
+    const int64_t own_row = at.row + at.lane16 / 2;
+    if (at.lane16 % 2 == 0 && own_row < a.row.scale_stride)
+        a.row.scale[at.tile_col * a.row.scale_stride + own_row] =
+            own_row < a.rows ? inverse_scale(scale) : 0.0f;
+    return scale;
 }
 
 template <typename T, __nv_fp8_interpretation_t F, typename R>
@@ -105,18 +123,28 @@ __device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments 
         for (int j = 0; j < PATCH; j++)
             row_max[i] = fmaxf(row_max[i], fabsf(element<T>::value(words[i], j)));
     }
-    const float amax = half_warp_row_max(row_max, at.lane16);
     patch_stay_packed<T>(words);
-    const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
-    const int64_t own_row = at.row + at.lane16 / 2;
-    if (at.lane16 % 2 == 0 && own_row < a.row.scale_stride)
-        a.row.scale[at.tile_col * a.row.scale_stride + own_row] =
-            own_row < a.rows ? inverse_scale(scale) : 0.0f;
+    const float scale = row_scale_put<T, F>(a, at, row_max);
     store_rows<T, F, R>(a, at, words,
                         [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
 }
 
-/* Maxima of the 8 columns over the warp's 16 rows, to shared memory. */
+/* The lanes' maxima of 8 columns become those over the warp's 16 rows, in shared memory. */
+template <typename T>
+__device__ __forceinline__ void column_max_share(float (*warp_max)[TN__TILE], const patch_place &at,
+                                                 const float (&column_max)[PATCH]) {
+    const int upper = at.unit & 1; /* the upper half warp keeps columns 4 ... 7 */
+    float kept[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float keep = upper ? column_max[j + 4] : column_max[j];
+        float give = upper ? column_max[j] : column_max[j + 4];
+        kept[j] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 16));
+    }
+    int column = patch_column<T>(at.lane16, upper * 4);
+    *(float4 *)&warp_max[at.unit / 2][column] = make_float4(kept[0], kept[1], kept[2], kept[3]);
+}
+
 template <typename T>
 __device__ __forceinline__ void
 column_max_put(float (*warp_max)[TN__TILE], const patch_place &at,
@@ -129,16 +157,7 @@ column_max_put(float (*warp_max)[TN__TILE], const patch_place &at,
         for (int i = 0; i < PATCH; i++)
             column_max[j] = fmaxf(column_max[j], fabsf(element<T>::value(words[i], j)));
     }
-    const int upper = at.unit & 1; /* the upper half warp keeps columns 4 ... 7 */
-    float kept[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float keep = upper ? column_max[j + 4] : column_max[j];
-        float give = upper ? column_max[j] : column_max[j + 4];
-        kept[j] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 16));
-    }
-    int column = patch_column<T>(at.lane16, upper * 4);
-    *(float4 *)&warp_max[at.unit / 2][column] = make_float4(kept[0], kept[1], kept[2], kept[3]);
+    column_max_share<T>(warp_max, at, column_max);
 }
 
 /* Thread c < 128: the scale of column c from the warps' maxima. */
@@ -263,6 +282,18 @@ __device__ __forceinline__ void quantize_1d(const tn__cuda_quantize_arguments &a
 
 /* ---- quantize, 2D ------------------------------------------------------------------------- */
 
+/* The largest of what the threads give, none of it below 0; all threads. */
+__device__ __forceinline__ float tile_max_share(float *warp_max, float amax) {
+    /* Floats that are not negative compare as their bits do. */
+    amax = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax)));
+    if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = amax;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+        amax = fmaxf(amax, warp_max[w]);
+    return amax;
+}
+
 /* The largest |x| of the tile, on every thread. */
 template <typename T>
 __device__ __forceinline__ float tile_max(float *warp_max,
@@ -274,14 +305,7 @@ __device__ __forceinline__ float tile_max(float *warp_max,
         for (int j = 0; j < PATCH; j++)
             amax = fmaxf(amax, fabsf(element<T>::value(words[i], j)));
     }
-    /* Floats that are not negative compare as their bits do. */
-    amax = __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(amax)));
-    if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = amax;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < WARPS; w++)
-        amax = fmaxf(amax, warp_max[w]);
-    return amax;
+    return tile_max_share(warp_max, amax);
 }
 
 /* One thread writes the tile's scale and, in the last tile of a row of scales, its padding. */
@@ -295,6 +319,16 @@ __device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int6
         to[c] = 0.0f;
 }
 
+/* Into the planes that are made. One thread. */
+__device__ __forceinline__ void tile_scales_put(const tn__cuda_quantize_arguments &a,
+                                                const patch_place &at, float scale, bool has_row,
+                                                bool has_col) {
+    const int64_t tiles_down = (a.rows + TN__TILE - 1) / TN__TILE;
+    const float inverse = inverse_scale(scale);
+    if (has_row) tile_scale_put(a.row, at.tile_row, at.tile_col, a.tiles_across, inverse);
+    if (has_col) tile_scale_put(a.col, at.tile_col, at.tile_row, tiles_down, inverse);
+}
+
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void
 quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
@@ -305,13 +339,7 @@ quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
     const float amax = tile_max<T>(warp_max, words);
     patch_stay_packed<T>(words);
     const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
-    if (threadIdx.x == 0) {
-        const float inverse = inverse_scale(scale);
-        if (has_row) tile_scale_put(a.row, at.tile_row, at.tile_col, a.tiles_across, inverse);
-        if (has_col)
-            tile_scale_put(a.col, at.tile_col, at.tile_row, (a.rows + TN__TILE - 1) / TN__TILE,
-                           inverse);
-    }
+    if (threadIdx.x == 0) tile_scales_put(a, at, scale, has_row, has_col);
     if (has_row) {
         store_rows<T, F, R>(a, at, words, [=](int) { return scale; });
         patch_stay_packed<T>(words);

@@ -1,113 +1,250 @@
 /* Kernels that quantize a plane of FP8 blocks of 128 anew, without its values in memory between.
  *
- * A block of threads takes one 128 x 128 tile, whose values it holds as fp32 (cuda_tile.cuh): from
- * there on it is a quantize kernel. Bytes that must move for N elements: N in, N out for each
- * plane, and their scales.
+ * A block of threads takes one 128 x 128 tile and holds its codes as halves, which hold each of
+ * them exactly, in patches of 8 x 8 (cuda_tile.cuh), with the scales of the patch's rows or
+ * columns beside them. A value is a code times its scale, and is made where it is wanted: 64 of
+ * them would take the registers of a block that could have reads under way. Bytes that must move
+ * for N elements: N in, N out for each plane, and their scales.
  */
 #include "cuda_dequantize.cuh"
 #include "cuda_quantize.cuh"
 
-/* Two codes as floats, multiplied, as the bits of the patch. */
-template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void scale_pair(uint32_t *words, uint32_t codes, float first,
-                                           float second) {
-    const float2 pair = fp8_pair<F>(codes);
-    words[0] = __float_as_uint(__fmul_rn(pair.x, first));
-    words[1] = __float_as_uint(__fmul_rn(pair.y, second));
+typedef __half held; /* a patch lies as one of this type does */
+
+struct code_patch {
+    uint32_t words[PATCH][patch_words<held>::COUNT];
+    float scale[PATCH]; /* of each row; BY_COLUMN: of each column; 0 outside */
+};
+
+/* What the phases of a block share. */
+struct requantize_shared {
+    uint4 tile[TILE_PIECES]; /* of the source, and after all have read it of the result */
+    alignas(16) float warp_max[WARPS][TN__TILE];
+    alignas(16) float column_scale[TN__TILE];
+};
+
+__device__ __forceinline__ float code_of(const code_patch &patch, int i, int j) {
+    return element<held>::value(patch.words[i], j);
 }
 
-/* ---- values ------------------------------------------------------------------------------- */
+template <bool BY_COLUMN>
+__device__ __forceinline__ float value_of(const code_patch &patch, int i, int j) {
+    return __fmul_rn(code_of(patch, i, j), patch.scale[BY_COLUMN ? j : i]);
+}
+
+/* ---- a patch from a plane ----------------------------------------------------------------- */
 
 template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void load_rows(const tn__cuda_dequantize_arguments &a,
-                                          const patch_place &at, uint32_t (&words)[PATCH][PATCH]) {
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const uint2 bytes = load_row_bytes<float>(a, at, i);
-        float scale = 0.0f;
-        if (at.row + i < a.rows)
-            scale = a.is_1d ? a.src.scale[at.tile_col * a.src.scale_stride + at.row + i]
-                            : a.src.scale[at.tile_row * a.src.scale_stride + at.tile_col];
-#pragma unroll
-        for (int j = 0; j < PATCH; j += 2)
-            scale_pair<F>(&words[i][j], (j < 4 ? bytes.x : bytes.y) >> (8 * (j % 4)), scale, scale);
-    }
+__device__ __forceinline__ void unpack_row(code_patch &patch, int i, uint2 bytes) {
+    patch.words[i][0] = fp8_halves<F>(bytes.x);
+    patch.words[i][1] = fp8_halves<F>(bytes.x >> 16);
+    patch.words[i][2] = fp8_halves<F>(bytes.y);
+    patch.words[i][3] = fp8_halves<F>(bytes.y >> 16);
 }
 
 template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void load_columns(const tn__cuda_dequantize_arguments &a,
-                                             const patch_place &at, uint4 *tile,
-                                             uint32_t (&words)[PATCH][PATCH]) {
-    const int vector = element<float>::VECTOR;
-    transposed_load<element<float>::VECTOR>(tile, a.src.data, a.rows, a.cols, a.src.vectors, at);
+__device__ __forceinline__ void load_rows(code_patch &patch, const tn__cuda_dequantize_arguments &a,
+                                          const patch_place &at) {
+    uint2 bytes[PATCH];
+    load_patch_bytes<held>(bytes, a, at);
+    load_row_scales(patch.scale, a, at);
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        unpack_row<F>(patch, i, bytes[i]);
+}
+
+/* From a plane that is stored turned. */
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ void load_columns(code_patch &patch,
+                                             const tn__cuda_dequantize_arguments &a,
+                                             const patch_place &at, uint4 *tile) {
+    enum { VECTOR = element<held>::VECTOR };
+    uint32_t columns[PATCH][2], rows[PATCH][2];
+    transposed_load<VECTOR>(tile, a.src.data, a.rows, a.cols, a.src.vectors, at);
+    load_column_scales<held>(patch.scale, a, at);
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
-        const int column = patch_column<float>(at.lane16, j);
-        const int64_t col = at.tile_first_col + column;
-        const uint2 bytes = transposed_get<vector>(tile, column, at.unit);
-        float scale = 0.0f;
-        if (col < a.cols)
-            scale = a.is_1d ? a.src.scale[at.tile_row * a.src.scale_stride + col]
-                            : a.src.scale[at.tile_col * a.src.scale_stride + at.tile_row];
+        const uint2 bytes = transposed_get<VECTOR>(tile, patch_column<held>(at.lane16, j), at.unit);
+        columns[j][0] = bytes.x;
+        columns[j][1] = bytes.y;
+    }
 #pragma unroll
-        for (int i = 0; i < PATCH; i += 2) {
-            uint32_t pair[2];
-            scale_pair<F>(pair, (i < 4 ? bytes.x : bytes.y) >> (8 * (i % 4)), scale, scale);
-            words[i][j] = pair[0];
-            words[i + 1][j] = pair[1];
+    for (int upper = 0; upper < 2; upper++) {
+#pragma unroll
+        for (int right = 0; right < 2; right++) {
+            const uint32_t from[4] = {columns[4 * right][upper], columns[4 * right + 1][upper],
+                                      columns[4 * right + 2][upper], columns[4 * right + 3][upper]};
+            uint32_t to[4];
+            transpose_4x4(from, to);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                rows[4 * upper + i][right] = to[i];
         }
     }
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        unpack_row<F>(patch, i, make_uint2(rows[i][0], rows[i][1]));
+}
+
+/* ---- maxima --------------------------------------------------------------------------------
+ *
+ * Where a row or column has one scale, the largest of its codes gives the largest of its values,
+ * since rounding keeps the order; what is not a number counts for nothing, as in fmaxf.
+ */
+
+template <bool BY_COLUMN>
+__device__ __forceinline__ void row_maxima(float (&row_max)[PATCH], const code_patch &patch) {
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        float most = 0.0f;
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            most =
+                fmaxf(most, fabsf(BY_COLUMN ? value_of<true>(patch, i, j) : code_of(patch, i, j)));
+        row_max[i] = BY_COLUMN ? most : fmaxf(0.0f, fabsf(__fmul_rn(most, patch.scale[i])));
+    }
+}
+
+template <bool BY_COLUMN>
+__device__ __forceinline__ void column_maxima(float (&column_max)[PATCH], const code_patch &patch) {
+#pragma unroll
+    for (int j = 0; j < PATCH; j++) {
+        float most = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            most =
+                fmaxf(most, fabsf(BY_COLUMN ? code_of(patch, i, j) : value_of<false>(patch, i, j)));
+        column_max[j] = BY_COLUMN ? fmaxf(0.0f, fabsf(__fmul_rn(most, patch.scale[j]))) : most;
+    }
+}
+
+/* ---- a plane from a patch ----------------------------------------------------------------- */
+
+template <__nv_fp8_interpretation_t F, bool BY_COLUMN, typename ScaleOf>
+__device__ __forceinline__ void put_rows(const tn__cuda_quantize_arguments &a,
+                                         const patch_place &at, const code_patch &patch,
+                                         ScaleOf scale_of) {
+    store_patch_rows<held>(a.row, a.rows, a.cols, at, scale_of, [&](int i, float scale) {
+        float scaled[PATCH];
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            scaled[j] = __fmul_rn(value_of<BY_COLUMN>(patch, i, j), scale);
+        return cast_patch_row<F>(scaled);
+    });
+}
+
+/* `scale_of(j)`: of the lane's column j. All threads. */
+template <__nv_fp8_interpretation_t F, bool BY_COLUMN, typename ScaleOf>
+__device__ __forceinline__ void put_columns(const tn__cuda_quantize_arguments &a,
+                                            const patch_place &at, const code_patch &patch,
+                                            uint4 *tile, ScaleOf scale_of) {
+    enum { VECTOR = element<held>::VECTOR };
+#pragma unroll
+    for (int j = 0; j < PATCH; j++) {
+        const float scale = scale_of(j);
+        float scaled[PATCH];
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            scaled[i] = __fmul_rn(value_of<BY_COLUMN>(patch, i, j), scale);
+        transposed_put<VECTOR>(tile, patch_column<held>(at.lane16, j), at.unit,
+                               cast_patch_row<F>(scaled));
+    }
+    __syncthreads();
+    transposed_store<VECTOR>(tile, a.col.data, a.rows, a.cols, a.col.vectors, at);
+}
+
+/* ---- new scales --------------------------------------------------------------------------- */
+
+template <__nv_fp8_interpretation_t F, bool BY_COLUMN>
+__device__ __forceinline__ void quantize_codes_1d(const tn__cuda_quantize_arguments &a,
+                                                  const patch_place &at, code_patch &patch,
+                                                  requantize_shared &shared) {
+    if (a.col.data) {
+        float column_max[PATCH];
+        column_maxima<BY_COLUMN>(column_max, patch);
+        column_max_share<held>(shared.warp_max, at, column_max);
+        patch_stay_packed<held>(patch.words);
+    }
+    if (a.row.data) {
+        float row_max[PATCH];
+        row_maxima<BY_COLUMN>(row_max, patch);
+        patch_stay_packed<held>(patch.words);
+        const float scale = row_scale_put<float, F>(a, at, row_max);
+        put_rows<F, BY_COLUMN>(a, at, patch,
+                               [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
+    }
+    if (a.col.data) {
+        patch_stay_packed<held>(patch.words);
+        __syncthreads();
+        column_scale_put<float, F>(a, at, shared.warp_max, shared.column_scale);
+        __syncthreads();
+        put_columns<F, BY_COLUMN>(a, at, patch, shared.tile, [&](int j) {
+            return shared.column_scale[patch_column<held>(at.lane16, j)];
+        });
+    }
+}
+
+template <__nv_fp8_interpretation_t F, bool BY_COLUMN>
+__device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_arguments &a,
+                                                  const patch_place &at, code_patch &patch,
+                                                  requantize_shared &shared) {
+    float most[PATCH], amax = 0.0f;
+    if constexpr (BY_COLUMN)
+        column_maxima<true>(most, patch);
+    else
+        row_maxima<false>(most, patch);
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        amax = fmaxf(amax, most[i]);
+    patch_stay_packed<held>(patch.words);
+    amax = tile_max_share(shared.warp_max[0], amax);
+    const float scale = block_scale<float, F>(amax, a.amax_epsilon, a.is_pow2);
+    const auto scale_of = [=](int) { return scale; };
+    if (threadIdx.x == 0) tile_scales_put(a, at, scale, a.row.data, a.col.data);
+    if (a.row.data) put_rows<F, BY_COLUMN>(a, at, patch, scale_of);
+    patch_stay_packed<held>(patch.words);
+    if (a.col.data) put_columns<F, BY_COLUMN>(a, at, patch, shared.tile, scale_of);
+}
+
+template <__nv_fp8_interpretation_t F, bool IS_1D, bool BY_COLUMN>
+__device__ __forceinline__ void quantize_codes(const tn__cuda_quantize_arguments &a,
+                                               const patch_place &at, code_patch &patch,
+                                               requantize_shared &shared) {
+    if constexpr (IS_1D)
+        quantize_codes_1d<F, BY_COLUMN>(a, at, patch, shared);
+    else
+        quantize_codes_2d<F, BY_COLUMN>(a, at, patch, shared);
 }
 
 template <__nv_fp8_interpretation_t FROM, __nv_fp8_interpretation_t TO, bool IS_1D>
 __device__ __forceinline__ void requantize(const tn__cuda_requantize_arguments &a) {
-    __shared__ uint4 source[TILE_PIECES];
+    __shared__ requantize_shared shared;
     const patch_place at = patch_of_thread(a.from.tiles_across);
-    uint32_t words[PATCH][PATCH];
+    code_patch patch;
     if (is_skipped(a.to.skip)) return;
-    if (a.is_col)
-        load_columns<FROM>(a.from, at, source, words);
-    else
-        load_rows<FROM>(a.from, at, words);
-    if constexpr (IS_1D)
-        quantize_patches_1d<float, TO, true, true>(a.to, at, words);
-    else
-        quantize_patches_2d<float, TO, true, true>(a.to, at, words);
+    if (a.is_col) {
+        load_columns<FROM>(patch, a.from, at, shared.tile);
+        quantize_codes<TO, IS_1D, true>(a.to, at, patch, shared);
+    } else {
+        load_rows<FROM>(patch, a.from, at);
+        quantize_codes<TO, IS_1D, false>(a.to, at, patch, shared);
+    }
 }
 
 /* ---- the scaling-aware transpose ---------------------------------------------------------- */
 
-/* The patch's codes, unscaled, and the scale of each of its rows (0 beyond the matrix). */
-template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void load_unscaled(const tn__cuda_dequantize_arguments &a,
-                                              const patch_place &at, float (&scale)[PATCH],
-                                              uint32_t (&words)[PATCH][PATCH]) {
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const uint2 bytes = load_row_bytes<float>(a, at, i);
-        scale[i] = 0.0f;
-        if (at.row + i < a.rows)
-            scale[i] = a.src.scale[at.tile_col * a.src.scale_stride + at.row + i];
-#pragma unroll
-        for (int j = 0; j < PATCH; j += 2)
-            scale_pair<F>(&words[i][j], (j < 4 ? bytes.x : bytes.y) >> (8 * (j % 4)), 1.0f, 1.0f);
-    }
-}
-
 /* The largest scale of the tile's rows that hold a number other than 0, on every thread; 1 if none
  * does. Bits of scales compare as scales do. */
-__device__ __forceinline__ float largest_scale(const float (&scale)[PATCH],
-                                               const uint32_t (&words)[PATCH][PATCH],
-                                               uint32_t *warp_max) {
+__device__ __forceinline__ float largest_scale(const code_patch &patch, uint32_t *warp_max) {
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        bool counts = false;
+        float code = 0.0f;
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
-            counts |= fabsf(__uint_as_float(words[i][j])) > 0.0f; /* not of NaN */
-        if (counts) most = max(most, __float_as_uint(scale[i]));
+            code = fmaxf(code, fabsf(code_of(patch, i, j))); /* not of NaN */
+        if (code > 0.0f) most = max(most, __float_as_uint(patch.scale[i]));
     }
     most = __reduce_max_sync(0xFFFFFFFFu, most);
     if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = most;
@@ -123,32 +260,23 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
     __shared__ uint4 transposed[TILE_PIECES];
     __shared__ uint32_t warp_max[WARPS];
     const patch_place at = patch_of_thread(a.from.tiles_across);
-    uint32_t words[PATCH][PATCH];
-    float scale[PATCH];
+    code_patch patch;
     if (is_skipped(a.to.skip)) return;
-    load_unscaled<F>(a.from, at, scale, words);
-    const float most = largest_scale(scale, words, warp_max);
+    load_rows<F>(patch, a.from, at);
+    const float most = largest_scale(patch, warp_max);
+    patch_stay_packed<held>(patch.words);
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const float factor = scale[i] < most ? __fdiv_rn(scale[i], most) : 1.0f;
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            words[i][j] = __float_as_uint(__fmul_rn(__uint_as_float(words[i][j]), factor));
-    }
+    for (int i = 0; i < PATCH; i++)
+        patch.scale[i] = patch.scale[i] < most ? __fdiv_rn(patch.scale[i], most) : 1.0f;
     const int64_t col = at.tile_first_col + threadIdx.x;
     if (threadIdx.x < TN__TILE && col < a.to.col.scale_stride)
         a.to.col.scale[at.tile_row * a.to.col.scale_stride + col] = col < a.from.cols ? most : 0.0f;
-    store_columns_cast<float, F, to_nearest>(
-        a.to, transposed, at, words, [](int) { return make_float4(1.0f, 1.0f, 1.0f, 1.0f); });
+    put_columns<F, false>(a.to, at, patch, transposed, [](int) { return 1.0f; });
 }
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, body)                                                                         \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, 2)                              \
-        name(const __grid_constant__ tn__cuda_requantize_arguments a) {                            \
-        body(a);                                                                                   \
-    }
+#define KERNEL(name, body) TILE_KERNEL(name, tn__cuda_requantize_arguments, held, 3, body)
 #define REQUANTIZE(from, FROM, to, TO)                                                             \
     KERNEL(requantize_1d_##from##_##to, (requantize<FROM, TO, true>))                              \
     KERNEL(requantize_2d_##from##_##to, (requantize<FROM, TO, false>))

@@ -34,6 +34,13 @@ __device__ __forceinline__ uint32_t cast_four(float a, float b, float c, float d
     return low | high << 16;
 }
 
+/* Eight bytes, likewise. */
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ uint2 cast_patch_row(const float (&scaled)[PATCH]) {
+    return make_uint2(cast_four<F>(scaled[0], scaled[1], scaled[2], scaled[3]),
+                      cast_four<F>(scaled[4], scaled[5], scaled[6], scaled[7]));
+}
+
 /* ---- roundings ---------------------------------------------------------------------------- */
 
 /* A rounding is a type that a kernel is compiled for. It gives the random numbers of the 8 elements
@@ -48,8 +55,7 @@ struct to_nearest {
     }
     template <__nv_fp8_interpretation_t F>
     static __device__ uint2 codes(const float (&scaled)[PATCH], const numbers &) {
-        return make_uint2(cast_four<F>(scaled[0], scaled[1], scaled[2], scaled[3]),
-                          cast_four<F>(scaled[4], scaled[5], scaled[6], scaled[7]));
+        return cast_patch_row<F>(scaled);
     }
 };
 
@@ -98,7 +104,14 @@ struct stochastically {
 
 /* ---- back --------------------------------------------------------------------------------- */
 
-/* Two bytes, the first in the lowest place, as floats (exact). */
+/* Two bytes, the first in the lowest place, as the bits of two halves (exact). */
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ uint32_t fp8_halves(uint32_t bytes) {
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(bytes & 0xFFFFu), F);
+    return pair.x | (uint32_t)pair.y << 16;
+}
+
+/* The same as floats (exact). */
 template <__nv_fp8_interpretation_t F> __device__ __forceinline__ float2 fp8_pair(uint32_t bytes) {
     return __half22float2(
         __half2(__nv_cvt_fp8x2_to_halfraw2((__nv_fp8x2_storage_t)(bytes & 0xFFFFu), F)));

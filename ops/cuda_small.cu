@@ -5,7 +5,6 @@
  */
 #include "cuda_tile.cuh"
 
-
 template <typename T>
 __device__ __forceinline__ void store_canonical(void *to, int64_t at, float value) {
     element<T>::store(to, at, canonical_of<T>(value));

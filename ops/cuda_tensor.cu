@@ -48,7 +48,8 @@ template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename 
 __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_arguments &a) {
     __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
     __shared__ float warp_max[WARPS];
-    const patch_place at = patch_of_thread(a.tiles_across);
+    const patch_place at =
+        a.factor ? patch_of_thread(a.tiles_across) : patch_of_thread_backwards(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
     if (is_skipped(a.skip)) return;

@@ -142,10 +142,20 @@ __device__ __forceinline__ patch_place patch_in_tile(uint32_t tile_row, uint32_t
     return at;
 }
 
+__device__ __forceinline__ patch_place patch_of_tile(uint32_t tile, uint32_t tiles_across) {
+    const uint32_t tile_row = tile / tiles_across;
+    return patch_in_tile(tile_row, tile - tile_row * tiles_across);
+}
+
 /* Of the tile that is this block's, where the grid covers one matrix. */
 __device__ __forceinline__ patch_place patch_of_thread(uint32_t tiles_across) {
-    const uint32_t tile_row = blockIdx.x / tiles_across;
-    return patch_in_tile(tile_row, blockIdx.x - tile_row * tiles_across);
+    return patch_of_tile(blockIdx.x, tiles_across);
+}
+
+/* The same from the last tile to the first: what the kernel ahead has read last is read first,
+ * while the L2 cache has it. */
+__device__ __forceinline__ patch_place patch_of_thread_backwards(uint32_t tiles_across) {
+    return patch_of_tile(gridDim.x - 1 - blockIdx.x, tiles_across);
 }
 
 /* Column in the tile of the lane's element j. */
@@ -231,6 +241,18 @@ __device__ __forceinline__ void patch_stay_packed(uint32_t (&words)[PATCH][patch
         row_stay_packed<T>(words[i]);
 }
 
+/* words[r] holds 4 bytes of row r; gives 4 bytes of each column. */
+__device__ __forceinline__ void transpose_4x4(const uint32_t *words, uint32_t *columns) {
+    const uint32_t a = __byte_perm(words[0], words[1], 0x5140);
+    const uint32_t b = __byte_perm(words[2], words[3], 0x5140);
+    const uint32_t c = __byte_perm(words[0], words[1], 0x7362);
+    const uint32_t d = __byte_perm(words[2], words[3], 0x7362);
+    columns[0] = __byte_perm(a, b, 0x5410);
+    columns[1] = __byte_perm(a, b, 0x7632);
+    columns[2] = __byte_perm(c, d, 0x5410);
+    columns[3] = __byte_perm(c, d, 0x7632);
+}
+
 template <int VECTOR> __device__ __forceinline__ int column_swizzle(int column) {
     return (column / VECTOR) % UNITS;
 }
@@ -273,6 +295,7 @@ template <int VECTOR>
 __device__ __forceinline__ void transposed_column_store(const uint4 *tile, int column,
                                                         unsigned char *to, int height) {
     const int before = (int)((uintptr_t)to % 4);
+#pragma unroll 1
     for (int w = (int)(threadIdx.x % 32); 4 * w < height + before; w += 32) {
         const int first = 4 * w - before;
         const uint32_t low = w > 0 ? transposed_word<VECTOR>(tile, column, w - 1) : 0;
@@ -311,6 +334,7 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
     }
     const int height = (int)min(rows - at.tile_first_row, (int64_t)TN__TILE);
     const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
+#pragma unroll 1
     for (int column = (int)(threadIdx.x / 32); column < width; column += WARPS)
         transposed_column_store<VECTOR>(
             tile, column, dst + (at.tile_first_col + column) * rows + at.tile_first_row, height);
