@@ -83,12 +83,8 @@ __device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, co
     for (int p = 0; p < PIECES; p++) {
         float row_max[PATCH];
 #pragma unroll
-        for (int i = 0; i < PATCH; i++) {
-            row_max[i] = 0.0f;
-#pragma unroll
-            for (int v = p * VECTOR; v < (p + 1) * VECTOR; v++)
-                row_max[i] = fmaxf(row_max[i], fabsf(element<T>::value(words[i], v)));
-        }
+        for (int i = 0; i < PATCH; i++)
+            row_max[i] = piece_maximum<T>(words[i] + 4 * p);
         patch_stay_packed<T>(words);
         group_row_max<LANES>(row_max, lane);
         const int block = patch_column<T>(at.lane16, p * VECTOR) / MX_BLOCK;

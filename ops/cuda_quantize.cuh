@@ -7,6 +7,7 @@
 #ifndef TENURE_CUDA_QUANTIZE_CUH
 #define TENURE_CUDA_QUANTIZE_CUH
 
+#include "cuda_amax.cuh"
 #include "cuda_scale.cuh"
 
 /* ---- quantize, 1D ------------------------------------------------------------------------- */
@@ -117,12 +118,8 @@ __device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments 
                                               uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     float row_max[PATCH];
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        row_max[i] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            row_max[i] = fmaxf(row_max[i], fabsf(element<T>::value(words[i], j)));
-    }
+    for (int i = 0; i < PATCH; i++)
+        row_max[i] = row_maximum<T>(words[i]);
     patch_stay_packed<T>(words);
     const float scale = row_scale_put<T, F>(a, at, row_max);
     store_rows<T, F, R>(a, at, words,
@@ -150,13 +147,7 @@ __device__ __forceinline__ void
 column_max_put(float (*warp_max)[TN__TILE], const patch_place &at,
                const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     float column_max[PATCH];
-#pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        column_max[j] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            column_max[j] = fmaxf(column_max[j], fabsf(element<T>::value(words[i], j)));
-    }
+    column_maxima<T>(column_max, words);
     column_max_share<T>(warp_max, at, column_max);
 }
 
@@ -298,14 +289,7 @@ __device__ __forceinline__ float tile_max_share(float *warp_max, float amax) {
 template <typename T>
 __device__ __forceinline__ float tile_max(float *warp_max,
                                           const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            amax = fmaxf(amax, fabsf(element<T>::value(words[i], j)));
-    }
-    return tile_max_share(warp_max, amax);
+    return tile_max_share(warp_max, patch_maximum<T>(words));
 }
 
 /* One thread writes the tile's scale and, in the last tile of a row of scales, its padding. */

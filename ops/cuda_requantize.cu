@@ -90,32 +90,42 @@ __device__ __forceinline__ void load_columns(code_patch &patch,
 /* ---- maxima --------------------------------------------------------------------------------
  *
  * Where a row or column has one scale, the largest of its codes gives the largest of its values,
- * since rounding keeps the order; what is not a number counts for nothing, as in fmaxf.
+ * since rounding keeps the order.
  */
 
+/* NaN counts for nothing: neither as a code nor as a scale or what comes of an infinite one. */
+__device__ __forceinline__ float scaled_size(float most, float scale) {
+    return fmaxf(0.0f, fabsf(__fmul_rn(most, scale)));
+}
+
 template <bool BY_COLUMN>
-__device__ __forceinline__ void row_maxima(float (&row_max)[PATCH], const code_patch &patch) {
+__device__ __forceinline__ void value_row_maxima(float (&most)[PATCH], const code_patch &patch) {
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        float most = 0.0f;
+        if constexpr (BY_COLUMN) {
+            most[i] = 0.0f;
 #pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            most =
-                fmaxf(most, fabsf(BY_COLUMN ? value_of<true>(patch, i, j) : code_of(patch, i, j)));
-        row_max[i] = BY_COLUMN ? most : fmaxf(0.0f, fabsf(__fmul_rn(most, patch.scale[i])));
+            for (int j = 0; j < PATCH; j++)
+                most[i] = fmaxf(most[i], fabsf(value_of<true>(patch, i, j)));
+        } else {
+            most[i] = scaled_size(row_maximum<held>(patch.words[i]), patch.scale[i]);
+        }
     }
 }
 
 template <bool BY_COLUMN>
-__device__ __forceinline__ void column_maxima(float (&column_max)[PATCH], const code_patch &patch) {
+__device__ __forceinline__ void value_column_maxima(float (&most)[PATCH], const code_patch &patch) {
+    if constexpr (BY_COLUMN) column_maxima<held>(most, patch.words);
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
-        float most = 0.0f;
+        if constexpr (BY_COLUMN) {
+            most[j] = scaled_size(most[j], patch.scale[j]);
+        } else {
+            most[j] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            most =
-                fmaxf(most, fabsf(BY_COLUMN ? code_of(patch, i, j) : value_of<false>(patch, i, j)));
-        column_max[j] = BY_COLUMN ? fmaxf(0.0f, fabsf(__fmul_rn(most, patch.scale[j]))) : most;
+            for (int i = 0; i < PATCH; i++)
+                most[j] = fmaxf(most[j], fabsf(value_of<false>(patch, i, j)));
+        }
     }
 }
 
@@ -162,13 +172,13 @@ __device__ __forceinline__ void quantize_codes_1d(const tn__cuda_quantize_argume
                                                   requantize_shared &shared) {
     if (a.col.data) {
         float column_max[PATCH];
-        column_maxima<BY_COLUMN>(column_max, patch);
+        value_column_maxima<BY_COLUMN>(column_max, patch);
         column_max_share<held>(shared.warp_max, at, column_max);
         patch_stay_packed<held>(patch.words);
     }
     if (a.row.data) {
         float row_max[PATCH];
-        row_maxima<BY_COLUMN>(row_max, patch);
+        value_row_maxima<BY_COLUMN>(row_max, patch);
         patch_stay_packed<held>(patch.words);
         const float scale = row_scale_put<float, F>(a, at, row_max);
         put_rows<F, BY_COLUMN>(a, at, patch,
@@ -191,9 +201,9 @@ __device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_argume
                                                   requantize_shared &shared) {
     float most[PATCH], amax = 0.0f;
     if constexpr (BY_COLUMN)
-        column_maxima<true>(most, patch);
+        value_column_maxima<true>(most, patch);
     else
-        row_maxima<false>(most, patch);
+        value_row_maxima<false>(most, patch);
 #pragma unroll
     for (int i = 0; i < PATCH; i++)
         amax = fmaxf(amax, most[i]);
@@ -240,11 +250,8 @@ __device__ __forceinline__ float largest_scale(const code_patch &patch, uint32_t
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        float code = 0.0f;
-#pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            code = fmaxf(code, fabsf(code_of(patch, i, j))); /* not of NaN */
-        if (code > 0.0f) most = max(most, __float_as_uint(patch.scale[i]));
+        if (row_maximum<held>(patch.words[i]) > 0.0f)
+            most = max(most, __float_as_uint(patch.scale[i]));
     }
     most = __reduce_max_sync(0xFFFFFFFFu, most);
     if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = most;

@@ -202,17 +202,18 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
         }
         return;
     }
+    const int height = patch_rows_in(rows, at);
+    const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
+    const T *from = (const T *)src + first;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
 #pragma unroll
         for (int j = 0; j < PATCH; j++) {
-            int column = patch_column<T>(at.lane16, j);
+            const int column = patch_column<T>(at.lane16, j);
             uint32_t bits = 0;
-            if (at.row + i < rows && at.tile_first_col + column < cols) {
-                int64_t index = first + i * cols + column;
-                bits = sizeof(T) == 4 ? ((const uint32_t *)src)[index]
-                                      : (uint32_t)((const unsigned short *)src)[index];
-            }
+            if (i < height && column < width)
+                bits = sizeof(T) == 4 ? ((const uint32_t *)from)[column]
+                                      : (uint32_t)((const unsigned short *)from)[column];
             if constexpr (sizeof(T) == 4)
                 words[i][j] = bits;
             else if (j % 2)
@@ -220,6 +221,7 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
             else
                 words[i][j / 2] = bits;
         }
+        from += cols;
     }
 }
 
