@@ -11,6 +11,7 @@
 enum {
     TN__TILE = 128, /* rows and columns */
     TN__TILE_THREADS = 256,
+    TN__TRANSPOSE_TILES = 2, /* that a block of the transpose takes, one below the other */
     TN__FLAT_THREADS = 256,
     TN__MAP_ELEMENTS = 4096,   /* that a block of a map takes */
     TN__FINISH_ELEMENTS = 1024 /* of one row that a block of finish takes */

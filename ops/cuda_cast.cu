@@ -78,32 +78,41 @@ __device__ __forceinline__ void dequantize_col(const tn__cuda_dequantize_argumen
 
 /* ---- transpose ----------------------------------------------------------------------------
  *
- * A warp takes 16 rows of the tile and reads 4 of them at once, 16 bytes a lane: a lane holds 4
- * rows of 16 columns, which registers turn into 16 columns of 4 bytes. Those go to shared memory as
- * words: word u (rows 4 u ... 4 u + 3) of column k lies at 32 k + (u ^ 4 (k / 16)), so that a warp
- * writes 32 banks at once and 8 lanes read a column back in whole pieces of 16 bytes.
+ * A block takes two tiles, one below the other, so that it writes pieces of 256 bytes. A warp takes
+ * 16 rows of each and reads 4 of them at once, 16 bytes a lane: a lane holds 4 rows of 16 columns,
+ * which registers turn into 16 columns of 4 bytes. Those go to shared memory as words: word u (rows
+ * 4 u ... 4 u + 3) of column k lies at 64 k + (u ^ 4 (k / 16)), so that a warp writes 32 banks at
+ * once and 16 lanes read a column back in whole pieces of 16 bytes.
  *
  * It is bound by memory: for 4096 x 4096, 32 MiB in 8 us at 4.2 TB/s, less what stays in the L2
- * cache. What is read is not wanted again soon and is the first to leave that cache (evict_first),
- * so that what is written is still there for the GEMM that follows.
+ * cache.
  */
 
-enum { LANE_ROWS = 4, LANE_COLS = 16, COLUMN_WORDS = TN__TILE / LANE_ROWS };
+enum {
+    LANE_ROWS = 4,
+    LANE_COLS = 16,
+    STACK = TN__TRANSPOSE_TILES,
+    COLUMN_WORDS = STACK * TN__TILE / LANE_ROWS,
+    COLUMN_PIECES = COLUMN_WORDS / 4,
+    COLUMNS_AT_ONCE = TN__TILE_THREADS / COLUMN_PIECES
+};
 
-/* Where this lane's 4 rows and 16 columns lie, and which word of a column they become. */
+/* Where this lane's 4 rows and 16 columns of one of the tiles lie, and which word of a column they
+ * become. */
 struct lane_place {
     int64_t row, col;
     int tile_col; /* of the first column, in the tile */
     int word;
 };
 
-__device__ __forceinline__ lane_place lane_of_thread(const patch_place &at) {
+__device__ __forceinline__ lane_place lane_of_thread(int64_t first_row, int64_t first_col,
+                                                     int tile) {
     const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     lane_place place;
-    place.word = warp * 4 + lane / 8;
+    place.word = tile * (TN__TILE / LANE_ROWS) + warp * 4 + lane / 8;
     place.tile_col = lane % 8 * LANE_COLS;
-    place.row = at.tile_first_row + place.word * LANE_ROWS;
-    place.col = at.tile_first_col + place.tile_col;
+    place.row = first_row + place.word * LANE_ROWS;
+    place.col = first_col + place.tile_col;
     return place;
 }
 
@@ -117,7 +126,7 @@ __device__ __forceinline__ void load_lane(const tn__cuda_transpose_arguments &a,
     for (int i = 0; i < LANE_ROWS; i++) {
         uint4 piece = make_uint4(0, 0, 0, 0);
         if (a.from.vectors) {
-            if (i < height) piece = load_once(from);
+            if (i < height) piece = __ldg((const uint4 *)from);
         } else {
             uint32_t bytes[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -159,41 +168,50 @@ __device__ __forceinline__ void store_bytes(unsigned char *to, uint4 bytes, int 
         if (i < count) to[i] = (unsigned char)(words[i / 4] >> (8 * (i % 4)));
 }
 
-/* Writes the tile to `to` [cols, rows]: 8 lanes a column. */
+/* Writes the tiles to `to` [cols, rows]: 16 lanes a column. */
 __device__ __forceinline__ void store_columns(const tn__cuda_transpose_arguments &a,
-                                              const patch_place &at, const uint32_t *tile) {
-    const int piece = (int)(threadIdx.x % 8), first = (int)(threadIdx.x / 8);
-    const int64_t row = at.tile_first_row + piece * 16, col = at.tile_first_col + first;
+                                              int64_t first_row, int64_t first_col,
+                                              const uint32_t *tile) {
+    const int piece = (int)(threadIdx.x % COLUMN_PIECES);
+    const int first = (int)(threadIdx.x / COLUMN_PIECES);
+    const int64_t row = first_row + piece * 16, col = first_col + first;
     const int width = row < a.rows ? (int)min(a.cols - col, (int64_t)TN__TILE) : 0;
     unsigned char *to = a.to.data + col * a.rows + row;
 #pragma unroll
-    for (int pass = 0; pass < TN__TILE / 32; pass++) {
-        const uint4 bytes = *(const uint4 *)&tile[column_word(pass * 32 + first, piece * 4)];
-        if (pass * 32 < width) {
+    for (int column = 0; column < TN__TILE; column += COLUMNS_AT_ONCE) {
+        const uint4 bytes = *(const uint4 *)&tile[column_word(column + first, piece * 4)];
+        if (column < width) {
             if (a.to.vectors)
                 *(uint4 *)to = bytes;
             else
                 store_bytes(to, bytes, (int)min(a.rows - row, (int64_t)16));
         }
-        to += 32 * a.rows;
+        to += COLUMNS_AT_ONCE * a.rows;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS)
+extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, 4)
     transpose_plane(const __grid_constant__ tn__cuda_transpose_arguments a) {
     __shared__ __align__(16) uint32_t tile[TN__TILE * COLUMN_WORDS];
-    const patch_place at = patch_of_thread(a.tiles_across);
-    const lane_place lane = lane_of_thread(at);
-    uint32_t words[LANE_ROWS][LANE_COLS / 4];
+    const uint32_t stack = blockIdx.x / a.tiles_across;
+    const uint32_t tile_col = blockIdx.x - stack * a.tiles_across;
+    const int64_t first_row = (int64_t)stack * STACK * TN__TILE;
+    const int64_t first_col = (int64_t)tile_col * TN__TILE;
+    uint32_t words[STACK][LANE_ROWS][LANE_COLS / 4];
 
     wait_for_the_kernel_ahead();
-    load_lane(a, lane, words);
-    if (threadIdx.x == 0 && at.tile_row < a.scale_rows && at.tile_col < a.scale_cols)
-        tile_scale_put(a.to, at.tile_col, at.tile_row, a.scale_rows,
-                       a.from.scale[at.tile_row * a.from.scale_stride + at.tile_col]);
-    put_lane(tile, lane, words);
+#pragma unroll
+    for (int t = 0; t < STACK; t++)
+        load_lane(a, lane_of_thread(first_row, first_col, t), words[t]);
+    const uint32_t tile_row = stack * STACK + threadIdx.x;
+    if (threadIdx.x < STACK && tile_row < a.scale_rows && tile_col < a.scale_cols)
+        tile_scale_put(a.to, tile_col, tile_row, a.scale_rows,
+                       a.from.scale[tile_row * a.from.scale_stride + tile_col]);
+#pragma unroll
+    for (int t = 0; t < STACK; t++)
+        put_lane(tile, lane_of_thread(first_row, first_col, t), words[t]);
     __syncthreads();
-    store_columns(a, at, tile);
+    store_columns(a, first_row, first_col, tile);
 }
 
 /* ---- the kernels by name ------------------------------------------------------------------ */

@@ -64,9 +64,10 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
         .tiles_across = (uint32_t)tn__tiles_of(from->cols),
     };
     TN_TRY(tn__cuda_context_of(device, &context));
-    return tn__kernel_launch(context, TN__KERNEL_TRANSPOSE,
-                             tn__tiles_of(from->rows) * tn__tiles_of(from->cols), TN__TILE_THREADS,
-                             &argument, stream);
+    const int64_t stacks =
+        (tn__tiles_of(from->rows) + TN__TRANSPOSE_TILES - 1) / TN__TRANSPOSE_TILES;
+    return tn__kernel_launch(context, TN__KERNEL_TRANSPOSE, stacks * tn__tiles_of(from->cols),
+                             TN__TILE_THREADS, &argument, stream);
 }
 
 static tn_status requantize(tn_device *device, const tn__requantize_work *work, tn_stream stream) {

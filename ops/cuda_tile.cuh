@@ -33,21 +33,6 @@ enum {
 
 /* ---- what PTX alone can say; without it (on a CPU) the plain meaning ------------------------ */
 
-/* 16 bytes that leave the L2 cache first. */
-__device__ __forceinline__ uint4 load_once(const void *from) {
-#ifdef __CUDA_ARCH__
-    uint64_t policy;
-    uint4 piece;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(piece.x), "=r"(piece.y), "=r"(piece.z), "=r"(piece.w)
-                 : "l"(from), "l"(policy));
-    return piece;
-#else
-    return *(const uint4 *)from;
-#endif
-}
-
 /* Launched before the kernel ahead of it has ended (cuda_table.c): it waits for it here. */
 __device__ __forceinline__ void wait_for_the_kernel_ahead() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
