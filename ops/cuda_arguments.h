@@ -100,10 +100,12 @@ typedef struct tn__cuda_pad_arguments {
     int64_t chunks; /* 16-byte pieces of dst */
 } tn__cuda_pad_arguments;
 
-/* dst [rows, cols] = (accumulate ? dst : 0) + src, src [rows, src_stride], rounded once. */
+/* dst [rows, cols] = (accumulate ? dst : 0) + (src + bias), src [rows, src_stride], rounded once.
+ */
 typedef struct tn__cuda_finish_arguments {
     const void *src;
     void *dst;
+    const float *bias; /* of the columns; NULL: none */
     int64_t rows;
     int64_t cols;
     int64_t src_stride;

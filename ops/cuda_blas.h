@@ -62,6 +62,7 @@ typedef struct tn__blas_shape {
     tn__blas_operand b;
     tn_dtype d;
     int has_beta; /* beta is 1, else 0 */
+    int has_bias; /* of d's type, one for each column */
 } tn__blas_shape;
 
 /* The descriptors of one product; all NULL, or as many as were made before a failure. */
@@ -74,10 +75,14 @@ typedef struct tn__blas_product {
 
 tn_status tn__blas_product_make(const tn__blas *blas, const tn__blas_shape *shape,
                                 tn__blas_product *product);
-/* Where a call's scales are: what descriptors that are kept must be told each time. */
-cublasStatus_t tn__blas_product_scales(const tn__blas *blas, const tn__blas_shape *shape,
-                                       const float *a_scale, const float *b_scale,
-                                       const tn__blas_product *product);
+/* Where a call's scales and bias are: what descriptors that are kept must be told each time. */
+typedef struct tn__blas_addresses {
+    const float *a_scale, *b_scale;
+    const void *bias;
+} tn__blas_addresses;
+cublasStatus_t tn__blas_product_address(const tn__blas *blas, const tn__blas_shape *shape,
+                                        const tn__blas_addresses *addresses,
+                                        const tn__blas_product *product);
 void tn__blas_product_end(const tn__blas *blas, tn__blas_product *product);
 
 /* "E4M3 (1x128) by E4M3 (128x128) in bf16, rows 100, ..." for messages. */

@@ -9,7 +9,7 @@
  * dimension contracted. For FP8 that is the only form that Hopper has (A transposed, B not).
  *
  * They are made once for a shape and kept: all that changes from call to call is where the scales
- * are.
+ * and the bias are.
  */
 #include "cuda_blas.h"
 
@@ -40,10 +40,10 @@ static const char *kind_name(tn__operand_kind kind) {
 
 void tn__blas_shape_text(const tn__blas_shape *shape, char text[TN__BLAS_TEXT_BYTES]) {
     snprintf(text, TN__BLAS_TEXT_BYTES,
-             "%s (%s) by %s (%s) in %s, rows %lld, columns %lld, contracted %lld",
+             "%s (%s) by %s (%s) in %s%s, rows %lld, columns %lld, contracted %lld",
              tn_dtype_name(shape->a.dtype), kind_name(shape->a.kind), tn_dtype_name(shape->b.dtype),
-             kind_name(shape->b.kind), tn_dtype_name(shape->d), (long long)shape->rows,
-             (long long)shape->cols, (long long)shape->contracted);
+             kind_name(shape->b.kind), tn_dtype_name(shape->d), shape->has_bias ? " with bias" : "",
+             (long long)shape->rows, (long long)shape->cols, (long long)shape->contracted);
 }
 
 static cublasStatus_t set(const tn__blas *blas, cublasLtMatmulDesc_t operation,
@@ -59,14 +59,30 @@ static cublasStatus_t set_scale(const tn__blas *blas, cublasLtMatmulDesc_t opera
     return set(blas, operation, attribute, &scale, sizeof scale);
 }
 
-cublasStatus_t tn__blas_product_scales(const tn__blas *blas, const tn__blas_shape *shape,
-                                       const float *a_scale, const float *b_scale,
-                                       const tn__blas_product *product) {
-    cublasStatus_t status = set_scale(blas, product->operation, &shape->b, b_scale,
+cublasStatus_t tn__blas_product_address(const tn__blas *blas, const tn__blas_shape *shape,
+                                        const tn__blas_addresses *addresses,
+                                        const tn__blas_product *product) {
+    cublasLtMatmulDesc_t operation = product->operation;
+    cublasStatus_t status = set_scale(blas, operation, &shape->b, addresses->b_scale,
                                       CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = set_scale(blas, operation, &shape->a, addresses->a_scale,
+                           CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+    if (status == CUBLAS_STATUS_SUCCESS && shape->has_bias)
+        status = set(blas, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &addresses->bias,
+                     sizeof addresses->bias);
+    return status;
+}
+
+/* cuBLASLt adds it in fp32, before it rounds. */
+static cublasStatus_t set_bias(const tn__blas *blas, cublasLtMatmulDesc_t operation,
+                               const tn__blas_shape *shape) {
+    const int32_t epilogue = CUBLASLT_EPILOGUE_BIAS, type = data_type(shape->d);
+    if (!shape->has_bias) return CUBLAS_STATUS_SUCCESS;
+    cublasStatus_t status =
+        set(blas, operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    return set_scale(blas, product->operation, &shape->a, a_scale,
-                     CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+    return set(blas, operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
 }
 
 static cublasStatus_t set_scale_mode(const tn__blas *blas, cublasLtMatmulDesc_t operation,
@@ -94,6 +110,7 @@ static cublasStatus_t make_operation(const tn__blas *blas, const tn__blas_shape 
         status = set_scale_mode(blas, *out, &shape->b, CUBLASLT_MATMUL_DESC_A_SCALE_MODE);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = set_scale_mode(blas, *out, &shape->a, CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
+    if (status == CUBLAS_STATUS_SUCCESS) status = set_bias(blas, *out, shape);
     return status;
 }
 
@@ -105,15 +122,16 @@ static cublasStatus_t make_layout(const tn__blas *blas, const tn__blas_operand *
                                     (uint64_t)outer, inner);
 }
 
-/* Any 16-byte aligned address: the heuristic wants to see that there are scales, and reads none. */
-static const float *const any_scale = (const float *)(uintptr_t)512;
+/* Any aligned addresses: the heuristic wants to see that there is something, and reads none. */
+static const tn__blas_addresses any_addresses = {
+    (const float *)(uintptr_t)512, (const float *)(uintptr_t)512, (const void *)(uintptr_t)512};
 
 tn_status tn__blas_product_make(const tn__blas *blas, const tn__blas_shape *shape,
                                 tn__blas_product *product) {
     *product = (tn__blas_product){NULL, NULL, NULL, NULL};
     cublasStatus_t status = make_operation(blas, shape, &product->operation);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = tn__blas_product_scales(blas, shape, any_scale, any_scale, product);
+        status = tn__blas_product_address(blas, shape, &any_addresses, product);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = make_layout(blas, &shape->b, shape->cols, shape->contracted, &product->a);
     if (status == CUBLAS_STATUS_SUCCESS)

@@ -6,7 +6,10 @@
  * which add nothing to any sum, and the product is cut out of a padded one. 128x128 scales need
  * no copy: their layout does not change by padding to 16 and 8.
  *
- *     scratch   [ a ][ a's scales ][ b ][ b's scales ][ d ][ workspace ]    each 512-aligned
+ *     scratch   [ a ][ a's scales ][ b ][ b's scales ][ bias ][ d ][ workspace ]    512-aligned
+ *
+ * A bias of D's type, 16 bits, is cuBLASLt's to add where it can and D needs no scratch; else we
+ * add it, in fp32, to what is in scratch.
  *
  * d is in scratch also when cuBLASLt can not write its type. What is added to is added to in fp32
  * before the one rounding, by cuBLASLt or, from scratch, by us. The workspace is what the chosen
@@ -41,7 +44,17 @@ static tn__blas_operand operand_of(const tn__operand *operand) {
     return of;
 }
 
-static tn__gemm_layout layout_of(const tn__gemm_work *work) {
+static int is_padded(const tn__gemm_work *work, const tn__blas_shape *shape) {
+    return shape->rows != work->a.rows || shape->cols != work->b.rows;
+}
+
+static int can_have_bias(const tn__gemm_work *work, const tn__blas_shape *shape) {
+    return work->bias.cols > 0 && work->bias.dtype == work->d.dtype && work->d.dtype != TN_FP32 &&
+           shape->d == work->d.dtype && !is_padded(work, shape);
+}
+
+/* adds_bias: cuBLASLt is to add it where it can. */
+static tn__gemm_layout layout_of(const tn__gemm_work *work, int adds_bias) {
     const tn__operand *a = &work->a, *b = &work->b;
     int is_fp8 = a->kind != TN__OPERAND_PLAIN;
     tn__gemm_layout of = {
@@ -60,8 +73,12 @@ static tn__gemm_layout layout_of(const tn__gemm_work *work) {
     if (is_short || shape->cols != b->rows) of.b = take(&of, shape->cols * shape->contracted);
     if (b->kind == TN__OPERAND_VECTOR && b->scale_stride != shape->cols)
         of.b_scale = take(&of, blocks * shape->cols * (int64_t)sizeof(float));
-    if (shape->rows != a->rows || shape->cols != b->rows || shape->d != work->d.dtype) {
-        if (work->accumulate) of.shape.d = TN_FP32;
+    of.shape.has_bias = adds_bias && can_have_bias(work, shape);
+    int is_ours = work->bias.cols > 0 && !shape->has_bias;
+    if (is_ours && work->bias.dtype != TN_FP32)
+        of.bias = take(&of, work->bias.cols * (int64_t)sizeof(float));
+    if (is_padded(work, shape) || shape->d != work->d.dtype || is_ours) {
+        if (work->accumulate || is_ours) of.shape.d = TN_FP32;
         of.d = take(&of, shape->rows * shape->cols * (int64_t)tn_dtype_bytes(shape->d));
     }
     of.shape.has_beta = work->accumulate && of.d.bytes == 0;
@@ -101,8 +118,13 @@ tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work,
     TN_TRY(require_supported(work));
     TN_TRY(tn__gemm_of(out->context, &out->gemm));
     TN_TRY(out->context->driver->make_current(out->context->state));
-    out->layout = layout_of(work);
+    out->layout = layout_of(work, 1);
     TN_TRY(tn__gemm_plan_acquire(out->gemm, &out->layout.shape, &out->plan, &out->chosen));
+    if (out->plan->count == 0) { /* cuBLASLt does not add the bias */
+        tn__gemm_unprepare(out);
+        out->layout = layout_of(work, 0);
+        TN_TRY(tn__gemm_plan_acquire(out->gemm, &out->layout.shape, &out->plan, &out->chosen));
+    }
     tn_status status = pin(work, out);
     if (status != TN_OK) tn__gemm_unprepare(out);
     return status;
@@ -110,7 +132,6 @@ tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work,
 
 void tn__gemm_unprepare(tn__gemm_preparation *prepared) {
     tn__gemm_plan_release(prepared->gemm, prepared->plan);
-    prepared->plan = NULL;
 }
 
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -171,9 +192,10 @@ tn_status tn__gemm_place(const tn__gemm_preparation *by, const tn__gemm_work *wo
                          tn_stream stream, tn__gemm_placed *out) {
     const tn__gemm_layout *of = &by->layout;
     TN_TRY(place_operand(by, work, &work->a, &of->a, &of->a_scale, of->shape.rows, stream, &out->a,
-                         &out->a_scale));
+                         &out->addresses.a_scale));
     TN_TRY(place_operand(by, work, &work->b, &of->b, &of->b_scale, of->shape.cols, stream, &out->b,
-                         &out->b_scale));
+                         &out->addresses.b_scale));
+    out->addresses.bias = work->bias.data;
     out->d = of->d.bytes > 0 ? in_scratch(work, &of->d) : work->d.data;
     return TN_OK;
 }
@@ -189,7 +211,7 @@ cublasStatus_t tn__gemm_multiply(const tn__gemm_preparation *by, const tn__gemm_
     void *workspace = with->workspace_bytes > 0 ? in_scratch(work, &rest) : NULL;
     pthread_mutex_lock(&by->plan->lock);
     cublasStatus_t status =
-        tn__blas_product_scales(blas, &by->plan->shape, placed->a_scale, placed->b_scale, product);
+        tn__blas_product_address(blas, &by->plan->shape, &placed->addresses, product);
     if (status == CUBLAS_STATUS_SUCCESS)
         status =
             blas->Matmul(by->gemm->handle, product->operation, &alpha, placed->b, product->a,
@@ -216,6 +238,22 @@ static tn_status product_status(const tn__gemm_preparation *by, cublasStatus_t s
     return tn__blas_status(by->gemm->blas, status, "Matmul", text);
 }
 
+/* The bias in fp32 where we add it, else NULL. */
+static tn_status wide_bias(const tn__gemm_preparation *by, const tn__gemm_work *work,
+                           tn_stream stream, const float **out) {
+    const tn__gemm_layout *of = &by->layout;
+    const int64_t cols = work->bias.cols;
+    *out = NULL;
+    if (cols == 0 || of->shape.has_bias) return TN_OK;
+    *out = work->bias.data;
+    if (of->bias.bytes == 0) return TN_OK;
+    *out = in_scratch(work, &of->bias);
+    tn__cuda_map_arguments argument = {work->bias.data, in_scratch(work, &of->bias), cols, 1.0f};
+    return tn__kernel_launch(
+        by->context, tn__kernel_of_pair(TN__KERNEL_CONVERT, work->bias.dtype, TN_FP32),
+        (cols + TN__MAP_ELEMENTS - 1) / TN__MAP_ELEMENTS, TN__FLAT_THREADS, &argument, stream);
+}
+
 static tn_status finish(const tn__gemm_preparation *by, const tn__gemm_work *work,
                         tn_stream stream) {
     const tn__gemm_layout *of = &by->layout;
@@ -228,6 +266,7 @@ static tn_status finish(const tn__gemm_preparation *by, const tn__gemm_work *wor
                                           .src_stride = of->shape.cols,
                                           .blocks_across = (uint32_t)across,
                                           .accumulate = work->accumulate};
+    TN_TRY(wide_bias(by, work, stream, &argument.bias));
     return tn__kernel_launch(by->context,
                              tn__kernel_of_pair(TN__KERNEL_FINISH, of->shape.d, d->dtype),
                              d->rows * across, TN__FLAT_THREADS, &argument, stream);
@@ -235,7 +274,8 @@ static tn_status finish(const tn__gemm_preparation *by, const tn__gemm_work *wor
 
 static tn_status require_memory(const tn__gemm_preparation *by, const tn__gemm_work *work) {
     uintptr_t all = (uintptr_t)work->a.data | (uintptr_t)work->b.data | (uintptr_t)work->d.data |
-                    (uintptr_t)work->a.scale | (uintptr_t)work->b.scale;
+                    (uintptr_t)work->a.scale | (uintptr_t)work->b.scale |
+                    (uintptr_t)work->bias.data;
     TN_REQUIRE(work->scratch_bytes >= by->layout.bytes,
                "gemm got %zu bytes of scratch and needs %zu", work->scratch_bytes,
                by->layout.bytes);

@@ -14,6 +14,7 @@
  *   longest ago goes first, of those that were not measured before those that were.
  * - A plan that is acquired stays until it is released. Its candidates do not change but for their
  *   times; those, and which is chosen, change under the lock of the device's plans.
+ * - A plan without candidates says that cuBLASLt does not add the bias of such a product.
  * - Descriptors hold the addresses of scales: who sets them keeps the plan's lock until cuBLASLt
  *   has been called.
  */
@@ -87,7 +88,7 @@ typedef struct tn__gemm_piece {
 
 typedef struct tn__gemm_layout {
     tn__blas_shape shape; /* as cuBLASLt sees it: padded */
-    tn__gemm_piece a, a_scale, b, b_scale, d;
+    tn__gemm_piece a, a_scale, b, b_scale, bias, d;
     size_t bytes; /* of the pieces: the workspace begins there */
 } tn__gemm_layout;
 
@@ -106,7 +107,7 @@ void tn__gemm_unprepare(tn__gemm_preparation *prepared);
 /* What cuBLASLt gets: the caller's memory, or padded copies of it, which are put on the stream. */
 typedef struct tn__gemm_placed {
     const void *a, *b;
-    const float *a_scale, *b_scale;
+    tn__blas_addresses addresses;
     void *d;
 } tn__gemm_placed;
 

@@ -3,13 +3,13 @@
  *     tenure gemm table 1
  *     device 9.0 NVIDIA H200
  *     cublaslt 130100
- *     4096 7168 2048 0 bf16 e4m3 1x128 n e4m3 128x128 n 61.250 0 <128 digits: the algorithm>
+ *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61.250 0 <128 digits: the algorithm>
  *     end 1 <16 digits: FNV-1a of all before this line>
  *
- * A line is rows, columns, contracted, whether D is added to, D's type, of A and then of B: type,
- * scaling, n or t (stored transposed); the time in us; workspace bytes; cuBLASLt's own description
- * of the algorithm, which holds for that version of cuBLASLt alone. Only shapes that were measured
- * are written.
+ * A line is rows, columns, contracted, whether D is added to, whether cuBLASLt adds a bias, D's
+ * type, of A and then of B: type, scaling, n or t (stored transposed); the time in us; workspace
+ * bytes; cuBLASLt's own description of the algorithm, which holds for that version of cuBLASLt
+ * alone. Only shapes that were measured are written.
  *
  * Nothing of a file counts before its end has been found and its sum is right, all of it has been
  * read, and every algorithm has been accepted by cuBLASLt for its shape.
@@ -62,9 +62,9 @@ static void put_operand(writer *out, const tn__blas_operand *operand) {
 static void put_plan(writer *out, const tn__gemm_plan *plan) {
     const tn__blas_shape *shape = &plan->shape;
     const tn__gemm_candidate *chosen = &plan->candidates[plan->chosen];
-    grow(out,
-         snprintf(end_of(out), LINE_BYTES, "%" PRId64 " %" PRId64 " %" PRId64 " %d %s", shape->rows,
-                  shape->cols, shape->contracted, shape->has_beta != 0, tn_dtype_name(shape->d)));
+    grow(out, snprintf(end_of(out), LINE_BYTES, "%" PRId64 " %" PRId64 " %" PRId64 " %d %d %s",
+                       shape->rows, shape->cols, shape->contracted, shape->has_beta != 0,
+                       shape->has_bias != 0, tn_dtype_name(shape->d)));
     put_operand(out, &shape->a);
     put_operand(out, &shape->b);
     grow(out, snprintf(end_of(out), LINE_BYTES, " %.3f %zu ", chosen->us, chosen->workspace_bytes));
@@ -195,7 +195,7 @@ static int is_sane(const tn__blas_shape *shape, const tn__gemm_candidate *candid
     if (shape->rows < 1 || shape->cols < 1 || shape->contracted < 1) return 0;
     if (shape->rows > most || shape->cols > most || shape->contracted > most) return 0;
     if (is_plain != (shape->b.kind == TN__OPERAND_PLAIN) || is_plain == is_fp8) return 0;
-    if (shape->has_beta != 0 && shape->has_beta != 1) return 0;
+    if ((shape->has_beta | shape->has_bias) & ~1) return 0;
     return candidate->us > 0.0 && candidate->us < 1e12;
 }
 
@@ -206,13 +206,14 @@ static tn_status read_plan(reader *of) {
     int used = 0;
     memset(&shape, 0, sizeof shape);
     memset(&candidate, 0, sizeof candidate);
-    int fields = sscanf(of->line,
-                        "%" SCNd64 " %" SCNd64 " %" SCNd64 " %d %15s %15s %15s %15s %15s %15s %15s"
-                        " %lf %zu %128s%n",
-                        &shape.rows, &shape.cols, &shape.contracted, &shape.has_beta, words[0],
-                        words[1], words[2], words[3], words[4], words[5], words[6], &candidate.us,
-                        &candidate.workspace_bytes, digits, &used);
-    if (fields != 14 || of->line[used]) return corrupt(of, "it is no line of a shape");
+    int fields =
+        sscanf(of->line,
+               "%" SCNd64 " %" SCNd64 " %" SCNd64 " %d %d %15s %15s %15s %15s %15s %15s %15s"
+               " %lf %zu %128s%n",
+               &shape.rows, &shape.cols, &shape.contracted, &shape.has_beta, &shape.has_bias,
+               words[0], words[1], words[2], words[3], words[4], words[5], words[6], &candidate.us,
+               &candidate.workspace_bytes, digits, &used);
+    if (fields != 15 || of->line[used]) return corrupt(of, "it is no line of a shape");
     if (!read_dtype(words[0], &shape.d) || !read_operand(words[1], words[2], words[3], &shape.a) ||
         !read_operand(words[4], words[5], words[6], &shape.b))
         return corrupt(of, "a type or a scaling is unknown");

@@ -81,7 +81,7 @@ static int operands_equal(const tn__blas_operand *x, const tn__blas_operand *y) 
 static int shapes_equal(const tn__blas_shape *x, const tn__blas_shape *y) {
     return x->rows == y->rows && x->cols == y->cols && x->contracted == y->contracted &&
            operands_equal(&x->a, &y->a) && operands_equal(&x->b, &y->b) && x->d == y->d &&
-           x->has_beta == y->has_beta;
+           x->has_beta == y->has_beta && x->has_bias == y->has_bias;
 }
 
 static uint64_t mixed(uint64_t hash, uint64_t value) {
@@ -99,7 +99,8 @@ static tn__gemm_plan **bucket_of(tn__cuda_gemm *gemm, const tn__blas_shape *shap
     hash = mixed(hash, (uint64_t)shape->cols);
     hash = mixed(hash, (uint64_t)shape->contracted);
     hash = mixed(hash, types_of(&shape->a) << 32 | types_of(&shape->b));
-    hash = mixed(hash, (uint64_t)shape->d * 2 + (uint64_t)(shape->has_beta != 0));
+    hash = mixed(hash, ((uint64_t)shape->d * 2 + (uint64_t)(shape->has_beta != 0)) * 2 +
+                           (uint64_t)(shape->has_bias != 0));
     return &gemm->buckets[hash % TN__GEMM_PLANS_MAX];
 }
 
@@ -218,7 +219,9 @@ tn_status tn__gemm_plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *sh
     char text[TN__BLAS_TEXT_BYTES];
     TN_TRY(tn__blas_product_make(gemm->blas, shape, &product));
     cublasStatus_t asked = ask_heuristic(gemm, &product, shape, &offered);
-    if (asked != CUBLAS_STATUS_SUCCESS) {
+    if (asked == CUBLAS_STATUS_NOT_SUPPORTED && shape->has_bias && !also) {
+        offered.count = 0; /* known from now on: the bias is for us to add */
+    } else if (asked != CUBLAS_STATUS_SUCCESS) {
         tn__blas_product_end(gemm->blas, &product);
         tn__blas_shape_text(shape, text);
         return tn__blas_status(gemm->blas, asked, "MatmulAlgoGetHeuristic", text);

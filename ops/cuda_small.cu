@@ -61,6 +61,7 @@ __device__ __forceinline__ void finish(const tn__cuda_finish_arguments &a) {
         if (col >= a.cols) return;
         const int64_t at = row * a.cols + col;
         float value = element<S>::load(a.src, row * a.src_stride + col);
+        if (a.bias) value = __fadd_rn(value, a.bias[col]);
         if (a.accumulate) value = __fadd_rn(element<D>::load(a.dst, at), value);
         store_canonical<D>(a.dst, at, value);
     }

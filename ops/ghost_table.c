@@ -305,6 +305,7 @@ static tn_status gemm(tn_device *device, const tn__gemm_work *work, tn_stream st
     touch_operand(&kernel, &work->a, work->contracted);
     touch_operand(&kernel, &work->b, work->contracted);
     if (work->accumulate) touch_matrix(&kernel, &work->d, 0);
+    if (work->bias.cols > 0) touch_matrix(&kernel, &work->bias, 0);
     touch_matrix(&kernel, &work->d, 1);
     double bytes = kernel.bytes;
     touch(&kernel, work->scratch, work->scratch_bytes, 1);

@@ -11,6 +11,7 @@
  *             difference whether p is summed with multiply and add or with fmaf.
  *     plain   y = sum over all of k in fp32, from 0, in rising k, product and sum each rounded
  *     tensor  the same of the FP8 numbers, then y = (y * s_a) * s_b
+ *     bias    y = y + bias
  *     then    d = to_type(y), or with accumulate d = to_type(d + y), the sum in fp32
  *
  * D is made in squares of 128 x 128; for one square, each 128 of k of both operands are widened
@@ -185,6 +186,11 @@ static void store_row(const tn__gemm_work *work, int64_t row, int64_t col, int c
     if (work->a.kind == TN__OPERAND_TENSOR) {
         for (int i = 0; i < count; i++)
             y[i] = y[i] * *work->a.scale * *work->b.scale;
+    }
+    if (work->bias.cols > 0) {
+        tn__load_floats(work->bias.dtype, work->bias.data, col, count, old);
+        for (int i = 0; i < count; i++)
+            y[i] = y[i] + old[i];
     }
     if (work->accumulate) {
         tn__load_floats(d->dtype, d->data, at, count, old);

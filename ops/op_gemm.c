@@ -63,12 +63,21 @@ tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work) {
     return TN__OP_RUN(call, gemm, work);
 }
 
+static tn_status lease_bias(tn__op_call *call, const tn_gemm_args *args, const tn__gemm_tensors *t,
+                            tn__gemm_work *work) {
+    if (tn__is_no_tensor(args->bias)) return TN_OK;
+    TN_TRY(tn__op_lease_matrix(call, args->bias, &t->bias, TN_READ, &work->bias));
+    work->bias.rows = 1, work->bias.cols = t->d.cols;
+    return TN_OK;
+}
+
 /* Everything but d, scratch and the launch. */
 static tn_status begin_work(tn__op_call *call, const tn_gemm_args *args, const tn__gemm_tensors *t,
                             tn__gemm_work *work) {
     work->accumulate = args->accumulate != 0;
     work->contracted = contracted_of(args->form, &t->a);
-    return t->engine->lease(call, args, t, work);
+    TN_TRY(t->engine->lease(call, args, t, work));
+    return lease_bias(call, args, t, work);
 }
 
 /* A pin that is none is refused before anything is leased for writing. */
@@ -160,6 +169,7 @@ tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out) {
     work.contracted = contracted_of(args->form, &t.a);
     work.d = (tn__matrix){t.d.dtype, NULL, t.d.rows, t.d.cols};
     TN_TRY(t.engine->outline(args, &t, &work));
+    if (!tn__is_no_tensor(args->bias)) work.bias = (tn__matrix){t.bias.dtype, NULL, 1, t.d.cols};
     if (!tn__is_empty(&t.d) && work.contracted > 0)
         TN_TRY(call.ops->gemm_choice(call.device, &work, &choice));
     choice.engine = t.id;

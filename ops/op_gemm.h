@@ -37,7 +37,7 @@ typedef struct tn__gemm_engine tn__gemm_engine;
 
 /* What a call works on, and how. */
 typedef struct tn__gemm_tensors {
-    tn_tensor_info a, b, d;
+    tn_tensor_info a, b, d, bias;
     tn__gemm_plane_pair planes; /* that an engine of the formats' own reads */
     tn_gemm_engine id;
     const tn__gemm_engine *engine;

@@ -11,6 +11,7 @@
  */
 #include "op_gemm.h"
 
+#include "op_produce.h"
 #include "options.h"
 
 /* ---- shapes and types ------------------------------------------------------------------------ */
@@ -274,6 +275,15 @@ static tn_status pick(const tn__op_call *call, tn_gemm_engine wanted, tn_gemm_en
     return TN_UNSUPPORTED;
 }
 
+static tn_status check_bias(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t) {
+    int64_t contracted = args->form == TN_GEMM_WGRAD ? t->a.rows : t->a.cols;
+    if (tn__is_no_tensor(args->bias)) return TN_OK;
+    TN_TRY(tn__op_require_vector(call, "bias", args->bias, t->d.cols, "one for each column of d",
+                                 &t->bias));
+    TN_REQUIRE(contracted > 0, "%s: a bias is given, but there is nothing to contract", call->name);
+    return TN_OK;
+}
+
 tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t) {
     TN__OP_REQUIRE_ARGS(call->name, args);
     TN_REQUIRE((unsigned)args->form <= TN_GEMM_WGRAD,
@@ -288,5 +298,6 @@ tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_t
     if (!is_quantized(&t->a)) TN_TRY(tn__op_require_float(call, "a", &t->a));
     if (!is_quantized(&t->b)) TN_TRY(tn__op_require_float(call, "b", &t->b));
     TN_TRY(t->engine->check(call, args->form, t));
-    return check_shapes(call, args->form, t);
+    TN_TRY(check_shapes(call, args->form, t));
+    return check_bias(call, args, t);
 }

@@ -148,7 +148,8 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  * Scratch, on CUDA: the workspace that the chosen algorithm wants, which is at most
  * min(32 MiB, max(1 MiB, 32 bytes for each element of D)): eight fp32 copies of D, partial sums
  * of a split contraction. And copies of an FP8 operand or of D where cuBLASLt takes them only
- * padded (contracted to a multiple of 16, rows and columns to 8) or does not write D's type. */
+ * padded (contracted to a multiple of 16, rows and columns to 8) or does not write D's type; and
+ * of D in fp32 for a bias that is not of D's type, is fp32, or that cuBLASLt does not add. */
 typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn_gemm_form;
 
 /* Ways to multiply. AUTO is what TENURE_GEMM_ENGINE says, else the device's own: REFERENCE on the
@@ -172,12 +173,15 @@ typedef struct tn_gemm_args {
     tn_tensor b;
     tn_tensor d;
     int accumulate;
-    tn_scope scope;        /* for scratch (workspace, padded operands) */
+    tn_scope scope; /* for scratch (workspace, padded operands) */
+    /* PLAIN, one for each column of D: added in fp32 before the one rounding; {0}: none. With
+     * `accumulate` D is added to the sum of both. There must be something to contract. */
+    tn_tensor bias;
     tn_gemm_engine engine; /* pins one */
     int algorithm; /* pins one of those that tn_gemm_choice_get counts, from 1 on; 0: the chosen */
 } tn_gemm_args;
 #define TN_GEMM_ARGS_INIT                                                                          \
-    { sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, TN_GEMM_ENGINE_AUTO, 0 }
+    { sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, {0}, TN_GEMM_ENGINE_AUTO, 0 }
 
 TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);
 

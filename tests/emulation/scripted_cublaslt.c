@@ -17,6 +17,8 @@ typedef struct operation {
     int32_t transposes[2]; /* of A and B */
     int32_t modes[2];
     const float *scales[2];
+    int32_t epilogue, bias_type;
+    const void *bias;
 } operation;
 
 typedef struct matrix_layout {
@@ -73,6 +75,9 @@ static cublasStatus_t operation_set(cublasLtMatmulDesc_t desc,
     case CUBLASLT_MATMUL_DESC_B_SCALE_MODE: to = &of->modes[1]; break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: to = &of->scales[0]; break;
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: to = &of->scales[1]; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &of->epilogue; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: to = &of->bias_type; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: to = &of->bias; break;
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
     memcpy(to, value, bytes);
@@ -172,6 +177,12 @@ static cublasStatus_t work_of(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t 
     out->d = (tn__matrix){dtype_of(of_d->type), NULL, of_d->outer, of_d->inner};
     if (other != out->contracted || out->d.rows != out->a.rows || out->d.cols != out->b.rows)
         return CUBLAS_STATUS_INVALID_VALUE;
+    if (of->epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        tn_dtype type = dtype_of((cudaDataType_t)of->bias_type);
+        out->bias = (tn__matrix){type, (void *)(uintptr_t)of->bias, 1, out->d.cols};
+        if (scripted.has_no_bias || !of->bias || type != out->d.dtype || type == TN_FP32)
+            return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     return is_supported(out) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 

@@ -17,6 +17,8 @@ typedef struct gemm_case {
     tn_dtype a, b, d;
     tn_scale_mode mode;
     int accumulate;
+    int has_bias;
+    tn_dtype bias;
 } gemm_case;
 
 static tn_tensor make_operand(gpu_side *side, const gemm_case *c, tn_format format, tn_dtype dtype,
@@ -56,6 +58,9 @@ static tn_gemm_args make_args(gpu_side *side, const gemm_case *c) {
                                      : tile,
                           c->b, is_fprop ? TN_QUANTIZE_ROW : TN_QUANTIZE_COL,
                           is_wgrad ? c->m : c->n, c->k, 2);
+    if (c->has_bias)
+        args.bias =
+            make_operand(side, c, TN_FORMAT_PLAIN, c->bias, 0, 1, is_fprop ? c->n : c->k, 4);
     gemm_case of_d = *c;
     of_d.mode = TN_SCALE_POW2;
     args.d = make_operand(side, &of_d, TN_FORMAT_PLAIN, c->d, 0, is_wgrad ? c->n : c->m,
@@ -67,6 +72,7 @@ static void end_args(gpu_side *side, const tn_gemm_args *args) {
     gpu_destroy(side, args->a);
     gpu_destroy(side, args->b);
     gpu_destroy(side, args->d);
+    if (args->bias.value) gpu_destroy(side, args->bias);
 }
 
 static gpu_copy product(gpu_side *side, const gemm_case *c) {
@@ -140,6 +146,31 @@ static void one_scale_a_tensor_equals_the_host_to_the_bit(void **state) {
     gpu_count_report("GEMM on the emulated device, one scale a tensor");
 }
 
+/* Added by cuBLASLt where it can, by us where it can not, does not, or D has another type. */
+static void a_bias_equals_the_host_to_the_bit(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_PLAIN,
+                                        TN_FORMAT_FP8_TENSOR};
+    (void)state;
+    for (int i = 0; i < SHAPES * 18; i++) {
+        gemm_case c = fp8_case(shapes[i % SHAPES][0], shapes[i % SHAPES][1], shapes[i % SHAPES][2]);
+        int way = i / SHAPES;
+        c.weight = formats[way % 3];
+        c.form = (tn_gemm_form)(i % 3);
+        if (c.weight == TN_FORMAT_FP8_BLOCK_2D && c.form == TN_GEMM_WGRAD)
+            c.weight = TN_FORMAT_FP8_BLOCK_1D;
+        c.d = types[way / 3 % 3];
+        c.has_bias = 1;
+        c.bias = way < 9 ? c.d : types[way % 3];
+        if (c.weight == TN_FORMAT_PLAIN) c.a = c.b = types[i % 3];
+        c.accumulate = i % 4 == 1;
+        scripted.has_no_bias = i % 5 == 2;
+        check(&c, "bias");
+    }
+    scripted.has_no_bias = 0;
+    gpu_count_report("GEMM on the emulated device, with a bias");
+}
+
 static void plain_equals_the_host_to_the_bit(void **state) {
     static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
     (void)state;
@@ -160,6 +191,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp8_equals_the_host_to_the_bit),
         cmocka_unit_test(one_scale_a_tensor_equals_the_host_to_the_bit),
+        cmocka_unit_test(a_bias_equals_the_host_to_the_bit),
         cmocka_unit_test(plain_equals_the_host_to_the_bit),
     };
     char fault[EMULATED_FAULT_BYTES];

@@ -1,6 +1,8 @@
 /* tn_gemm on tensors of the host device: its three forms, FP8 and plain. */
 #include "ops_planes_support.h"
 
+#include "host_number.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -129,6 +131,57 @@ static void accumulating_rounds_the_sum_once(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* D = to_type(D + (A B + bias)), seen through a second product into a fresh fp32 matrix. */
+static void a_bias_is_added_before_the_one_rounding(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    for (int i = 0; i < 9; i++) {
+        tn__matrix x = test_matrix_make(TN_BF16, 33, 150, 1);
+        tn__matrix w = test_matrix_make(TN_BF16, 140, 150, 2);
+        tn__matrix bias = test_matrix_make(types[i % 3], 1, 140, 4);
+        tn_gemm_args args = TN_GEMM_ARGS_INIT;
+        args.a = test_quantized(&ops, ops.scope, &x, TN_FORMAT_FP8_BLOCK_1D, TN_QUANTIZE_ROW);
+        args.b = test_quantized(&ops, ops.scope, &w, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW);
+        args.bias = test_tensor_of(&ops, ops.scope, &bias);
+        args.scope = ops.scope;
+        args.d = test_plain(ops.scope, types[i / 3], 33, 140);
+        tn__matrix fresh = run_gemm(&ops, TN_GEMM_FPROP, args.a, args.b, TN_FP32, 33, 140);
+        tn__matrix expected = test_matrix_make(types[i / 3], 33, 140, 5);
+        for (int64_t at = 0; at < expected.rows * expected.cols; at++) {
+            float sum =
+                test_matrix_get(&fresh, at / 140, at % 140) + test_matrix_get(&bias, 0, at % 140);
+            tn__store_floats(expected.dtype, expected.data, at, 1, &sum);
+        }
+        EXPECT_OK(tn_gemm(&args, ops.stream));
+        tn__matrix d = test_fetch_matrix(&ops, args.d);
+        test_expect_same_matrix(&d, &expected);
+        tn__matrix *all[] = {&x, &w, &bias, &fresh, &expected, &d};
+        for (int f = 0; f < 6; f++)
+            test_matrix_free(all[f]);
+    }
+    test_ops_close_host(&ops);
+}
+
+static void a_bias_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    tn__matrix x = test_matrix_make(TN_BF16, 3, 5, 1), w = test_matrix_make(TN_BF16, 7, 5, 2);
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.a = test_tensor_of(&ops, ops.scope, &x), args.b = test_tensor_of(&ops, ops.scope, &w);
+    args.d = test_plain(ops.scope, TN_BF16, 3, 7), args.scope = ops.scope;
+    args.bias = test_plain(ops.scope, TN_BF16, 1, 6);
+    EXPECT_STATUS(tn_gemm(&args, ops.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("bias");
+    args.bias = test_plain(ops.scope, TN_BF16, 1, 7);
+    EXPECT_STATUS(tn_gemm(&args, ops.stream), TN_INVALID_STATE); /* it has no values yet */
+    args.a = test_plain(ops.scope, TN_BF16, 3, 0), args.b = test_plain(ops.scope, TN_BF16, 7, 0);
+    EXPECT_STATUS(tn_gemm(&args, ops.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("nothing to contract");
+    test_matrix_free(&x), test_matrix_free(&w);
+    test_ops_close_host(&ops);
+}
+
 /* ---- nothing to do, nothing to contract ---------------------------------------------------- */
 
 static tn_tensor empty_operand(const test_ops *ops, tn_format format, int64_t rows, int64_t cols) {
@@ -217,6 +270,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_three_forms_agree_with_turned_operands_and_with_double),
         cmocka_unit_test(accumulating_rounds_the_sum_once),
+        cmocka_unit_test(a_bias_is_added_before_the_one_rounding),
+        cmocka_unit_test(a_bias_that_does_not_fit_is_refused),
         cmocka_unit_test(contracting_nothing_gives_zeros_or_leaves_d),
         cmocka_unit_test(an_empty_result_is_success_without_a_launch),
         cmocka_unit_test(plain_operands_take_the_same_three_forms),
