@@ -9,7 +9,7 @@ typedef struct budget_point {
     int is_reference; /* all planes kept: policy KEEP */
     size_t budget_bytes, kept_bytes, peak_bytes;
     double step_us;
-    double ratio; /* of step times, to the reference's */
+    double ratio; /* of step times, to those of the run that keeps all beside it */
     int is_identical, is_exact;
 } budget_point;
 
@@ -20,16 +20,20 @@ static int gradients_equal(const demo_train_result *a, const demo_train_result *
 }
 
 static budget_point point_of(const demo_train_config *config, const demo_train_result *result,
-                             const demo_train_result *reference) {
-    const int is_reference = config->policy == TN_POLICY_KEEP;
+                             const demo_train_result *reference, double ratio) {
+    const int is_reference = result == reference;
+    const size_t budget_bytes =
+        is_reference
+            ? (size_t)config->shape.layers * demo_model_columnwise_bytes_of_one(&config->shape)
+            : config->budget_bytes;
     budget_point point = {.is_reference = is_reference,
-                          .budget_bytes = config->budget_bytes,
+                          .budget_bytes = budget_bytes,
                           .kept_bytes = result->columnwise_bytes,
                           .peak_bytes = result->peak_bytes,
                           .step_us = result->step_us,
-                          .ratio = result->step_us / reference->step_us};
+                          .ratio = ratio};
     point.is_identical = gradients_equal(result, reference, config->steps);
-    point.is_exact = result->balanced && result->columnwise_bytes == config->budget_bytes;
+    point.is_exact = result->balanced && result->columnwise_bytes == budget_bytes;
     return point;
 }
 
@@ -79,15 +83,19 @@ static size_t budget_at(const demo_shape *shape, int point, int points) {
     return planes * demo_model_columnwise_bytes_of_one(shape);
 }
 
+/* Each budget beside a run of its own that keeps all; the first of those is the reference's line. */
 static tn_status run_points(tn_device *device, const demo_train_config *base, int points,
-                            const demo_train_result *reference, budget_point *out) {
+                            budget_point *out) {
     for (int i = 0; i <= points; i++) {
         demo_train_config config = *base;
-        demo_train_result result;
+        demo_train_result kept, result;
+        double ratio = 0.0;
         config.policy = TN_POLICY_BUDGET;
         config.budget_bytes = budget_at(&config.shape, i, points);
-        DEMO_TRY(demo_train(device, &config, "train, budget", &result));
-        out[i] = point_of(&config, &result, reference);
+        DEMO_TRY(demo_train(device, &config, "train, budget", &kept, &result, &ratio));
+        if (i == 0) out[0] = point_of(&config, &kept, &kept, 1.0);
+        out[i + 1] = point_of(&config, &result, &kept, ratio);
+        demo_train_result_free(&kept);
         demo_train_result_free(&result);
     }
     return TN_OK;
@@ -95,17 +103,9 @@ static tn_status run_points(tn_device *device, const demo_train_config *base, in
 
 tn_status demo_budget_curve(tn_device *device, const demo_train_config *base, int points, int json,
                             FILE *stream, int *holds) {
-    budget_point curve[DEMO_BUDGET_POINTS_MAX + 2];
-    demo_train_config config = *base;
-    demo_train_result reference;
+    budget_point curve[DEMO_BUDGET_POINTS_MAX + 2] = {{0}};
     const int count = points + 2;
-    config.policy = TN_POLICY_KEEP;
-    config.budget_bytes = budget_at(&config.shape, 1, 1);
-    DEMO_TRY(demo_train(device, &config, "train, kept", &reference));
-    curve[0] = point_of(&config, &reference, &reference);
-    tn_status status = run_points(device, base, points, &reference, curve + 1);
-    demo_train_result_free(&reference);
-    if (status != TN_OK) return status;
+    DEMO_TRY(run_points(device, base, points, curve));
     *holds = 1;
     for (int i = 0; i < count; i++)
         *holds = *holds && curve[i].is_identical && curve[i].is_exact;

@@ -106,7 +106,7 @@ static void training_rows(text_table *table, const demo_report *report) {
     text_table_cell(table, "step time, median ms");
     text_table_cell(table, "%.3f", keep->step_us * 1e-3);
     text_table_cell(table, "%.3f", release->step_us * 1e-3);
-    text_table_cell(table, "ratio %.4f", release->step_us / keep->step_us);
+    text_table_cell(table, "ratio %.4f", report->step_time_ratio);
     text_table_cell(table, "loss, first step");
     text_table_cell(table, "%.9g", keep->loss[0]);
     text_table_cell(table, "%.9g", release->loss[0]);

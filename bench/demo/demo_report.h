@@ -17,6 +17,7 @@ typedef struct demo_report {
     replay_result replay;
     demo_train_result keep;    /* columnwise planes kept */
     demo_train_result release; /* released after dgrad */
+    double step_time_ratio;    /* of the second to the first, the median over the steps */
 } demo_report;
 
 /* Every claim of the demo by name, in order; returns how many there are. `holds` is 0 or 1. */

@@ -67,8 +67,7 @@ int demo_report_print_json(const demo_report *report, FILE *stream) {
     add_replay(root, report);
     add_run(root, "kept", &report->keep, report->steps);
     add_run(root, "released", &report->release, report->steps);
-    cJSON_AddNumberToObject(root, "step_time_ratio",
-                            report->release.step_us / report->keep.step_us);
+    cJSON_AddNumberToObject(root, "step_time_ratio", report->step_time_ratio);
     cJSON_AddBoolToObject(root, "all_hold", add_claims(root, report));
     char *text = cJSON_Print(root);
     const int printed = text && fprintf(stream, "%s\n", text) > 0 && fflush(stream) == 0;

@@ -1,4 +1,8 @@
-/* The training run of the demo: steps, times, ledgers; see demo_train.h. */
+/* Two training runs of the demo side by side: steps, times, ledgers; see demo_train.h.
+ *
+ * Invariants: at any time both runs have made the same number of steps, or the first of a pair one
+ * more. What each owns is in a pool of its own, so that neither is in the other's sums.
+ */
 #include "demo_train.h"
 
 #include <stdlib.h>
@@ -15,6 +19,7 @@ typedef struct training {
     tn_stream stream, side;
     unsigned char *tokens; /* [tokens + 1]: a window of the text, read round */
     double *step_us;
+    demo_train_result *out;
 } training;
 
 static double now_us(void) {
@@ -28,16 +33,25 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The first two steps fill caches and choose algorithms: left out where there are more. */
-static double median_step_us(const double *step_us, int steps) {
-    const int skipped = steps > 4 ? 2 : 0, count = steps - skipped;
-    double *sorted = malloc((size_t)count * sizeof *sorted);
-    if (!sorted) return 0.0;
-    memcpy(sorted, step_us + skipped, (size_t)count * sizeof *sorted);
-    qsort(sorted, (size_t)count, sizeof *sorted, compare_doubles);
-    const double median = sorted[count / 2];
-    free(sorted);
-    return median;
+/* Sorts them. */
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
+}
+
+/* The first two steps fill caches and choose algorithms: left out where there are more. Sorts the
+ * times of the steps. */
+static tn_status set_times(training runs[2], double *ratio_out) {
+    const int steps = runs[0].config->steps, skipped = steps > 4 ? 2 : 0, count = steps - skipped;
+    double *ratios = malloc((size_t)count * sizeof *ratios);
+    if (!ratios) return TN_OUT_OF_HOST_MEMORY;
+    for (int i = 0; i < count; i++)
+        ratios[i] = runs[1].step_us[skipped + i] / runs[0].step_us[skipped + i];
+    for (int i = 0; i < 2; i++)
+        runs[i].out->step_us = median(runs[i].step_us + skipped, count);
+    *ratio_out = median(ratios, count);
+    free(ratios);
+    return TN_OK;
 }
 
 static tn_status read_owner(tn_scope scope, const char *name, demo_owner *owner) {
@@ -73,7 +87,8 @@ static tn_status reset_peaks(const demo_model *model) {
     return TN_OK;
 }
 
-static tn_status check_books(training *run, demo_train_result *out) {
+static tn_status check_books(const training *run) {
+    demo_train_result *out = run->out;
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     tn_ledger ledger = TN_LEDGER_INIT;
     DEMO_TRY(tn_pool_stats_get(run->pool, &stats));
@@ -95,7 +110,8 @@ static void fill_window(training *run, int step) {
     }
 }
 
-static tn_status train_step(training *run, int step, demo_train_result *out) {
+static tn_status train_step(training *run, int step) {
+    demo_train_result *out = run->out;
     const size_t tokens = (size_t)run->config->shape.tokens;
     float *token_loss = out->token_loss + (size_t)step * tokens;
     size_t columnwise = 0;
@@ -115,26 +131,38 @@ static tn_status train_step(training *run, int step, demo_train_result *out) {
     for (size_t i = 0; i < tokens; i++)
         out->loss[step] += (double)token_loss[i];
     out->loss[step] /= (double)tokens;
-    return check_books(run, out);
+    return check_books(run);
 }
 
-static tn_status train_steps(training *run, const char *label, demo_train_result *out) {
-    const int steps = run->config->steps;
+/* Whatever the machine does to one of a pair it does to the other, and neither always comes first. */
+static tn_status train_pair(training runs[2], int step) {
+    const int first = step % 2;
+    DEMO_TRY(train_step(&runs[first], step));
+    return train_step(&runs[1 - first], step);
+}
+
+static tn_status train_steps(training runs[2], const char *label) {
+    const int steps = runs[0].config->steps;
     progress bar;
-    tn_status status = reset_peaks(&run->model);
+    tn_status status = TN_OK;
+    for (int i = 0; i < 2 && status == TN_OK; i++)
+        status = reset_peaks(&runs[i].model);
     progress_begin(&bar, label);
     for (int step = 0; step < steps && status == TN_OK; step++) {
-        status = train_step(run, step, out);
+        status = train_pair(runs, step);
         progress_update(&bar, step + 1, steps);
     }
     progress_end(&bar);
-    if (status != TN_OK) return status;
-    out->step_us = median_step_us(run->step_us, steps);
-    return read_owners(&run->model, out);
+    for (int i = 0; i < 2 && status == TN_OK; i++)
+        status = read_owners(&runs[i].model, runs[i].out);
+    return status;
 }
 
-static tn_status allocate(training *run, demo_train_result *out) {
+/* ---- what a run has ------------------------------------------------------------------------- */
+
+static tn_status allocate(training *run) {
     const size_t steps = (size_t)run->config->steps, tokens = (size_t)run->config->shape.tokens;
+    demo_train_result *out = run->out;
     out->gradient_count = demo_model_gradient_count(&run->model);
     out->loss = calloc(steps, sizeof *out->loss);
     out->token_loss = calloc(steps * tokens, sizeof *out->token_loss);
@@ -146,50 +174,61 @@ static tn_status allocate(training *run, demo_train_result *out) {
     return complete ? TN_OK : TN_OUT_OF_HOST_MEMORY;
 }
 
-static tn_status build_and_train(training *run, tn_device *device, const char *label,
-                                 demo_train_result *out) {
-    tn_pool_stats stats = TN_POOL_STATS_INIT;
+/* close_run ends what there is after a failure, too. */
+static tn_status open_run(training *run, tn_device *device) {
+    static const char *const names[] = {[TN_POLICY_KEEP] = "kept",
+                                        [TN_POLICY_UNTIL_LAST_USE] = "released",
+                                        [TN_POLICY_BUDGET] = "budget"};
+    tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
+    pool_config.name = names[run->config->policy];
+    DEMO_TRY(tn_pool_create(device, &pool_config, &run->pool));
+    DEMO_TRY(tn_stream_create(device, &run->stream));
+    DEMO_TRY(tn_stream_create(device, &run->side));
     DEMO_TRY(demo_model_create(&run->model, device, run->pool, run->stream, run->side,
                                &run->config->shape, run->config->policy));
-    tn_status status = TN_OK;
     if (run->config->policy == TN_POLICY_BUDGET)
-        status = tn_scope_budget_set(run->model.frozen, run->config->budget_bytes);
-    if (status == TN_OK) status = allocate(run, out);
-    if (status == TN_OK) status = train_steps(run, label, out);
-    tn_status synchronized = tn_stream_synchronize(device, run->stream);
-    tn_status destroyed = demo_model_destroy(&run->model);
-    if (status == TN_OK) status = synchronized != TN_OK ? synchronized : destroyed;
-    if (status == TN_OK) status = tn_pool_stats_get(run->pool, &stats);
-    out->live_after_destroy_bytes = stats.live_bytes;
+        DEMO_TRY(tn_scope_budget_set(run->model.frozen, run->config->budget_bytes));
+    return allocate(run);
+}
+
+static void note(tn_status *first, tn_status status) {
+    if (*first == TN_OK) *first = status;
+}
+
+static tn_status close_run(training *run, tn_device *device) {
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    tn_status status = TN_OK;
+    if (run->pool) {
+        note(&status, tn_device_synchronize(device));
+        note(&status, demo_model_destroy(&run->model));
+        note(&status, tn_pool_stats_get(run->pool, &stats));
+        run->out->live_after_destroy_bytes = stats.live_bytes;
+    }
+    if (run->side) note(&status, tn_stream_destroy(device, run->side));
+    if (run->stream) note(&status, tn_stream_destroy(device, run->stream));
+    if (run->pool) note(&status, tn_pool_destroy(run->pool));
+    free(run->tokens);
+    free(run->step_us);
     return status;
 }
 
-static void end_stream(tn_device *device, tn_stream stream, tn_status *status) {
-    tn_status ended = tn_stream_destroy(device, stream);
-    if (*status == TN_OK) *status = ended;
-}
-
 tn_status demo_train(tn_device *device, const demo_train_config *config, const char *label,
-                     demo_train_result *out) {
-    tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
-    training run = {.config = config};
-    *out = (demo_train_result){.balanced = 1};
-    pool_config.name = label;
-    DEMO_TRY(tn_pool_create(device, &pool_config, &run.pool));
-    tn_status status = tn_stream_create(device, &run.stream);
-    if (status == TN_OK) {
-        status = tn_stream_create(device, &run.side);
-        if (status == TN_OK) {
-            status = build_and_train(&run, device, label, out);
-            end_stream(device, run.side, &status);
-        }
-        end_stream(device, run.stream, &status);
+                     demo_train_result *kept, demo_train_result *other, double *ratio) {
+    demo_train_config kept_config = *config;
+    training runs[2] = {{.config = &kept_config, .out = kept}, {.config = config, .out = other}};
+    tn_status status = TN_OK;
+    kept_config.policy = TN_POLICY_KEEP;
+    *kept = *other = (demo_train_result){.balanced = 1};
+    for (int i = 0; i < 2 && status == TN_OK; i++)
+        status = open_run(&runs[i], device);
+    if (status == TN_OK) status = train_steps(runs, label);
+    if (status == TN_OK) status = set_times(runs, ratio);
+    for (int i = 0; i < 2; i++)
+        note(&status, close_run(&runs[i], device));
+    if (status != TN_OK) {
+        demo_train_result_free(kept);
+        demo_train_result_free(other);
     }
-    tn_status destroyed = tn_pool_destroy(run.pool);
-    if (status == TN_OK) status = destroyed;
-    free(run.tokens);
-    free(run.step_us);
-    if (status != TN_OK) demo_train_result_free(out);
     return status;
 }
 

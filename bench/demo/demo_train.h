@@ -1,4 +1,6 @@
-/* Trains the demo's model once under a policy and measures what the demo reports. */
+/* Trains the demo's model under a policy, beside one that keeps all planes, and measures what the
+ * demo reports.
+ */
 #ifndef TENURE_DEMO_TRAIN_H
 #define TENURE_DEMO_TRAIN_H
 
@@ -12,7 +14,7 @@ typedef struct demo_train_config {
     float learning_rate;
     const unsigned char *text; /* the data, at least steps * tokens + 1 bytes, read round */
     size_t text_bytes;
-    tn_plane_policy policy; /* KEEP, UNTIL_LAST_USE or BUDGET */
+    tn_plane_policy policy; /* UNTIL_LAST_USE or BUDGET */
     size_t budget_bytes;    /* of BUDGET */
 } demo_train_config;
 
@@ -38,9 +40,12 @@ typedef struct demo_train_result {
     size_t gradient_count;
 } demo_train_result;
 
-/* Trains on the device in a pool of its own. On failure the result holds nothing. */
+/* Trains two models in turn, step by step: one under TN_POLICY_KEEP and one under the policy of
+ * `config`, each in a pool of its own. *ratio is the median of the times that the second took for a
+ * step over those that the first took for the same one. On failure the results hold nothing. */
 TN_MUST_USE tn_status demo_train(tn_device *device, const demo_train_config *config,
-                                 const char *label, demo_train_result *out);
+                                 const char *label, demo_train_result *kept,
+                                 demo_train_result *other, double *ratio);
 void demo_train_result_free(demo_train_result *result);
 
 #endif
