@@ -1,6 +1,6 @@
 /* The handle tables, one for each lock.
  *
- *     chunk 0: 64 slots | chunk 1: 128 slots | chunk 2: 256 slots | ...   (addresses stay put)
+ *     chunk 6: 64 slots | chunk 7: 128 slots | chunk 8: 256 slots | ...   (addresses stay put)
  *
  * Invariants: a slot is alive (it has its handle's value), suspended (no value, but an object),
  * free (in the list of free slots, oldest first) or retired (its generations are used up);
@@ -11,195 +11,96 @@
 #include "handle_table.h"
 
 #include "host_alloc.h"
-#include "thread_barrier.h"
-
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 enum {
-    LOCK_BITS = 4,
-    INDEX_BITS = 24,
-    FIRST_CHUNK_BITS = 6,
-    CHUNK_COUNT = INDEX_BITS - FIRST_CHUNK_BITS,
-    KIND_SHIFT = LOCK_BITS + INDEX_BITS,
+    FIRST_CHUNK = 6,
+    CHUNK_COUNT = TN__HANDLE_PLACE_BITS - FIRST_CHUNK,
+    FIRST_PLACE = 1 << FIRST_CHUNK,
     NO_SLOT = -1
 };
-_Static_assert(TN__LOCK_COUNT == 1 << LOCK_BITS, "a handle has room for just these locks");
-
-typedef struct handle_table {
-    tn__handle_slot *chunks[CHUNK_COUNT];
-    uint32_t slot_count; /* in use, free or retired */
-    uint32_t slot_limit; /* that the chunks hold */
-    int chunk_count;
-    int32_t first_free, last_free;
-    uint64_t in_use; /* alive or suspended */
-    uint32_t first_generation;
-    uint32_t last_generation; /* highest that any slot has or will get */
-} handle_table;
 
 #define EMPTY_TABLE                                                                                \
-    { .first_free = NO_SLOT, .last_free = NO_SLOT, .first_generation = 1, .last_generation = 1 }
+    {                                                                                              \
+        .next_place = FIRST_PLACE, .first_free = NO_SLOT, .last_free = NO_SLOT,                    \
+        .first_generation = 1, .last_generation = 1                                                \
+    }
 #define FOUR_EMPTY_TABLES EMPTY_TABLE, EMPTY_TABLE, EMPTY_TABLE, EMPTY_TABLE
 
-static handle_table tables[TN__LOCK_COUNT] = {FOUR_EMPTY_TABLES, FOUR_EMPTY_TABLES,
-                                              FOUR_EMPTY_TABLES, FOUR_EMPTY_TABLES};
-
-/* ---- locks --------------------------------------------------------------------------------- */
-
-tn__lock_word tn__locks[TN__LOCK_COUNT];
-
-/* Locks are held for tens of nanoseconds, unless memory has to be got. */
-enum { SPINS = 64 };
-
-static int spin(tn__lock_word *word) {
-    for (int i = 0; i < SPINS; i++) {
-        if (atomic_load_explicit(&word->state, memory_order_relaxed) == TN__LOCK_FREE &&
-            tn__lock_word_try(word)) {
-            return 1;
-        }
-        __builtin_ia32_pause();
-    }
-    return 0;
-}
-
-/* Behind the barrier whoever lets the lock go sees this waiter and wakes one, or has let it go
- * visibly. The kernel puts the thread to sleep only if the lock is held. */
-void tn__lock_wait(tn__lock_word *word) {
-    if (spin(word)) return;
-    atomic_fetch_add(&word->waiters, 1);
-    if (atomic_load(&word->is_asymmetric)) tn__barrier_all_threads();
-    while (!tn__lock_word_try(word))
-        (void)syscall(SYS_futex, &word->state, FUTEX_WAIT_PRIVATE, TN__LOCK_HELD, NULL, NULL, 0);
-    atomic_fetch_sub(&word->waiters, 1);
-}
-
-/* Given up by an exchange: a waiter that has not seen the change says that it waits before that. */
-void tn__lock_prepare(unsigned lock) {
-    tn__lock_word *word = &tn__locks[lock];
-    if (!tn__barrier_is_there()) return;
-    tn__lock(lock);
-    atomic_store(&word->is_asymmetric, 1);
-    (void)atomic_exchange(&word->state, TN__LOCK_FREE);
-    if (atomic_load(&word->waiters)) tn__lock_wake(word);
-}
-
-void tn__lock_wake(tn__lock_word *word) {
-    (void)syscall(SYS_futex, &word->state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
-}
-
-void tn__defer(unsigned lock, tn__deferred *item) {
-    TN_ASSERT(lock < TN__LOCK_COUNT);
-    item->next = tn__locks[lock].deferred;
-    tn__locks[lock].deferred = item;
-}
-
-static tn__deferred *oldest_first(tn__deferred *newest) {
-    tn__deferred *reversed = NULL;
-    while (newest) {
-        tn__deferred *next = newest->next;
-        newest->next = reversed;
-        reversed = newest;
-        newest = next;
-    }
-    return reversed;
-}
-
-void tn__lock_run(tn__deferred *newest) {
-    tn__deferred *item = oldest_first(newest);
-    tn__saved_error error;
-    tn__error_save(&error);
-    while (item) {
-        tn__deferred *next = item->next;
-        item->run(item);
-        item = next;
-    }
-    tn__error_restore(&error);
-}
+tn__handle_table tn__handle_tables[TN__LOCK_COUNT] = {FOUR_EMPTY_TABLES, FOUR_EMPTY_TABLES,
+                                                      FOUR_EMPTY_TABLES, FOUR_EMPTY_TABLES};
 
 /* ---- slots: the table's lock is held ------------------------------------------------------- */
 
-/* Chunk c starts at 64 * (2^c - 1): the highest bit of index + 64 says which. */
-static tn__handle_slot *slot_at(const handle_table *table, uint32_t index) {
-    uint32_t shifted = index + (1u << FIRST_CHUNK_BITS);
-    int bit = __builtin_clz(shifted) ^ 31;
-    return &table->chunks[bit - FIRST_CHUNK_BITS][shifted - (1u << bit)];
-}
-
-static unsigned lock_of(uint64_t value) { return (unsigned)value & ((1u << LOCK_BITS) - 1); }
-
-static uint32_t index_of(uint64_t value) {
-    return (uint32_t)(value >> LOCK_BITS) & ((1u << INDEX_BITS) - 1);
-}
-
-static void *alive_object(const handle_table *table, uint64_t value, tn__handle_kind kind) {
-    uint32_t index = index_of(value);
-    if (index >= table->slot_count || (value >> KIND_SHIFT & 15) != kind) return NULL;
-    const tn__handle_slot *at = slot_at(table, index);
-    return at->value == value ? at->object : NULL;
+static tn__handle_slot *slot_at(const tn__handle_table *table, uint32_t place) {
+    return (tn__handle_slot *)(tn__handle_origin(table, place) + place * sizeof(tn__handle_slot));
 }
 
 /* The slot of a handle that is alive or suspended. */
-static tn__handle_slot *slot_in_use(const handle_table *table, uint64_t value) {
-    uint32_t index = index_of(value);
-    TN_CHECK(index < table->slot_count);
-    tn__handle_slot *at = slot_at(table, index);
-    TN_CHECK(at->object && at->generation == value >> 32);
+static tn__handle_slot *slot_in_use(const tn__handle_table *table, uint64_t value) {
+    uint32_t place = tn__handle_place(value);
+    TN_CHECK(place >= FIRST_PLACE && place < table->next_place);
+    tn__handle_slot *at = slot_at(table, place);
+    TN_CHECK(at->object && (at->value == value || at->value == 0));
     return at;
 }
 
-static tn_status add_chunk(handle_table *table) {
-    size_t slots = (size_t)1 << (FIRST_CHUNK_BITS + table->chunk_count);
+static uint32_t place_limit(const tn__handle_table *table) {
+    return 1u << (FIRST_CHUNK + table->chunk_count);
+}
+
+static tn_status add_chunk(tn__handle_table *table) {
+    size_t slots = place_limit(table);
     if (table->chunk_count == CHUNK_COUNT) {
-        return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "more than %u scopes, tensors and leases at once",
-                       table->slot_limit);
+        return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "more than %zu scopes, tensors and leases at once",
+                       slots - FIRST_PLACE);
     }
     tn__handle_slot *chunk = tn__host_alloc(slots, sizeof *chunk);
     if (!chunk) return TN_OUT_OF_HOST_MEMORY;
-    table->chunks[table->chunk_count++] = chunk;
-    table->slot_limit += (uint32_t)slots;
+    table->origins[FIRST_CHUNK + table->chunk_count] = (uintptr_t)chunk - slots * sizeof *chunk;
+    table->chunk_count++;
     return TN_OK;
 }
 
-static tn_status take_slot(handle_table *table, uint32_t *index) {
+static tn_status take_slot(tn__handle_table *table, uint32_t *place) {
     if (table->first_free != NO_SLOT) {
-        *index = (uint32_t)table->first_free;
-        table->first_free = slot_at(table, *index)->next_free;
+        *place = (uint32_t)table->first_free;
+        table->first_free = slot_at(table, *place)->next_free;
         if (table->first_free == NO_SLOT) table->last_free = NO_SLOT;
         return TN_OK;
     }
-    if (table->slot_count == table->slot_limit) TN_TRY(add_chunk(table));
-    *index = table->slot_count++;
-    slot_at(table, *index)->generation = table->first_generation;
+    if (table->next_place == place_limit(table)) TN_TRY(add_chunk(table));
+    *place = table->next_place++;
+    slot_at(table, *place)->generation = table->first_generation;
     return TN_OK;
 }
 
 /* Oldest first, so that generations grow evenly; a used-up slot is never given out again. */
-static void give_slot(handle_table *table, uint32_t index) {
-    tn__handle_slot *at = slot_at(table, index);
+static void give_slot(tn__handle_table *table, tn__handle_slot *at, uint64_t value) {
+    int32_t place = (int32_t)tn__handle_place(value);
+    uint32_t last = (uint32_t)(value >> 32);
     at->object = NULL;
     at->value = 0;
-    uint32_t next = at->generation == UINT32_MAX ? UINT32_MAX : at->generation + 1;
-    if (next > table->last_generation) table->last_generation = next;
-    if (at->generation == UINT32_MAX) return;
-    at->generation = next;
+    at->generation = last == UINT32_MAX ? UINT32_MAX : last + 1;
+    if (at->generation > table->last_generation) table->last_generation = at->generation;
+    if (last == UINT32_MAX) return;
     at->next_free = NO_SLOT;
     if (table->last_free == NO_SLOT)
-        table->first_free = (int32_t)index;
+        table->first_free = place;
     else
-        slot_at(table, (uint32_t)table->last_free)->next_free = (int32_t)index;
-    table->last_free = (int32_t)index;
+        slot_at(table, (uint32_t)table->last_free)->next_free = place;
+    table->last_free = place;
 }
 
 /* Only while generations are plentiful: near their end the slots must keep their own. */
-static void give_chunks_back(handle_table *table) {
+static void give_chunks_back(tn__handle_table *table) {
     if (table->last_generation > UINT32_MAX / 2) return;
     for (int i = 0; i < table->chunk_count; i++) {
-        tn__host_free(table->chunks[i]);
-        table->chunks[i] = NULL;
+        uint32_t first = 1u << (FIRST_CHUNK + i);
+        tn__host_free(slot_at(table, first));
+        table->origins[FIRST_CHUNK + i] = 0;
     }
     table->chunk_count = 0;
-    table->slot_count = table->slot_limit = 0;
+    table->next_place = FIRST_PLACE;
     table->first_free = table->last_free = NO_SLOT;
     table->first_generation = table->last_generation;
 }
@@ -207,16 +108,16 @@ static void give_chunks_back(handle_table *table) {
 /* ---- the public part ----------------------------------------------------------------------- */
 
 tn_status tn__handle_create(tn__handle_kind kind, void *object, unsigned lock, uint64_t *out) {
-    uint32_t index = 0;
+    uint32_t place = 0;
     TN_ASSERT(object != NULL);
     TN_ASSERT(lock < TN__LOCK_COUNT);
-    handle_table *table = &tables[lock];
-    tn_status status = take_slot(table, &index);
+    tn__handle_table *table = &tn__handle_tables[lock];
+    tn_status status = take_slot(table, &place);
     if (status == TN_OK) {
-        tn__handle_slot *at = slot_at(table, index);
+        tn__handle_slot *at = slot_at(table, place);
         at->object = object;
-        at->value = (uint64_t)at->generation << 32 | (uint64_t)kind << KIND_SHIFT |
-                    (uint64_t)index << LOCK_BITS | lock;
+        at->value = (uint64_t)at->generation << 32 | (uint64_t)kind << TN__HANDLE_KIND_SHIFT |
+                    (uint64_t)place << TN__HANDLE_LOCK_BITS | lock;
         table->in_use++;
         *out = at->value;
     } else if (table->in_use == 0) {
@@ -226,50 +127,33 @@ tn_status tn__handle_create(tn__handle_kind kind, void *object, unsigned lock, u
 }
 
 void tn__handle_destroy(uint64_t value) {
-    handle_table *table = &tables[lock_of(value)];
-    TN_CHECK(slot_in_use(table, value) != NULL);
-    give_slot(table, index_of(value));
+    tn__handle_table *table = &tn__handle_tables[tn__handle_lock(value)];
+    give_slot(table, slot_in_use(table, value), value);
     table->in_use--;
     if (table->in_use == 0) give_chunks_back(table);
 }
 
 tn__handle_slot *tn__handle_slot_of(uint64_t value) {
-    return slot_in_use(&tables[lock_of(value)], value);
+    return slot_in_use(&tn__handle_tables[tn__handle_lock(value)], value);
 }
 
 void *tn__handle_peek(uint64_t value, tn__handle_kind kind, unsigned lock) {
-    return lock_of(value) == lock ? alive_object(&tables[lock], value, kind) : NULL;
+    return tn__handle_lock(value) == lock ? tn__handle_alive(value, kind) : NULL;
 }
 
-static TN__SLOW void *fail_not_alive(uint64_t value, tn__handle_kind kind) {
+TN__SLOW tn_status tn__handle_fail(uint64_t value, tn__handle_kind kind) {
     static const char *const names[] = {"handle", "scope", "tensor", "lease"};
-    tn__unlock(lock_of(value));
-    if (value == 0) {
-        (void)TN_FAIL(TN_STALE_HANDLE, "no %s was given: the handle is {0}", names[kind]);
-    } else {
-        (void)TN_FAIL(TN_STALE_HANDLE, "%s 0x%016llx is not alive: it has ended, or was never made",
-                      names[kind], (unsigned long long)value);
-    }
-    return NULL;
+    tn__unlock(tn__handle_lock(value));
+    if (value == 0)
+        return TN_FAIL(TN_STALE_HANDLE, "no %s was given: the handle is {0}", names[kind]);
+    return TN_FAIL(TN_STALE_HANDLE, "%s 0x%016llx is not alive: it has ended, or was never made",
+                   names[kind], (unsigned long long)value);
 }
 
-static TN__SLOW void *wait_and_get(uint64_t value, tn__handle_kind kind) {
-    tn__lock_wait(&tn__locks[lock_of(value)]);
-    void *alive = alive_object(&tables[lock_of(value)], value, kind);
-    return alive ? alive : fail_not_alive(value, kind);
-}
-
-/* What is slow is called last, so that nothing is kept for after it. */
-void *tn__handle_get(uint64_t value, tn__handle_kind kind) {
-    if (!tn__lock_try(lock_of(value))) return wait_and_get(value, kind);
-    void *alive = alive_object(&tables[lock_of(value)], value, kind);
-    return alive ? alive : fail_not_alive(value, kind);
-}
-
-static uint64_t count_alive(const handle_table *table) {
+static uint64_t count_alive(const tn__handle_table *table) {
     uint64_t count = 0;
-    for (uint32_t index = 0; index < table->slot_count; index++)
-        count += slot_at(table, index)->value != 0;
+    for (uint32_t place = FIRST_PLACE; place < table->next_place; place++)
+        count += slot_at(table, place)->value != 0;
     return count;
 }
 
@@ -277,7 +161,7 @@ uint64_t tn__handle_count(void) {
     uint64_t count = 0;
     for (unsigned lock = 0; lock < TN__LOCK_COUNT; lock++) {
         tn__lock(lock);
-        count += count_alive(&tables[lock]);
+        count += count_alive(&tn__handle_tables[lock]);
         tn__unlock(lock);
     }
     return count;
@@ -285,7 +169,7 @@ uint64_t tn__handle_count(void) {
 
 void tn__handle_start_at(uint32_t generation) {
     for (unsigned lock = 0; lock < TN__LOCK_COUNT; lock++) {
-        handle_table *table = &tables[lock];
+        tn__handle_table *table = &tn__handle_tables[lock];
         tn__lock(lock);
         TN_CHECK(table->in_use == 0);
         table->last_generation = 1; /* lets the chunks go whatever their age */
