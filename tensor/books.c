@@ -48,16 +48,21 @@ TN__SLOW tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, u
     stream_id &= ~TN__STREAM_ID_MAY_GO;
     if (!is_kept && stream != LEGACY_STREAM) stream_id |= TN__STREAM_ID_MAY_GO;
     if (!(stream_id & TN__STREAM_ID_IN_CAPTURE) && is_kept) {
-        *tn__books_recent_id(books, stream) = (tn__recent_id){stream, stream_id, 1};
+        books->recent_ids[tn__recent_place(stream)] = (tn__recent_id){stream, stream_id};
     }
     *out = stream_id;
     return TN_OK;
 }
 
+/* The default stream's place is 0, and another stream's is not. */
+static void unset_recent(tn__books *books, unsigned place) {
+    books->recent_ids[place] = (tn__recent_id){place ? NULL : (tn_stream)(uintptr_t)16, 0};
+    TN_ASSERT(!tn__recent_is_set(books, place));
+}
+
 static void forget_recent(tn__books *books, uint64_t stream_id) {
-    for (int i = 0; i < TN__RECENT_STREAMS; i++) {
-        tn__recent_id *recent = &books->recent_ids[i];
-        if (recent->is_set && recent->stream_id == stream_id) recent->is_set = 0;
+    for (unsigned i = 0; i < TN__RECENT_STREAMS; i++) {
+        if (books->recent_ids[i].stream_id == stream_id) unset_recent(books, i);
     }
 }
 
@@ -143,6 +148,8 @@ static tn__books *find_pool(const tn_pool *pool) {
 static tn_status make_books(tn_pool *pool, tn__books **out) {
     tn__books *books = tn__host_alloc(1, sizeof *books);
     if (!books) return TN_OUT_OF_HOST_MEMORY;
+    for (unsigned i = 0; i < TN__RECENT_STREAMS; i++)
+        unset_recent(books, i);
     books->pool = pool;
     books->device = tn_pool_device(pool);
     books->checks_leases = tn__options_get()->check_leases;

@@ -19,9 +19,13 @@ tn__books *tn__books_find(tn_pool *pool);
 /* Frees the books that have no scope left. No lock is held. */
 void tn__books_collect(void);
 
-static inline tn__recent_id *tn__books_recent_id(tn__books *books, tn_stream stream) {
-    uint64_t mixed = ((uintptr_t)stream >> 4) * UINT64_C(0x9E3779B97F4A7C15);
-    return &books->recent_ids[mixed >> 60];
+/* Where the id of a stream is, if it is kept. */
+static inline unsigned tn__recent_place(tn_stream stream) {
+    return (unsigned)(((uintptr_t)stream >> 4) * UINT64_C(0x9E3779B97F4A7C15) >> 60);
+}
+
+static inline int tn__recent_is_set(const tn__books *books, unsigned place) {
+    return tn__recent_place(books->recent_ids[place].stream) == place;
 }
 
 tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
@@ -30,8 +34,8 @@ tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *
  * ours nor adopted nor the default stream (per-thread ones are of threads that end); fails for a
  * stream that the driver does not know. The books' lock is held. */
 static inline tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
-    const tn__recent_id *recent = tn__books_recent_id(books, stream);
-    if (!recent->is_set || recent->stream != stream) {
+    const tn__recent_id *recent = &books->recent_ids[tn__recent_place(stream)];
+    if (__builtin_expect(recent->stream != stream, 0)) {
         return tn__books_ask_stream_id(books, stream, out);
     }
     *out = recent->stream_id;
@@ -40,14 +44,14 @@ static inline tn_status tn__books_stream_id(tn__books *books, tn_stream stream, 
 
 tn_status tn__books_make_first_lease(tn__books *books, tn__lease_object **out);
 
-/* A lease with a handle and nothing else; and the end of its handle. Host memory and slots of
+/* A lease with a handle, whose tensor, plane, access and stream are to be set; and the end of its handle. Host memory and slots of
  * leases that have ended are kept for the next ones until the books end. Under their lock. */
 static inline tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out) {
     tn__lease_object *lease = books->spare_leases;
     uint64_t value = lease ? tn__handle_resume(lease->slot, lease->handle.value) : 0;
     if (!value) return tn__books_make_first_lease(books, out);
     books->spare_leases = lease->next;
-    memset(&lease->tensor, 0, sizeof *lease - offsetof(tn__lease_object, tensor));
+    memset(&lease->through, 0, sizeof *lease - offsetof(tn__lease_object, through));
     lease->handle.value = value;
     *out = lease;
     return TN_OK;

@@ -17,7 +17,7 @@
 
 static inline tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
                                   tn_stream stream, tn__lease_object **out) {
-    tn__books *books = tensor->scope->books;
+    tn__books *books = tensor->books;
     tn__lease_object *lease;
     uint64_t stream_id = 0;
     TN_TRY(tn__books_stream_id(books, stream, &stream_id));
@@ -31,8 +31,8 @@ static inline tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_
     return TN_OK;
 }
 
-static void delete_lease(tn__lease_object *lease) {
-    tn__books_end_lease(lease->tensor->scope->books, lease);
+static inline void delete_lease(tn__lease_object *lease) {
+    tn__books_end_lease(lease->tensor->books, lease);
 }
 
 static TN__SLOW tn_status fail_no_plane(const tn__tensor_object *tensor, tn_plane plane) {
@@ -52,11 +52,12 @@ static inline tn_status begin_own(tn__tensor_object *tensor, tn_plane plane, tn_
     TN_TRY(new_lease(tensor, plane, access, stream, &lease));
     tn_status status = TN_OK;
     const tn__plane_object *object = &tensor->planes[plane];
-    if (access == TN_READ && (object->state != TN_PLANE_VALID || object->buffer)) {
+    if (access == TN_READ &&
+        __builtin_expect(object->state != TN_PLANE_VALID || object->buffer, 0)) {
         status = tn__transition_derive(tensor, plane, stream, lease->stream_id);
     }
-    if (status == TN_OK) status = tn__transition_begin(lease);
-    if (status != TN_OK) return give_up(lease, status);
+    if (__builtin_expect(status == TN_OK, 1)) status = tn__transition_begin(lease);
+    if (__builtin_expect(status != TN_OK, 0)) return give_up(lease, status);
     *out = lease;
     return TN_OK;
 }
@@ -65,7 +66,7 @@ static inline tn_status begin_own(tn__tensor_object *tensor, tn_plane plane, tn_
 static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane, tn_access access,
                                         tn_stream stream, tn__lease_object **out) {
     tn__tensor_object *base = view->view->base;
-    unsigned lock = base->scope->books->lock;
+    unsigned lock = base->books->lock;
     tn_tensor handle = view->handle;
     tn__lease_object *lease = NULL;
     TN_TRY(tn__view_admit(view, plane, &access));
@@ -82,34 +83,39 @@ static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane,
 
 static inline tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
                               tn_stream stream, tn__lease_object **out) {
-    int is_known = (int)plane >= 0 && plane < TN_PLANE_COUNT;
-    if (!is_known || !(tensor->plane_bits & TN_PLANE_BIT(plane)))
+    int is_known = (unsigned)plane < TN_PLANE_COUNT;
+    if (__builtin_expect(!is_known || !(tensor->plane_bits & TN_PLANE_BIT(plane)), 0))
         return fail_no_plane(tensor, plane);
     if (tensor->view) return begin_through(tensor, plane, access, stream, out);
     return begin_own(tensor, plane, access, stream, out);
+}
+
+static TN__SLOW tn_status refuse(const tn_lease *lease, const tn_plane_view *view,
+                                 tn_access access) {
+    TN_REQUIRE(lease && view, "tn_lease_begin: %s is NULL", lease ? "view" : "lease");
+    return TN_FAIL(TN_INVALID_ARGUMENT, "tn_lease_begin: unknown access %d", (int)access);
 }
 
 tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
                          tn_lease *lease, tn_plane_view *view) {
     tn__tensor_object *object = NULL;
     tn__lease_object *begun = NULL;
-    TN_REQUIRE(lease && view, "tn_lease_begin: %s is NULL", lease ? "view" : "lease");
-    TN_REQUIRE((int)access >= TN_READ && access <= TN_REPLACE, "tn_lease_begin: unknown access %d",
-               (int)access);
+    if (__builtin_expect(!lease || !view || (unsigned)access > TN_REPLACE, 0))
+        return refuse(lease, view, access);
     TN_TRY(tn__tensor_acquire(tensor, &object));
-    const tn__books *books = object->scope->books;
-    unsigned lock = books->lock;
-    int is_checked = access == TN_READ && books->checks_leases;
+    unsigned lock = tn__handle_lock(tensor.value);
+    int is_checked = object->books->checks_leases && access == TN_READ;
     tn_status status = begin(object, plane, access, stream, &begun);
-    if (begun) {
-        begun->caller = __builtin_return_address(0);
-        tn__plane_view_fill(begun->tensor, plane, view);
-        if (begun->through) tn__view_cut(begun->through, view);
-        *lease = begun->handle;
+    if (__builtin_expect(status != TN_OK, 0)) {
+        tn__unlock(lock);
+        return status;
     }
+    begun->caller = __builtin_return_address(0);
+    tn__plane_view_fill(begun->tensor, plane, view);
+    if (begun->through) tn__view_cut(begun->through, view);
+    *lease = begun->handle;
     tn__unlock(lock);
-    if (is_checked && status == TN_OK) status = tn__lease_check_begin(*lease);
-    return status;
+    return __builtin_expect(is_checked, 0) ? tn__lease_check_begin(*lease) : TN_OK;
 }
 
 tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
@@ -125,10 +131,10 @@ tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
 /* ---- end ----------------------------------------------------------------------------------- */
 
 /* Its lock is held, and given up. */
-static tn_status end(tn__lease_object *lease) {
+static inline tn_status end(tn__lease_object *lease) {
     const tn__tensor_object *tensor = lease->tensor;
     tn_status status = tn__transition_end(lease);
-    if (status == TN_OK) delete_lease(lease);
+    if (__builtin_expect(status == TN_OK, 1)) delete_lease(lease);
     tn__closing_unlock(tensor);
     return status;
 }
@@ -143,7 +149,7 @@ static TN__SLOW tn_status end_checked(tn_lease lease) {
 tn_status tn_lease_end(tn_lease lease) {
     tn__lease_object *object;
     TN_TRY(tn__lease_acquire(lease, &object));
-    if (!object->is_checked || object->is_stream_ended) return end(object);
+    if (__builtin_expect(!object->is_checked || object->is_stream_ended, 1)) return end(object);
     tn__tensor_unlock(object->tensor);
     return end_checked(lease);
 }
@@ -175,7 +181,7 @@ static tn__lease_object *acquire_own(tn_lease lease) {
 void tn__lease_mark_export(tn_lease lease) {
     tn__lease_object *object = acquire_own(lease);
     object->is_export = 1;
-    tn__unlock(object->tensor->scope->books->lock);
+    tn__unlock(object->tensor->books->lock);
 }
 
 void tn__lease_end_surely(tn_lease lease) {

@@ -82,8 +82,8 @@ static inline int tn__lock_enter_favored(tn__lock_word *word) {
     TN_ASSERT(atomic_load_explicit(inside, memory_order_relaxed) == 0);
     atomic_store_explicit(inside, 1, memory_order_relaxed);
     atomic_signal_fence(memory_order_seq_cst);
-    if (__builtin_expect(
-            atomic_load_explicit(&word->favored, memory_order_acquire) != favored, 0)) {
+    if (__builtin_expect(atomic_load_explicit(&word->favored, memory_order_acquire) != favored,
+                         0)) {
         tn__lock_retreat(inside, &word->waiters);
         return 0;
     }

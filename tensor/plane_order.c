@@ -116,7 +116,6 @@ tn_status tn__plane_order_record_elsewhere(tn__plane_object *plane, tn_stream st
     if (!is_pool_memory(plane)) return TN_OK;
     uint64_t stamp = atomic_load_explicit(plane->use_stamp, memory_order_acquire);
     tn__use_mark *mark = mark_of(plane, stream_id);
-    if (mark->stamp == stamp) return TN_OK;
     TN_TRY(tn__plane_order_tell_pool(plane, stream));
     mark->stamp = stamp;
     return TN_OK;

@@ -64,16 +64,28 @@ void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream s
 /* Tells the pool of a use, for each block of the plane that is the pool's. */
 tn_status tn__plane_order_tell_pool(const tn__plane_object *plane, tn_stream stream);
 
-/* The same, unless the use is on the blocks' own stream or what the pool was told before still
- * covers it; and the fence, of a stream that may go. */
 TN__SLOW tn_status tn__plane_order_record_elsewhere(tn__plane_object *plane, tn_stream stream,
                                                     uint64_t stream_id,
                                                     const tn__tensor_object *tensor);
 
+/* What the pool was told before covers a use of now: nothing has happened there since that would
+ * take it for over. The stamp is read after the work was put on the stream. */
+static inline int tn__plane_order_is_covered(const tn__plane_object *plane, uint64_t stream_id) {
+    for (int i = 0; i < TN__MARKS_KEPT; i++) {
+        const tn__use_mark *mark = &plane->marks[i];
+        if (mark->stream_id == stream_id && mark->stamp) /* so it is the pool's memory */
+            return mark->stamp == atomic_load_explicit(plane->use_stamp, memory_order_acquire);
+    }
+    return 0;
+}
+
+/* Tells the pool of a use, unless it is on the blocks' own stream or is covered; and sets the
+ * fence, of a stream that may go. */
 static inline tn_status tn__plane_order_record(const tn__tensor_object *tensor,
                                                tn__plane_object *plane, tn_stream stream,
                                                uint64_t stream_id) {
     if (stream_id == plane->home_stream_id) return TN_OK;
+    if (tn__plane_order_is_covered(plane, stream_id)) return TN_OK;
     return tn__plane_order_record_elsewhere(plane, stream, stream_id, tensor);
 }
 

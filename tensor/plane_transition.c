@@ -22,11 +22,9 @@
 
 #define BIT(plane) (1u << (plane))
 
-static tn__plane_object *plane_of(const tn__lease_object *lease) {
-    return &lease->tensor->planes[lease->plane];
-}
+static tn__plane_object *plane_of(const tn__lease_object *lease) { return tn__lease_plane(lease); }
 
-static const tn__books *books_of(const tn__tensor_object *tensor) { return tensor->scope->books; }
+static const tn__books *books_of(const tn__tensor_object *tensor) { return tensor->books; }
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
@@ -245,24 +243,6 @@ static const tn__lease_object *holder_against(const tn__lease_object *lease) {
     return NULL;
 }
 
-static void link_lease(tn__lease_object *lease) {
-    tn__plane_object *plane = plane_of(lease);
-    lease->previous = NULL;
-    lease->next = plane->first_lease;
-    if (lease->next) lease->next->previous = lease;
-    plane->first_lease = lease;
-    tn__ledger_count_lease(lease->tensor->scope, 1);
-}
-
-static void unlink_lease(tn__lease_object *lease) {
-    if (lease->next) lease->next->previous = lease->previous;
-    if (lease->previous)
-        lease->previous->next = lease->next;
-    else
-        plane_of(lease)->first_lease = lease->next;
-    tn__ledger_count_lease(lease->tensor->scope, -1);
-}
-
 /* A derivation makes a plane equal to the others: they stay valid. A plane under a WRITE lease is
  * ALLOCATED, so an op that makes two planes at once stales neither; of one under REPLACE it is the
  * old contents that become stale. */
@@ -380,7 +360,7 @@ static TN__SLOW tn_status bring_back(const tn__lease_object *lease) {
     return tn__transition_relocate(lease->tensor, lease->plane, &here);
 }
 
-static TN__SLOW tn_status begin_any(tn__lease_object *lease) {
+tn_status tn__transition_begin_any(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
     tn__plane_object *plane = plane_of(lease);
     const tn__lease_object *holder = holder_against(lease);
@@ -396,23 +376,8 @@ static TN__SLOW tn_status begin_any(tn__lease_object *lease) {
     tn__plane_order_note(plane, lease->access, lease->stream, lease->stream_id);
     if (lease->access != TN_READ) plane->state = TN_PLANE_ALLOCATED;
     if (lease->access != TN_READ && !lease->is_derivation) make_others_stale(lease);
-    link_lease(lease);
+    tn__lease_link(lease, plane);
     TN_ASSERT(tn__tensor_is_valid(tensor));
-    return TN_OK;
-}
-
-/* A read of what a stream has read before asks for nothing: the common case is short. */
-tn_status tn__transition_begin(tn__lease_object *lease) {
-    tn__plane_object *plane = plane_of(lease);
-    int is_read = lease->access == TN_READ && plane->state == TN_PLANE_VALID;
-    int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
-    if (!is_read || !is_pool || tn__plane_writer(plane)) return begin_any(lease);
-    if (!tn__plane_order_read_again(plane, lease->stream, lease->stream_id)) {
-        return begin_any(lease);
-    }
-    lease->state_before = TN_PLANE_VALID;
-    link_lease(lease);
-    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;
 }
 
@@ -470,13 +435,13 @@ static TN__SLOW tn_status finish_write(tn__lease_object *lease, tn__plane_object
     return TN_OK;
 }
 
-tn_status tn__transition_end(tn__lease_object *lease) {
+tn_status tn__transition_end_any(tn__lease_object *lease) {
     tn__plane_object *plane = plane_of(lease);
     if (!lease->is_stream_ended) {
         TN_TRY(tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id));
     }
     if (lease->access != TN_READ) TN_TRY(finish_write(lease, plane));
-    unlink_lease(lease);
+    tn__lease_unlink(lease, plane);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;
 }
@@ -512,7 +477,7 @@ void tn__transition_abandon(tn__lease_object *lease) {
             on = tn__plane_use_on(TN__NO_STREAM, TN__NO_STREAM_ID); /* it may be gone */
         }
     }
-    unlink_lease(lease);
+    tn__lease_unlink(lease, plane);
     if (is_replacement)
         give_up_replacement(lease, &on);
     else if (lease->access != TN_READ)
@@ -537,7 +502,7 @@ void tn__transition_end_surely(tn__lease_object *lease) {
         plane->state = TN_PLANE_VALID;
         plane->is_derived = 0;
         tn__budget_forget(plane);
-        unlink_lease(lease);
+        tn__lease_unlink(lease, plane);
     }
     tn__error_restore(&error);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));

@@ -19,7 +19,8 @@
 #ifndef TENURE_PLANE_TRANSITION_H
 #define TENURE_PLANE_TRANSITION_H
 
-#include "tensor_state.h"
+#include "ledger.h"
+#include "plane_order.h"
 
 /* ABSENT to ALLOCATED; nothing if the plane has memory. */
 tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stream stream,
@@ -29,13 +30,60 @@ tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane, tn_stre
 tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                void *const blocks[TN__PART_COUNT]);
 
+/* ---- leases --------------------------------------------------------------------------------- */
+
+static inline tn__plane_object *tn__lease_plane(const tn__lease_object *lease) {
+    return &lease->tensor->planes[lease->plane];
+}
+
+static inline void tn__lease_link(tn__lease_object *lease, tn__plane_object *plane) {
+    tn__lease_object *next = plane->first_lease;
+    lease->previous = NULL;
+    lease->next = next;
+    if (next) next->previous = lease;
+    plane->first_lease = lease;
+    tn__ledger_count_lease(lease->tensor->scope, 1);
+}
+
+static inline void tn__lease_unlink(tn__lease_object *lease, tn__plane_object *plane) {
+    if (lease->next) lease->next->previous = lease->previous;
+    if (lease->previous)
+        lease->previous->next = lease->next;
+    else
+        plane->first_lease = lease->next;
+    tn__ledger_count_lease(lease->tensor->scope, -1);
+}
+
+tn_status tn__transition_begin_any(tn__lease_object *lease);
+tn_status tn__transition_end_any(tn__lease_object *lease);
+
 /* Lets a lease in: lease->tensor, plane, access, stream and stream_id are set, the rest is 0.
- * A READ wants a VALID plane: tn__transition_derive first. */
-tn_status tn__transition_begin(tn__lease_object *lease);
+ * A READ wants a VALID plane: tn__transition_derive first. A read of what a stream has read before
+ * asks for nothing: this common case is short. */
+static inline tn_status tn__transition_begin(tn__lease_object *lease) {
+    tn__plane_object *plane = tn__lease_plane(lease);
+    int is_read = lease->access == TN_READ && plane->state == TN_PLANE_VALID;
+    int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
+    if (!is_read || !is_pool || tn__plane_writer(plane) ||
+        !tn__plane_order_read_again(plane, lease->stream, lease->stream_id)) {
+        return tn__transition_begin_any(lease);
+    }
+    lease->state_before = TN_PLANE_VALID;
+    tn__lease_link(lease, plane);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
+    return TN_OK;
+}
 
 /* Ends it: a written plane is VALID, stale planes that the policy does not keep are freed. A
  * failure leaves the lease open. */
-tn_status tn__transition_end(tn__lease_object *lease);
+static inline tn_status tn__transition_end(tn__lease_object *lease) {
+    tn__plane_object *plane = tn__lease_plane(lease);
+    if (lease->access != TN_READ || lease->is_stream_ended) return tn__transition_end_any(lease);
+    TN_TRY(tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id));
+    tn__lease_unlink(lease, plane);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
+    return TN_OK;
+}
 
 /* Ends it whatever happens: what the pool could not be told now is told when the plane is freed,
  * a plane that could not be freed stays ALLOCATED. */

@@ -40,6 +40,7 @@ static void unlink_scope(tn__scope_object *scope) {
 
 void tn__scope_link_tensor(tn__scope_object *scope, tn__tensor_object *tensor) {
     tensor->scope = scope;
+    tensor->books = scope->books;
     tensor->previous = NULL;
     tensor->next = scope->first_tensor;
     if (tensor->next) tensor->next->previous = tensor;

@@ -17,10 +17,10 @@ void tn__closing_settle(const tn__tensor_object *tensor);
 
 /* Gives the lock up after a lease of the tensor has ended. */
 static inline void tn__closing_unlock(const tn__tensor_object *tensor) {
-    if (tensor->scope->is_closing)
+    if (__builtin_expect(tensor->scope->is_closing, 0))
         tn__closing_settle(tensor);
     else
-        tn__unlock(tensor->scope->books->lock);
+        tn__unlock(tensor->books->lock);
 }
 
 #endif

@@ -44,9 +44,8 @@ enum {
 
 /* The id of a stream whose end we hear of, so that the driver need not be asked each time. */
 typedef struct tn__recent_id {
-    tn_stream stream;
+    tn_stream stream; /* one whose place is another: none */
     uint64_t stream_id;
-    int is_set;
 } tn__recent_id;
 
 struct tn__books {
@@ -178,6 +177,7 @@ struct tn__plane_object {
 
 struct tn__tensor_object {
     tn_tensor handle;
+    tn__books *books;
     tn__scope_object *scope;
     tn__tensor_object *previous, *next; /* in the scope */
     uint64_t number;                    /* order of creation */
@@ -213,20 +213,21 @@ struct tn__lease_object {
     const void *caller;                /* of tn_lease_begin */
     uint64_t hash;                     /* of the plane's bytes, if is_checked */
     tn__lease_object *previous, *next; /* on the plane */
-    tn__tensor_object *tensor;         /* from here on all is 0 in a new lease: few bytes */
-    tn__tensor_object *through;        /* the view of it that was leased; NULL: none */
+    tn__tensor_object *tensor;
     tn_stream stream;
     uint64_t stream_id;
     tn_plane plane;
     tn_access access;
-    int is_checked;              /* the bytes must be the same when it ends (lease_check.h) */
-    int is_derivation;           /* the library's own, to derive a plane: stales no other */
-    int is_export;               /* held for another library, until it calls a deleter */
-    int is_untouched;            /* nothing was done under it: abandoning leaves no trace */
-    int is_stream_ended;         /* our stream was destroyed meanwhile: its work is done */
-    int has_made_plane;          /* it was ABSENT before */
-    tn_plane_state state_before; /* of the plane itself */
-    unsigned stale_made;         /* bits of planes that were VALID and are STALE by this lease */
+    tn__tensor_object *through; /* from here on all is 0 in a new lease: the view of the tensor that
+                                 * was leased; NULL: none */
+    unsigned char is_checked;   /* the bytes must be the same when it ends (lease_check.h) */
+    unsigned char is_derivation;   /* the library's own, to derive a plane: stales no other */
+    unsigned char is_export;       /* held for another library, until it calls a deleter */
+    unsigned char is_untouched;    /* nothing was done under it: abandoning leaves no trace */
+    unsigned char is_stream_ended; /* our stream was destroyed meanwhile: its work is done */
+    unsigned char has_made_plane;  /* it was ABSENT before */
+    unsigned char state_before;    /* a tn_plane_state, of the plane itself */
+    unsigned char stale_made;      /* bits of planes that were VALID and are STALE by this lease */
 };
 
 /* ---- questions ------------------------------------------------------------------------------ */
@@ -291,7 +292,7 @@ static inline tn_status tn__tensor_acquire(tn_tensor tensor, tn__tensor_object *
     tn__tensor_object *object = tn__handle_get(tensor.value, TN__HANDLE_TENSOR);
     *out = object;
     if (!object) return TN_STALE_HANDLE;
-    if (object->is_of_library) return tn__fail_of_library(object);
+    if (__builtin_expect(object->is_of_library, 0)) return tn__fail_of_library(object);
     TN_ASSERT_SLOW(tn__tensor_is_valid(object));
     return TN_OK;
 }
@@ -306,7 +307,7 @@ static inline void tn__scope_unlock(const tn__scope_object *scope) {
 }
 
 static inline void tn__tensor_unlock(const tn__tensor_object *tensor) {
-    tn__scope_unlock(tensor->scope);
+    tn__unlock(tensor->books->lock);
 }
 
 /* A site without its folders, cut at the front if it is long; "" for NULL. */

@@ -317,8 +317,8 @@ static int is_id_kept(tn_scope scope, tn_stream stream, uint64_t *stream_id) {
     EXPECT_OK(tn__scope_acquire(scope, &object));
     tn__books *books = object->books;
     if (*stream_id == 0) EXPECT_OK(tn__books_stream_id(books, stream, stream_id));
-    for (int i = 0; i < TN__RECENT_STREAMS; i++) {
-        is_kept |= books->recent_ids[i].is_set && books->recent_ids[i].stream_id == *stream_id;
+    for (unsigned i = 0; i < TN__RECENT_STREAMS; i++) {
+        is_kept |= tn__recent_is_set(books, i) && books->recent_ids[i].stream_id == *stream_id;
     }
     tn__scope_unlock(object);
     return is_kept;
