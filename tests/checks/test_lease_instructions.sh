@@ -2,7 +2,7 @@
 # each further pair of begin and end, and no more than a bound, whatever the access and the stream.
 set -eu
 build=$1
-most_read=475 most_write=650
+most_read=400 most_write=620
 
 command -v valgrind >/dev/null || { echo "skipped: no valgrind"; exit 77; }
 if nm "$build/libtenure.so" | grep -q -E '__(asan|tsan)_init|__gcov_init'; then
@@ -12,7 +12,7 @@ fi
 
 # A build with assertions walks the tensor after each transition.
 if grep -q 'tn__tensor_is_valid(tensor)' "$build/libtenure.so"; then
-    most_read=1050 most_write=1300
+    most_read=1000 most_write=1300
 fi
 
 work=$(mktemp -d)
