@@ -106,24 +106,23 @@ static void free_lease(tn__lease_object *lease) {
 }
 
 /* None is spare, or the next one's values are used up: once in four billion leases. */
-TN__SLOW tn_status tn__books_make_first_lease(tn__books *books, tn__lease_object **out) {
+TN__SLOW tn__lease_object *tn__books_make_first_lease(tn__books *books, tn_status *why) {
     tn__lease_object *used_up = books->spare_leases;
     if (used_up) {
         books->spare_leases = used_up->next;
         free_lease(used_up);
-        return tn__books_make_lease(books, out);
+        return tn__books_make_lease(books, why);
     }
     tn__lease_object *lease = tn__host_alloc(1, sizeof *lease);
-    if (!lease) return TN_OUT_OF_HOST_MEMORY;
-    tn_status status =
-        tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
-    if (status == TN_OK) {
+    *why = TN_OUT_OF_HOST_MEMORY;
+    if (!lease) return NULL;
+    *why = tn__handle_create(TN__HANDLE_LEASE, lease, books->lock, &lease->handle.value);
+    if (*why == TN_OK) {
         lease->slot = tn__handle_slot_of(lease->handle.value);
-        *out = lease;
-    } else {
-        tn__host_free(lease);
+        return lease;
     }
-    return status;
+    tn__host_free(lease);
+    return NULL;
 }
 
 static void free_leases(tn__books *books) {

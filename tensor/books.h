@@ -28,33 +28,37 @@ static inline int tn__recent_is_set(const tn__books *books, unsigned place) {
     return tn__recent_place(books->recent_ids[place].stream) == place;
 }
 
-tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
-
 /* The id that tells streams apart, as the driver has it, with TN__STREAM_ID_MAY_GO if it is neither
  * ours nor adopted nor the default stream (per-thread ones are of threads that end); fails for a
  * stream that the driver does not know. The books' lock is held. */
-static inline tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
+tn_status tn__books_ask_stream_id(tn__books *books, tn_stream stream, uint64_t *out);
+
+/* The same without the driver; TN__NO_STREAM_ID: it has to be asked. */
+static inline uint64_t tn__books_recent_id(const tn__books *books, tn_stream stream) {
     const tn__recent_id *recent = &books->recent_ids[tn__recent_place(stream)];
-    if (__builtin_expect(recent->stream != stream, 0)) {
-        return tn__books_ask_stream_id(books, stream, out);
-    }
-    *out = recent->stream_id;
+    return recent->stream == stream ? recent->stream_id : TN__NO_STREAM_ID;
+}
+
+static inline tn_status tn__books_stream_id(tn__books *books, tn_stream stream, uint64_t *out) {
+    uint64_t recent = tn__books_recent_id(books, stream);
+    if (recent == TN__NO_STREAM_ID) return tn__books_ask_stream_id(books, stream, out);
+    *out = recent;
     return TN_OK;
 }
 
-tn_status tn__books_make_first_lease(tn__books *books, tn__lease_object **out);
+tn__lease_object *tn__books_make_first_lease(tn__books *books, tn_status *why);
 
-/* A lease with a handle, whose tensor, plane, access and stream are to be set; and the end of its handle. Host memory and slots of
- * leases that have ended are kept for the next ones until the books end. Under their lock. */
-static inline tn_status tn__books_make_lease(tn__books *books, tn__lease_object **out) {
+/* A lease with a handle, of which the rest is to be set; and the end of its handle. Host memory and
+ * slots of leases that have ended are kept for the next ones until the books end. Under their lock.
+ * NULL: `why` says why. */
+static inline tn__lease_object *tn__books_make_lease(tn__books *books, tn_status *why) {
     tn__lease_object *lease = books->spare_leases;
     uint64_t value = lease ? tn__handle_resume(lease->slot, lease->handle.value) : 0;
-    if (!value) return tn__books_make_first_lease(books, out);
+    if (__builtin_expect(!value, 0)) return tn__books_make_first_lease(books, why);
     books->spare_leases = lease->next;
     memset(&lease->through, 0, sizeof *lease - offsetof(tn__lease_object, through));
     lease->handle.value = value;
-    *out = lease;
-    return TN_OK;
+    return lease;
 }
 
 static inline void tn__books_end_lease(tn__books *books, tn__lease_object *lease) {

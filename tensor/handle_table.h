@@ -61,7 +61,7 @@ static inline uint32_t tn__handle_place(uint64_t value) {
 }
 
 static inline uintptr_t tn__handle_origin(const tn__handle_table *table, uint32_t place) {
-    return table->origins[31 ^ __builtin_clz(place | 1)];
+    return table->origins[31u ^ (unsigned)__builtin_clz(place | 1)];
 }
 
 /* The object, if the handle is alive; its lock is held. */
@@ -69,7 +69,7 @@ static inline void *tn__handle_alive(uint64_t value, tn__handle_kind kind) {
     uint32_t place = tn__handle_place(value);
     uintptr_t origin = tn__handle_origin(&tn__handle_tables[tn__handle_lock(value)], place);
     const tn__handle_slot *at = (const tn__handle_slot *)(origin + place * sizeof *at);
-    int is_kind = (value >> TN__HANDLE_KIND_SHIFT & 15) == (uint64_t)kind;
+    int is_kind = (uint32_t)value >> TN__HANDLE_KIND_SHIFT == (uint32_t)kind;
     return origin && is_kind && at->value == value ? at->object : NULL;
 }
 

@@ -15,20 +15,24 @@
 
 /* ---- begin --------------------------------------------------------------------------------- */
 
-static inline tn_status new_lease(tn__tensor_object *tensor, tn_plane plane, tn_access access,
-                                  tn_stream stream, tn__lease_object **out) {
+/* Not linked to the plane yet. NULL: `why` says why. */
+static inline tn__lease_object *new_lease(tn__tensor_object *tensor, tn_plane plane,
+                                          tn_access access, tn_stream stream, tn_status *why) {
     tn__books *books = tensor->books;
-    tn__lease_object *lease;
-    uint64_t stream_id = 0;
-    TN_TRY(tn__books_stream_id(books, stream, &stream_id));
-    TN_TRY(tn__books_make_lease(books, &lease));
+    uint64_t stream_id = tn__books_recent_id(books, stream);
+    if (__builtin_expect(stream_id == TN__NO_STREAM_ID, 0)) {
+        *why = tn__books_ask_stream_id(books, stream, &stream_id);
+        if (*why != TN_OK) return NULL;
+    }
+    tn__lease_object *lease = tn__books_make_lease(books, why);
+    if (__builtin_expect(!lease, 0)) return NULL;
     lease->tensor = tensor;
+    lease->at = &tensor->planes[plane];
     lease->plane = plane;
     lease->access = access;
     lease->stream = stream;
     lease->stream_id = stream_id;
-    *out = lease;
-    return TN_OK;
+    return lease;
 }
 
 static inline void delete_lease(tn__lease_object *lease) {
@@ -40,54 +44,54 @@ static TN__SLOW tn_status fail_no_plane(const tn__tensor_object *tensor, tn_plan
                    tn_format_name(tensor->format), tn_plane_name(plane), (int)plane);
 }
 
-static TN__SLOW tn_status give_up(tn__lease_object *lease, tn_status status) {
+static TN__SLOW tn_status begin_other(tn__lease_object *lease) {
+    const tn__plane_object *at = lease->at;
+    if (lease->access == TN_READ && (at->state != TN_PLANE_VALID || at->buffer)) {
+        TN_TRY(tn__transition_derive(lease->tensor, lease->plane, lease->stream, lease->stream_id));
+    }
+    return tn__transition_begin_any(lease);
+}
+
+static TN__SLOW tn__lease_object *give_up(tn__lease_object *lease, tn_status status,
+                                          tn_status *why) {
     delete_lease(lease);
-    return status;
+    *why = status;
+    return NULL;
 }
 
 /* Of a tensor that is no view. */
-static inline tn_status begin_own(tn__tensor_object *tensor, tn_plane plane, tn_access access,
-                                  tn_stream stream, tn__lease_object **out) {
-    tn__lease_object *lease;
-    TN_TRY(new_lease(tensor, plane, access, stream, &lease));
-    tn_status status = TN_OK;
-    const tn__plane_object *object = &tensor->planes[plane];
-    if (access == TN_READ &&
-        __builtin_expect(object->state != TN_PLANE_VALID || object->buffer, 0)) {
-        status = tn__transition_derive(tensor, plane, stream, lease->stream_id);
-    }
-    if (__builtin_expect(status == TN_OK, 1)) status = tn__transition_begin(lease);
-    if (__builtin_expect(status != TN_OK, 0)) return give_up(lease, status);
-    *out = lease;
-    return TN_OK;
+static inline tn__lease_object *begin_own(tn__tensor_object *tensor, tn_plane plane,
+                                          tn_access access, tn_stream stream, tn_status *why) {
+    tn__lease_object *lease = new_lease(tensor, plane, access, stream, why);
+    if (__builtin_expect(!lease, 0)) return NULL;
+    if (tn__transition_read_again(lease)) return lease;
+    tn_status status = begin_other(lease);
+    return __builtin_expect(status == TN_OK, 1) ? lease : give_up(lease, status, why);
 }
 
 /* On the base's plane. The lock is given up while that is derived: the view may have ended then. */
-static TN__SLOW tn_status begin_through(tn__tensor_object *view, tn_plane plane, tn_access access,
-                                        tn_stream stream, tn__lease_object **out) {
+static TN__SLOW tn__lease_object *begin_through(tn__tensor_object *view, tn_plane plane,
+                                                tn_access access, tn_stream stream,
+                                                tn_status *why) {
     tn__tensor_object *base = view->view->base;
     unsigned lock = base->books->lock;
     tn_tensor handle = view->handle;
-    tn__lease_object *lease = NULL;
-    TN_TRY(tn__view_admit(view, plane, &access));
-    TN_TRY(begin_own(base, plane, access, stream, &lease));
-    if (tn__handle_peek(handle.value, TN__HANDLE_TENSOR, lock) != view) {
-        tn__transition_abandon(lease);
-        delete_lease(lease);
-        return TN_FAIL(TN_STALE_HANDLE, "the view ended while a plane of its base was derived");
+    *why = tn__view_admit(view, plane, &access);
+    if (*why != TN_OK) return NULL;
+    tn__lease_object *lease = begin_own(base, plane, access, stream, why);
+    if (!lease) return NULL;
+    if (tn__handle_peek(handle.value, TN__HANDLE_TENSOR, lock) == view) {
+        lease->through = view;
+        return lease;
     }
-    lease->through = view;
-    *out = lease;
-    return TN_OK;
+    tn__transition_abandon(lease);
+    delete_lease(lease);
+    *why = TN_FAIL(TN_STALE_HANDLE, "the view ended while a plane of its base was derived");
+    return NULL;
 }
 
-static inline tn_status begin(tn__tensor_object *tensor, tn_plane plane, tn_access access,
-                              tn_stream stream, tn__lease_object **out) {
-    int is_known = (unsigned)plane < TN_PLANE_COUNT;
-    if (__builtin_expect(!is_known || !(tensor->plane_bits & TN_PLANE_BIT(plane)), 0))
-        return fail_no_plane(tensor, plane);
-    if (tensor->view) return begin_through(tensor, plane, access, stream, out);
-    return begin_own(tensor, plane, access, stream, out);
+static inline int has_plane(const tn__tensor_object *tensor, tn_plane plane) {
+    return (unsigned)plane < TN_PLANE_COUNT && (tensor->plane_bits & TN_PLANE_BIT(plane));
 }
 
 static TN__SLOW tn_status refuse(const tn_lease *lease, const tn_plane_view *view,
@@ -96,25 +100,33 @@ static TN__SLOW tn_status refuse(const tn_lease *lease, const tn_plane_view *vie
     return TN_FAIL(TN_INVALID_ARGUMENT, "tn_lease_begin: unknown access %d", (int)access);
 }
 
+/* The tensor's lock is held, and given up; the tensor itself may be gone, if it is a view. */
+static TN__SLOW tn_status fail_begin(tn_tensor tensor, tn_status status) {
+    tn__unlock(tn__handle_lock(tensor.value));
+    return status;
+}
+
 tn_status tn_lease_begin(tn_tensor tensor, tn_plane plane, tn_access access, tn_stream stream,
                          tn_lease *lease, tn_plane_view *view) {
-    tn__tensor_object *object = NULL;
-    tn__lease_object *begun = NULL;
+    tn__tensor_object *object;
+    tn__lease_object *begun;
+    tn_status status = TN_OK;
     if (__builtin_expect(!lease || !view || (unsigned)access > TN_REPLACE, 0))
         return refuse(lease, view, access);
     TN_TRY(tn__tensor_acquire(tensor, &object));
-    unsigned lock = tn__handle_lock(tensor.value);
     int is_checked = object->books->checks_leases && access == TN_READ;
-    tn_status status = begin(object, plane, access, stream, &begun);
-    if (__builtin_expect(status != TN_OK, 0)) {
-        tn__unlock(lock);
-        return status;
-    }
+    if (__builtin_expect(!has_plane(object, plane), 0))
+        return fail_begin(tensor, fail_no_plane(object, plane));
+    if (__builtin_expect(object->view != NULL, 0))
+        begun = begin_through(object, plane, access, stream, &status);
+    else
+        begun = begin_own(object, plane, access, stream, &status);
+    if (__builtin_expect(!begun, 0)) return fail_begin(tensor, status);
     begun->caller = __builtin_return_address(0);
-    tn__plane_view_fill(begun->tensor, plane, view);
-    if (begun->through) tn__view_cut(begun->through, view);
+    tn__plane_view_fill(begun->tensor, plane, begun->at, view);
+    if (__builtin_expect(begun->through != NULL, 0)) tn__view_cut(begun->through, view);
     *lease = begun->handle;
-    tn__unlock(lock);
+    tn__unlock(tn__handle_lock(tensor.value));
     return __builtin_expect(is_checked, 0) ? tn__lease_check_begin(*lease) : TN_OK;
 }
 
@@ -133,9 +145,13 @@ tn_status tn_lease_old_view(tn_lease lease, tn_plane_view *out) {
 /* Its lock is held, and given up. */
 static inline tn_status end(tn__lease_object *lease) {
     const tn__tensor_object *tensor = lease->tensor;
+    unsigned lock = tn__handle_lock(lease->handle.value);
     tn_status status = tn__transition_end(lease);
     if (__builtin_expect(status == TN_OK, 1)) delete_lease(lease);
-    tn__closing_unlock(tensor);
+    if (__builtin_expect(tensor->scope->is_closing, 0))
+        tn__closing_settle(tensor);
+    else
+        tn__unlock(lock);
     return status;
 }
 

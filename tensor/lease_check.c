@@ -35,7 +35,7 @@ static tn_status look(tn_lease lease, subject *out) {
     out->stream = object->stream;
     out->caller = object->caller;
     out->hash = object->hash;
-    tn__plane_view_fill(object->tensor, object->plane, &out->view);
+    tn__plane_view_fill(object->tensor, object->plane, object->at, &out->view);
     if (object->through) tn__view_cut(object->through, &out->view);
     snprintf(out->tensor, sizeof out->tensor, "%s", object->tensor->name);
     memcpy(out->site, object->tensor->site, sizeof out->site);

@@ -120,6 +120,7 @@ void tn__lock_prepare(unsigned lock) {
         return;
     }
     atomic_store(&word->is_asymmetric, 1);
+    word->is_plain = word->deferred == NULL;
     (void)atomic_exchange(&word->state, 0);
     if (atomic_load(&word->waiters)) tn__lock_wake(&word->state);
 }
@@ -130,6 +131,7 @@ void tn__defer(unsigned lock, tn__deferred *item) {
     TN_ASSERT(lock < TN__LOCK_COUNT);
     item->next = tn__locks[lock].deferred;
     tn__locks[lock].deferred = item;
+    tn__locks[lock].is_plain = 0;
 }
 
 static tn__deferred *oldest_first(tn__deferred *newest) {
@@ -143,7 +145,7 @@ static tn__deferred *oldest_first(tn__deferred *newest) {
     return reversed;
 }
 
-void tn__lock_run(tn__deferred *newest) {
+static void run(tn__deferred *newest) {
     tn__deferred *item = oldest_first(newest);
     tn__saved_error error;
     tn__error_save(&error);
@@ -153,4 +155,14 @@ void tn__lock_run(tn__deferred *newest) {
         item = next;
     }
     tn__error_restore(&error);
+}
+
+TN__SLOW void tn__lock_leave(tn__lock_word *word) {
+    tn__deferred *deferred = word->deferred;
+    atomic_int *held = word->held;
+    word->deferred = NULL;
+    word->is_plain = atomic_load(&word->is_asymmetric);
+    (void)atomic_exchange(held, 0);
+    if (atomic_load(&word->waiters)) tn__lock_wake(held);
+    if (deferred) run(deferred);
 }

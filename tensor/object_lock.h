@@ -52,12 +52,13 @@ typedef struct tn__lock_word {
     atomic_int is_asymmetric; /* a barrier stands in for the exchange (tn__lock_prepare) */
 
     /* Under the lock. */
-    unsigned streak;        /* times that the last thread has come the common way */
-    atomic_int *held;       /* what lets it go when it is 0 */
-    tn__deferred *deferred; /* newest first */
-    _Alignas(64) uintptr_t last;
-    uintptr_t slots[TN__LOCK_SLOTS]; /* ids; 0: nobody's yet */
+    int is_plain;     /* asymmetric, and nothing is deferred: what to let it go takes */
+    atomic_int *held; /* what lets it go when it is 0 */
+    _Alignas(64) tn__deferred *deferred; /* newest first */
+    uintptr_t last;                      /* thread that came the common way */
+    unsigned streak;                     /* times in a row that it did */
     unsigned favors_lost;
+    uintptr_t slots[TN__LOCK_SLOTS]; /* ids; 0: nobody's yet */
 } tn__lock_word;
 
 extern tn__lock_word tn__locks[TN__LOCK_COUNT];
@@ -68,7 +69,7 @@ void tn__lock_prepare(unsigned lock);
 void tn__lock_enter(tn__lock_word *word);
 void tn__lock_retreat(atomic_int *inside, atomic_int *waiters);
 void tn__lock_wake(atomic_int *held);
-void tn__lock_run(tn__deferred *newest);
+void tn__lock_leave(tn__lock_word *word);
 
 /* This thread's, and once it has ended perhaps that of one that begins later. */
 static inline uintptr_t tn__thread_id(void) { return (uintptr_t)__builtin_thread_pointer(); }
@@ -91,28 +92,30 @@ static inline int tn__lock_enter_favored(tn__lock_word *word) {
     return 1;
 }
 
-static inline void tn__lock(unsigned lock) {
+static inline tn__lock_word *tn__lock_word_of(unsigned lock) {
     TN_ASSERT(lock < TN__LOCK_COUNT);
-    tn__lock_word *word = &tn__locks[lock];
+    return &tn__locks[lock];
+}
+
+static inline void tn__lock_take(tn__lock_word *word) {
     if (!tn__lock_enter_favored(word)) tn__lock_enter(word);
 }
 
-static inline void tn__unlock(unsigned lock) {
-    tn__lock_word *word = &tn__locks[lock];
-    tn__deferred *deferred = word->deferred;
+static inline void tn__lock_let_go(tn__lock_word *word) {
     atomic_int *held = word->held;
     TN_ASSERT(atomic_load_explicit(held, memory_order_relaxed) == 1);
-    if (__builtin_expect(deferred != NULL, 0)) word->deferred = NULL;
-    if (__builtin_expect(atomic_load_explicit(&word->is_asymmetric, memory_order_relaxed), 1)) {
-        atomic_store_explicit(held, 0, memory_order_release);
-        atomic_signal_fence(memory_order_seq_cst);
-    } else {
-        (void)atomic_exchange(held, 0);
+    if (__builtin_expect(!word->is_plain, 0)) {
+        tn__lock_leave(word);
+        return;
     }
+    atomic_store_explicit(held, 0, memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
     if (__builtin_expect(atomic_load_explicit(&word->waiters, memory_order_relaxed) != 0, 0)) {
         tn__lock_wake(held);
     }
-    if (__builtin_expect(deferred != NULL, 0)) tn__lock_run(deferred);
 }
+
+static inline void tn__lock(unsigned lock) { tn__lock_take(tn__lock_word_of(lock)); }
+static inline void tn__unlock(unsigned lock) { tn__lock_let_go(tn__lock_word_of(lock)); }
 
 #endif

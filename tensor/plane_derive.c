@@ -23,7 +23,7 @@ tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *ou
                        tensor->name, tn_plane_name(lease->plane),
                        tn__plane_state_name(lease->state_before));
     }
-    tn__plane_view_fill_at(tensor, lease->plane, lease->tensor->planes[lease->plane].replaced, out);
+    tn__plane_view_fill(tensor, lease->plane, lease->at->replaced, out);
     return TN_OK;
 }
 
@@ -76,6 +76,7 @@ static tn__lease_object lease_for_derivation(tn__tensor_object *tensor, tn_plane
                                              uint64_t stream_id) {
     return (tn__lease_object){.tensor = tensor,
                               .plane = plane,
+                              .at = &tensor->planes[plane],
                               .access = access,
                               .stream = stream,
                               .stream_id = stream_id,
@@ -90,8 +91,8 @@ static tn_status run_derive(tn__tensor_object *tensor, tn_derive_function derive
     unsigned lock = books->lock;
     tn_plane_view from_view, to_view;
     if (!derive) return TN_OK; /* only without elements: see find_source */
-    tn__plane_view_fill(tensor, from->plane, &from_view);
-    tn__plane_view_fill(tensor, to->plane, &to_view);
+    tn__plane_view_fill(tensor, from->plane, from->at, &from_view);
+    tn__plane_view_fill(tensor, to->plane, to->at, &to_view);
     tn__unlock(lock);
     tn_status status = derive(device, &from_view, &to_view, to->stream);
     tn__lock(lock);

@@ -22,8 +22,6 @@
 
 #define BIT(plane) (1u << (plane))
 
-static tn__plane_object *plane_of(const tn__lease_object *lease) { return tn__lease_plane(lease); }
-
 static const tn__books *books_of(const tn__tensor_object *tensor) { return tensor->books; }
 
 /* ---- memory -------------------------------------------------------------------------------- */
@@ -230,15 +228,25 @@ static int is_last_copy(tn__tensor_object *tensor, tn_plane plane) {
 /* Several planes may be written at once if each is written whole. */
 static int is_whole_write(tn_access access) { return access == TN_WRITE || access == TN_REPLACE; }
 
+/* The tensor's other planes, of those that its format has; and the first one of such a set, which
+ * it is taken out of. */
+static inline unsigned others_of(const tn__lease_object *lease) {
+    return lease->tensor->plane_bits & ~BIT(lease->plane);
+}
+
+static inline int take_plane(unsigned *bits) {
+    int plane = __builtin_ctz(*bits);
+    *bits &= *bits - 1;
+    return plane;
+}
+
 /* The lease that keeps `lease` out; NULL if it may come in. */
 static const tn__lease_object *holder_against(const tn__lease_object *lease) {
-    const tn__tensor_object *tensor = lease->tensor;
-    const tn__plane_object *plane = plane_of(lease);
-    if (lease->access == TN_READ) return tn__plane_writer(plane);
-    if (plane->first_lease) return plane->first_lease;
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
-        const tn__lease_object *other = tensor->planes[i].first_lease;
-        if (other && !lease->is_derivation && !is_whole_write(other->access)) return other;
+    if (lease->access == TN_READ) return tn__plane_writer(lease->at);
+    if (lease->at->first_lease || lease->is_derivation) return lease->at->first_lease;
+    for (unsigned others = others_of(lease); others;) {
+        const tn__lease_object *other = lease->tensor->planes[take_plane(&others)].first_lease;
+        if (other && !is_whole_write(other->access)) return other;
     }
     return NULL;
 }
@@ -247,11 +255,12 @@ static const tn__lease_object *holder_against(const tn__lease_object *lease) {
  * ALLOCATED, so an op that makes two planes at once stales neither; of one under REPLACE it is the
  * old contents that become stale. */
 static void make_others_stale(tn__lease_object *lease) {
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+    for (unsigned others = others_of(lease); others;) {
+        int i = take_plane(&others);
         tn_plane_state *state = kept_state(&lease->tensor->planes[i]);
-        if (i == (int)lease->plane || !tn__state_is_complete(*state)) continue;
+        if (!tn__state_is_complete(*state)) continue;
         *state = TN_PLANE_STALE;
-        lease->stale_made |= BIT(i);
+        lease->stale_made |= (unsigned char)BIT(i);
     }
 }
 
@@ -267,7 +276,7 @@ static void make_others_valid(const tn__lease_object *lease) {
 /* New memory for the plane; what it had is what the lease may read. */
 static TN__SLOW tn_status replace_memory(const tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     TN_TRY(tn__transition_free_replaced(tensor, lease->plane, lease->stream,
                                         lease->stream_id)); /* remains */
     TN_TRY(
@@ -291,7 +300,7 @@ static TN__SLOW tn_status replace_memory(const tn__lease_object *lease) {
  * it was. */
 static tn_status leave_slot(const tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     tn__scratch_buffer *buffer = plane->buffer;
     tn_plane_state state = plane->state;
     int is_derived = plane->is_derived;
@@ -315,18 +324,18 @@ static tn_status leave_slot(const tn__lease_object *lease) {
 /* Memory for a plane that has none, or none that may be written. */
 static tn_status make_for(const tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    if (plane_of(lease)->kind == TN__MEMORY_SLOT) return leave_slot(lease);
+    if (lease->at->kind == TN__MEMORY_SLOT) return leave_slot(lease);
     if (!lease->is_derivation || !tn__scratch_takes(tensor, lease->plane)) {
         return tn__transition_make(tensor, lease->plane, lease->stream, lease->stream_id);
     }
     TN_TRY(free_plane(tensor, lease->plane, lease->stream, lease->stream_id)); /* remains */
     TN_TRY(tn__scratch_take(tensor, lease->plane, lease->stream, lease->stream_id));
-    plane_of(lease)->state = TN_PLANE_ALLOCATED;
+    lease->at->state = TN_PLANE_ALLOCATED;
     return TN_OK;
 }
 
 static int needs_memory(const tn__lease_object *lease) {
-    const tn__plane_object *plane = plane_of(lease);
+    const tn__plane_object *plane = lease->at;
     int is_write = lease->access == TN_WRITE || lease->access == TN_UPDATE;
     return plane->state == TN_PLANE_ABSENT ||
            (plane->kind == TN__MEMORY_SLOT && is_write && !lease->is_derivation);
@@ -336,17 +345,17 @@ static int needs_memory(const tn__lease_object *lease) {
 static tn_status prepare(tn__lease_object *lease) {
     if (lease->has_made_plane) return make_for(lease);
     if (lease->access == TN_REPLACE) return replace_memory(lease);
-    TN_TRY(tn__plane_order_before(books_of(lease->tensor), plane_of(lease), lease->access,
-                                  lease->stream, lease->stream_id));
-    int is_again = lease->is_derivation && lease->access != TN_READ && plane_of(lease)->buffer;
-    return is_again ? tn__scratch_derive_again(plane_of(lease)->buffer, lease->stream) : TN_OK;
+    TN_TRY(tn__plane_order_before(books_of(lease->tensor), lease->at, lease->access, lease->stream,
+                                  lease->stream_id));
+    int is_again = lease->is_derivation && lease->access != TN_READ && lease->at->buffer;
+    return is_again ? tn__scratch_derive_again(lease->at->buffer, lease->stream) : TN_OK;
 }
 
 static TN__SLOW tn_status fail_not_valid(const tn__lease_object *lease) {
     TN_TRY(tn__saved_admit(lease->tensor));
     return TN_FAIL(TN_INVALID_STATE, "tensor %s, plane %s is %s: %s needs a valid plane",
                    lease->tensor->name, tn_plane_name(lease->plane),
-                   tn__plane_state_name(plane_of(lease)->state), tn__access_name(lease->access));
+                   tn__plane_state_name(lease->at->state), tn__access_name(lease->access));
 }
 
 /* No lease is given of host memory. A plane that will be written whole gets new memory, in the
@@ -362,7 +371,7 @@ static TN__SLOW tn_status bring_back(const tn__lease_object *lease) {
 
 tn_status tn__transition_begin_any(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     const tn__lease_object *holder = holder_against(lease);
     if (holder) return tn__fail_in_use(holder, tn__access_name(lease->access));
     if (!is_whole_write(lease->access) && !tn__state_is_complete(plane->state)) {
@@ -393,7 +402,8 @@ static tn__plane_use free_stream_of(const tn__lease_object *lease) {
  * place. */
 static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+    for (unsigned others = others_of(lease); others;) {
+        int i = take_plane(&others);
         if (tensor->planes[i].state != TN_PLANE_STALE) continue;
         int is_useless = tensor->planes[i].kind == TN__MEMORY_HOST; /* nothing is written there */
         if (!is_useless && !tn__policy_drops_stale(tensor, (tn_plane)i)) continue;
@@ -404,7 +414,7 @@ static tn_status free_stale(tn__lease_object *lease) {
 }
 
 static int has_old_memory(const tn__lease_object *lease) {
-    return lease->access == TN_REPLACE && plane_of(lease)->replaced;
+    return lease->access == TN_REPLACE && lease->at->replaced;
 }
 
 /* Once the old memory is gone there is no way back: a stale plane that can not be freed then stays,
@@ -436,7 +446,7 @@ static TN__SLOW tn_status finish_write(tn__lease_object *lease, tn__plane_object
 }
 
 tn_status tn__transition_end_any(tn__lease_object *lease) {
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     if (!lease->is_stream_ended) {
         TN_TRY(tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id));
     }
@@ -448,7 +458,7 @@ tn_status tn__transition_end_any(tn__lease_object *lease) {
 
 static void give_up_write(tn__lease_object *lease, const tn__plane_use *on) {
     tn__tensor_object *tensor = lease->tensor;
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     plane->state = TN_PLANE_ALLOCATED;
     int is_as_before = lease->is_derivation || lease->is_untouched;
     if (is_as_before && !lease->has_made_plane) plane->state = lease->state_before;
@@ -457,13 +467,13 @@ static void give_up_write(tn__lease_object *lease, const tn__plane_use *on) {
 
 /* The plane has its old memory again; what was new is given back as soon as that is possible. */
 static void give_up_replacement(tn__lease_object *lease, const tn__plane_use *on) {
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     plane->replaced->state = TN_PLANE_ABSENT;
     (void)tn__transition_free_replaced(lease->tensor, lease->plane, on->stream, on->stream_id);
 }
 
 void tn__transition_abandon(tn__lease_object *lease) {
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     tn__saved_error error; /* what made the caller abandon it is what he must hear of */
     int is_replacement = has_old_memory(lease);
     tn__plane_use on = free_stream_of(lease);
@@ -488,7 +498,7 @@ void tn__transition_abandon(tn__lease_object *lease) {
 }
 
 void tn__transition_end_surely(tn__lease_object *lease) {
-    tn__plane_object *plane = plane_of(lease);
+    tn__plane_object *plane = lease->at;
     tn__saved_error error;
     TN_ASSERT(lease->access == TN_READ || lease->access == TN_UPDATE);
     if (lease->access == TN_READ) {

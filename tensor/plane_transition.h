@@ -32,10 +32,6 @@ tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__fo
 
 /* ---- leases --------------------------------------------------------------------------------- */
 
-static inline tn__plane_object *tn__lease_plane(const tn__lease_object *lease) {
-    return &lease->tensor->planes[lease->plane];
-}
-
 static inline void tn__lease_link(tn__lease_object *lease, tn__plane_object *plane) {
     tn__lease_object *next = plane->first_lease;
     lease->previous = NULL;
@@ -57,27 +53,29 @@ static inline void tn__lease_unlink(tn__lease_object *lease, tn__plane_object *p
 tn_status tn__transition_begin_any(tn__lease_object *lease);
 tn_status tn__transition_end_any(tn__lease_object *lease);
 
-/* Lets a lease in: lease->tensor, plane, access, stream and stream_id are set, the rest is 0.
- * A READ wants a VALID plane: tn__transition_derive first. A read of what a stream has read before
- * asks for nothing: this common case is short. */
-static inline tn_status tn__transition_begin(tn__lease_object *lease) {
-    tn__plane_object *plane = tn__lease_plane(lease);
-    int is_read = lease->access == TN_READ && plane->state == TN_PLANE_VALID;
-    int is_pool = plane->kind == TN__MEMORY_OWNED || plane->kind == TN__MEMORY_SLOT;
-    if (!is_read || !is_pool || tn__plane_writer(plane) ||
-        !tn__plane_order_read_again(plane, lease->stream, lease->stream_id)) {
-        return tn__transition_begin_any(lease);
-    }
+/* A read of what a stream has read before asks for nothing: this common case is short. 0: it is
+ * another, and nothing has changed. */
+static inline int tn__transition_read_again(tn__lease_object *lease) {
+    tn__plane_object *plane = lease->at;
+    if (lease->access != TN_READ || plane->state != TN_PLANE_VALID) return 0;
+    if (plane->kind != TN__MEMORY_OWNED || tn__plane_writer(plane)) return 0;
+    if (!tn__plane_order_read_again(plane, lease->stream, lease->stream_id)) return 0;
     lease->state_before = TN_PLANE_VALID;
     tn__lease_link(lease, plane);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
-    return TN_OK;
+    return 1;
+}
+
+/* Lets a lease in: all that does not begin as 0 is set. A READ wants a VALID plane:
+ * tn__transition_derive first. */
+static inline tn_status tn__transition_begin(tn__lease_object *lease) {
+    return tn__transition_read_again(lease) ? TN_OK : tn__transition_begin_any(lease);
 }
 
 /* Ends it: a written plane is VALID, stale planes that the policy does not keep are freed. A
  * failure leaves the lease open. */
 static inline tn_status tn__transition_end(tn__lease_object *lease) {
-    tn__plane_object *plane = tn__lease_plane(lease);
+    tn__plane_object *plane = lease->at;
     if (lease->access != TN_READ || lease->is_stream_ended) return tn__transition_end_any(lease);
     TN_TRY(tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id));
     tn__lease_unlink(lease, plane);
@@ -161,22 +159,18 @@ tn_status tn__transition_settle(tn__tensor_object *tensor);
 void tn__transition_hand_over(tn__tensor_object *from, tn_plane plane, tn__tensor_object *to);
 
 /* The addresses of a plane under lease; and of what it had before a REPLACE lease. */
-static inline void tn__plane_view_fill_at(const tn__tensor_object *tensor, tn_plane plane,
-                                          const tn__plane_object *at, tn_plane_view *out) {
+static inline void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane,
+                                       const tn__plane_object *at, tn_plane_view *out) {
     const tn_plane_layout *layout = &tensor->layouts[plane];
     char *scale = at->blocks[TN__PART_SCALE];
-    int has_global_scale = scale && layout->global_scale_offset >= 0;
+    int64_t offset = layout->global_scale_offset;
     out->dtype = tensor->dtype;
     out->plane = plane;
     out->data = at->blocks[TN__PART_DATA];
     out->scale = scale;
-    out->global_scale = has_global_scale ? (float *)(scale + layout->global_scale_offset) : NULL;
+    out->global_scale = NULL;
+    if (__builtin_expect(scale && offset >= 0, 0)) out->global_scale = (float *)(scale + offset);
     out->layout = *layout;
-}
-
-static inline void tn__plane_view_fill(const tn__tensor_object *tensor, tn_plane plane,
-                                       tn_plane_view *out) {
-    tn__plane_view_fill_at(tensor, plane, &tensor->planes[plane], out);
 }
 
 tn_status tn__plane_old_view_of(const tn__lease_object *lease, tn_plane_view *out);

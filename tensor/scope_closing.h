@@ -17,7 +17,7 @@ void tn__closing_settle(const tn__tensor_object *tensor);
 
 /* Gives the lock up after a lease of the tensor has ended. */
 static inline void tn__closing_unlock(const tn__tensor_object *tensor) {
-    if (__builtin_expect(tensor->scope->is_closing, 0))
+    if (tensor->scope->is_closing)
         tn__closing_settle(tensor);
     else
         tn__unlock(tensor->books->lock);

@@ -25,6 +25,7 @@ static tn__lease_object lease_of(const copying *job, tn__tensor_object *tensor, 
                                  tn_access access) {
     return (tn__lease_object){.tensor = tensor,
                               .plane = (tn_plane)plane,
+                              .at = &tensor->planes[plane],
                               .access = access,
                               .stream = job->stream,
                               .stream_id = job->stream_id};
@@ -79,8 +80,8 @@ static tn_status copy_scales(const copying *job, const tn_plane_view *from, cons
 static tn_status copy_plane(const copying *job, int plane) {
     const tn__slice *slice = &job->slices[plane];
     tn_plane_view from = {0}, to = {0};
-    tn__plane_view_fill(job->from, (tn_plane)plane, &from);
-    tn__plane_view_fill(job->to, (tn_plane)plane, &to);
+    tn__plane_view_fill(job->from, (tn_plane)plane, &job->from->planes[plane], &from);
+    tn__plane_view_fill(job->to, (tn_plane)plane, &job->to->planes[plane], &to);
     if (!to.data) return TN_OK;
     TN_TRY(copy_matrix(job, to.data, to.layout.row_bytes, (char *)from.data + slice->data_offset,
                        slice->layout.row_bytes, to.layout.row_bytes, to.layout.rows));

@@ -214,6 +214,7 @@ struct tn__lease_object {
     uint64_t hash;                     /* of the plane's bytes, if is_checked */
     tn__lease_object *previous, *next; /* on the plane */
     tn__tensor_object *tensor;
+    tn__plane_object *at; /* that plane of it */
     tn_stream stream;
     uint64_t stream_id;
     tn_plane plane;

@@ -83,7 +83,7 @@ static size_t budget_at(const demo_shape *shape, int point, int points) {
     return planes * demo_model_columnwise_bytes_of_one(shape);
 }
 
-/* Each budget beside a run of its own that keeps all; the first of those is the reference's line. */
+/* Each budget beside a run of its own that keeps all; the first of those is the first line. */
 static tn_status run_points(tn_device *device, const demo_train_config *base, int points,
                             budget_point *out) {
     for (int i = 0; i <= points; i++) {

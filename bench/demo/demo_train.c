@@ -134,7 +134,7 @@ static tn_status train_step(training *run, int step) {
     return check_books(run);
 }
 
-/* Whatever the machine does to one of a pair it does to the other, and neither always comes first. */
+/* What the machine does to one of a pair it does to the other, and neither always comes first. */
 static tn_status train_pair(training runs[2], int step) {
     const int first = step % 2;
     DEMO_TRY(train_step(&runs[first], step));

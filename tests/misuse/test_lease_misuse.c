@@ -224,10 +224,10 @@ static void expect(const char *name, const char *expected) {
 
 static void handles_that_have_ended_are_refused(void **state) {
     (void)state;
-    expect("use_after_destroy", "stale handle: tensor 0x0000000120000010" ENDED);
-    expect("use_of_another_kind_of_handle", "stale handle: tensor 0x0000000110000000" ENDED);
-    expect("end_twice", "stale handle: lease 0x0000000230000020" ENDED);
-    expect("end_twice_with_another_begun_between", "stale handle: lease 0x0000000230000020" ENDED);
+    expect("use_after_destroy", "stale handle: tensor 0x0000000120000410" ENDED);
+    expect("use_of_another_kind_of_handle", "stale handle: tensor 0x0000000110000400" ENDED);
+    expect("end_twice", "stale handle: lease 0x0000000230000420" ENDED);
+    expect("end_twice_with_another_begun_between", "stale handle: lease 0x0000000230000420" ENDED);
 }
 
 static void planes_that_are_not_there_are_refused(void **state) {
