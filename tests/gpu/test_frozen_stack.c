@@ -43,19 +43,20 @@ enum { ALL = -1, HALF = -2, HALF_AND_ONE = -3 };
 typedef struct way {
     const char *name;
     tn_plane_policy policy;
-    int buffers;      /* of the scratch slot; 0: none */
-    int goes_ahead;   /* the next layer's plane is derived during dgrad */
+    int buffers;    /* of the scratch slot; 0: none */
+    int goes_ahead; /* the next layer's plane is derived during dgrad, the last one's in forward */
+    int ahead_planes; /* planes alive after forward by that */
     int kept;         /* planes alive after backward */
     int dgrad_planes; /* planes alive in a dgrad, at the most */
 } way;
 
 static const way ways[] = {
-    {"kept", TN_POLICY_KEEP, 0, 0, ALL, ALL},
-    {"until last use", TN_POLICY_UNTIL_LAST_USE, 0, 0, 0, 1},
-    {"until last use, next one ahead", TN_POLICY_UNTIL_LAST_USE, 0, 1, 0, 2},
-    {"scratch", TN_POLICY_SCRATCH, 1, 0, 0, 0},
-    {"scratch of two buffers, next one ahead", TN_POLICY_SCRATCH, 2, 1, 0, 0},
-    {"budget of half the planes", TN_POLICY_BUDGET, 0, 0, HALF, HALF_AND_ONE},
+    {"kept", TN_POLICY_KEEP, 0, 0, 0, ALL, ALL},
+    {"until last use", TN_POLICY_UNTIL_LAST_USE, 0, 0, 0, 0, 1},
+    {"until last use, next one ahead", TN_POLICY_UNTIL_LAST_USE, 0, 1, 1, 0, 2},
+    {"scratch", TN_POLICY_SCRATCH, 1, 0, 0, 0, 0},
+    {"scratch of two buffers, next one ahead", TN_POLICY_SCRATCH, 2, 1, 0, 0, 0},
+    {"budget of half the planes", TN_POLICY_BUDGET, 0, 0, 0, HALF, HALF_AND_ONE},
 };
 enum { WAYS = sizeof ways / sizeof *ways };
 
@@ -152,6 +153,8 @@ static void forward(stack *of) {
         args.weight = of->weight[i];
         args.y = of->activation[i + 1];
         args.scope = of->op;
+        args.side = side;
+        if (of->how->goes_ahead && i == size.layers - 1) args.next_weight = of->weight[i];
         EXPECT_OK(tn_linear_forward(&args, gpu.stream));
     }
 }
@@ -195,7 +198,10 @@ static void run_steps(stack *of, outcome *out) {
     for (int step = 0; step < STEPS; step++) {
         forward(of);
         tn_ledger after_forward = weights_ledger(of);
-        assert_int_equal(columnwise(&after_forward), step == 0 ? 0 : planes(of->how->kept));
+        const int before =
+            step == 0 ? 0 : of->how->kept; /* and nothing is kept by who goes ahead */
+        assert_int_equal(columnwise(&after_forward),
+                         planes(of->how->ahead_planes ? of->how->ahead_planes : before));
         backward(of);
         tn_ledger after_backward = weights_ledger(of);
         assert_int_equal(columnwise(&after_backward), planes(of->how->kept));
