@@ -29,12 +29,12 @@ static void check_orders(const battery_op *op) {
         battery_case c = ragged;
         c.way = way;
         battery_operands expected_operands = battery_prepare(&device, op, &c);
-        op->launch(&device, &c, &expected_operands);
+        EXPECT_OK(op->launch(&device, &c, &expected_operands));
         battery_results expected = battery_fetch(&device, &expected_operands);
         for (size_t i = 0; i < sizeof orders / sizeof *orders; i++) {
             battery_operands operands = battery_prepare(&device, op, &c);
             emulated_set_order(orders[i]);
-            op->launch(&device, &c, &operands);
+            EXPECT_OK(op->launch(&device, &c, &operands));
             battery_results actual = battery_fetch(&device, &operands);
             emulated_set_order(0);
             battery_count(op, BATTERY_REORDERED,

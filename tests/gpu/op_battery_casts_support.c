@@ -10,8 +10,8 @@ static void prepare(gpu_side *side, const battery_case *c, battery_operands *ope
     battery_planes_add(operands, dst, planes);
 }
 
-static void launch(gpu_side *side, const battery_case *c, const battery_operands *operands,
-                   unsigned planes) {
+static tn_status launch(gpu_side *side, const battery_case *c, const battery_operands *operands,
+                        unsigned planes) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
     args.src = operands->in[0];
     args.dst = operands->out[0].tensor;
@@ -19,7 +19,7 @@ static void launch(gpu_side *side, const battery_case *c, const battery_operands
     args.amax_epsilon = c->way % 5 == 4 ? 1.0f : 0.0f;
     args.skip = operands->skip;
     args.random = operands->random;
-    EXPECT_OK(tn_quantize(&args, side->stream));
+    return tn_quantize(&args, side->stream);
 }
 
 /* ---- blocks of 128 -------------------------------------------------------------------------- */
@@ -36,8 +36,9 @@ static void prepare_blocks(gpu_side *side, const battery_case *c, battery_operan
             block_planes(c));
 }
 
-static void launch_blocks(gpu_side *side, const battery_case *c, const battery_operands *operands) {
-    launch(side, c, operands, block_planes(c));
+static tn_status launch_blocks(gpu_side *side, const battery_case *c,
+                               const battery_operands *operands) {
+    return launch(side, c, operands, block_planes(c));
 }
 
 /* ---- the other formats ---------------------------------------------------------------------- */
@@ -55,8 +56,9 @@ static void prepare_other(gpu_side *side, const battery_case *c, battery_operand
             other_planes(c));
 }
 
-static void launch_other(gpu_side *side, const battery_case *c, const battery_operands *operands) {
-    launch(side, c, operands, other_planes(c));
+static tn_status launch_other(gpu_side *side, const battery_case *c,
+                              const battery_operands *operands) {
+    return launch(side, c, operands, other_planes(c));
 }
 
 /* ---- stochastically ------------------------------------------------------------------------- */
@@ -81,9 +83,9 @@ static void prepare_stochastic(gpu_side *side, const battery_case *c, battery_op
                         battery_input(side, c, operands, TN_BYTE, 1, 16, 1));
 }
 
-static void launch_stochastic(gpu_side *side, const battery_case *c,
-                              const battery_operands *operands) {
-    launch(side, c, operands, stochastic_planes(c));
+static tn_status launch_stochastic(gpu_side *side, const battery_case *c,
+                                   const battery_operands *operands) {
+    return launch(side, c, operands, stochastic_planes(c));
 }
 
 static const battery_op ops[] = {

@@ -134,14 +134,14 @@ static void prepare_dequantize(gpu_side *side, const battery_case *c, battery_op
                        TN_PLANE_DATA);
 }
 
-static void launch_dequantize(gpu_side *side, const battery_case *c,
-                              const battery_operands *operands) {
+static tn_status launch_dequantize(gpu_side *side, const battery_case *c,
+                                   const battery_operands *operands) {
     tn_dequantize_args args = TN_DEQUANTIZE_ARGS_INIT;
     args.src = operands->in[0];
     args.plane = battery_row_and_col[c->way / FORMATS % 2];
     args.dst = operands->out[0].tensor;
     args.skip = operands->skip;
-    EXPECT_OK(tn_dequantize(&args, side->stream));
+    return tn_dequantize(&args, side->stream);
 }
 
 /* ---- transpose ------------------------------------------------------------------------------ */
@@ -158,13 +158,13 @@ static void prepare_transpose(gpu_side *side, const battery_case *c, battery_ope
                         battery_row_and_col[!from]);
 }
 
-static void launch_transpose(gpu_side *side, const battery_case *c,
-                             const battery_operands *operands) {
+static tn_status launch_transpose(gpu_side *side, const battery_case *c,
+                                  const battery_operands *operands) {
     tn_transpose_args args = TN_TRANSPOSE_ARGS_INIT;
     (void)c;
     args.tensor = operands->out[0].tensor;
     args.to = operands->out[0].plane;
-    EXPECT_OK(tn_transpose(&args, side->stream));
+    return tn_transpose(&args, side->stream);
 }
 
 /* ---- requantize ----------------------------------------------------------------------------- */
@@ -192,7 +192,8 @@ static void prepare_values(gpu_side *side, const battery_case *c, battery_operan
                        values_planes(c));
 }
 
-static void launch_values(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_values(gpu_side *side, const battery_case *c,
+                               const battery_operands *operands) {
     tn_requantize_args args = TN_REQUANTIZE_ARGS_INIT;
     args.src = operands->in[0];
     args.from = battery_row_and_col[c->way % 2];
@@ -200,7 +201,7 @@ static void launch_values(gpu_side *side, const battery_case *c, const battery_o
     args.planes = values_planes(c);
     args.amax_epsilon = battery_pick(c, PICK_EPSILON, 4) ? 0.0f : 1.0f;
     args.skip = operands->skip;
-    EXPECT_OK(tn_requantize(&args, side->stream));
+    return tn_requantize(&args, side->stream);
 }
 
 static void prepare_shift(gpu_side *side, const battery_case *c, battery_operands *operands) {
@@ -216,14 +217,15 @@ static void prepare_shift(gpu_side *side, const battery_case *c, battery_operand
         battery_row_and_col[!from]);
 }
 
-static void launch_shift(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_shift(gpu_side *side, const battery_case *c,
+                              const battery_operands *operands) {
     tn_requantize_args args = TN_REQUANTIZE_ARGS_INIT;
     args.src = operands->in[0];
     args.from = battery_row_and_col[c->way % 2];
     args.dst = operands->out[0].tensor;
     args.mode = TN_REQUANTIZE_SHIFT;
     args.skip = operands->skip;
-    EXPECT_OK(tn_requantize(&args, side->stream));
+    return tn_requantize(&args, side->stream);
 }
 
 /* ---- delayed scaling ------------------------------------------------------------------------ */
@@ -260,8 +262,8 @@ static void prepare_delayed(gpu_side *side, const battery_case *c, battery_opera
                         history);
 }
 
-static void launch_delayed(gpu_side *side, const battery_case *c,
-                           const battery_operands *operands) {
+static tn_status launch_delayed(gpu_side *side, const battery_case *c,
+                                const battery_operands *operands) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
     args.src = operands->in[0];
     args.dst = operands->out[0].tensor;
@@ -270,7 +272,7 @@ static void launch_delayed(gpu_side *side, const battery_case *c,
     if (delayed_of(c) & 2) args.amax_history = operands->out[operands->out_count - 1].tensor;
     args.slot = battery_pick(c, PICK_SLOT, SLOTS);
     args.skip = operands->skip;
-    EXPECT_OK(tn_quantize(&args, side->stream));
+    return tn_quantize(&args, side->stream);
 }
 
 enum { UPDATE_WAYS = 2 * 2 * 4 };
@@ -286,7 +288,8 @@ static void prepare_update(gpu_side *side, const battery_case *c, battery_operan
     battery_updated_add(operands, "scale", gpu_plain(side, TN_FP32, 1, c->cols), scale);
 }
 
-static void launch_update(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_update(gpu_side *side, const battery_case *c,
+                               const battery_operands *operands) {
     static const int margins[] = {0, 3, -64, 64};
     tn_scale_update_args args = TN_SCALE_UPDATE_ARGS_INIT;
     args.amax_history = operands->out[0].tensor;
@@ -295,7 +298,7 @@ static void launch_update(gpu_side *side, const battery_case *c, const battery_o
     args.dtype = battery_codes[c->way / 2 % 2];
     args.margin = margins[c->way / 4];
     args.skip = operands->skip;
-    EXPECT_OK(tn_scale_update(&args, side->stream));
+    return tn_scale_update(&args, side->stream);
 }
 
 static const battery_op ops[] = {

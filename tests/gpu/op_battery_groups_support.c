@@ -108,8 +108,8 @@ static void prepare_grouped(gpu_side *side, const battery_case *c, battery_opera
     add_error(side, operands);
 }
 
-static void launch_grouped(gpu_side *side, const battery_case *c,
-                           const battery_operands *operands) {
+static tn_status launch_grouped(gpu_side *side, const battery_case *c,
+                                const battery_operands *operands) {
     unsigned mask = c->way / 24 % 3 + 1;
     tn_grouped_quantize_args args = TN_GROUPED_QUANTIZE_ARGS_INIT;
     int out = 0;
@@ -125,7 +125,7 @@ static void launch_grouped(gpu_side *side, const battery_case *c,
         plane->data = operands->out[out++].tensor;
         plane->scale = operands->out[out++].tensor;
     }
-    EXPECT_OK(tn_grouped_quantize(&args, side->stream));
+    return tn_grouped_quantize(&args, side->stream);
 }
 
 /* ---- a list of tensors ---------------------------------------------------------------------- */
@@ -145,7 +145,8 @@ static void prepare_list(gpu_side *side, const battery_case *c, battery_operands
     add_skip(side, c, operands);
 }
 
-static void launch_list(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_list(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
     tn_quantize_list_args args = TN_QUANTIZE_LIST_ARGS_INIT;
     tn_tensor dst[LISTED];
     for (int i = 0; i < LISTED; i++)
@@ -154,7 +155,7 @@ static void launch_list(gpu_side *side, const battery_case *c, const battery_ope
     args.planes = c->way / 24 % 3 + 1;
     args.skip = operands->skip;
     args.scope = side->scope;
-    EXPECT_OK(tn_quantize_list(&args, side->stream));
+    return tn_quantize_list(&args, side->stream);
 }
 
 /* ---- rows ----------------------------------------------------------------------------------- */
@@ -172,7 +173,8 @@ static void prepare_pad(gpu_side *side, const battery_case *c, battery_operands 
     add_error(side, operands);
 }
 
-static void launch_pad(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_pad(gpu_side *side, const battery_case *c,
+                            const battery_operands *operands) {
     tn_pad_groups_args args = TN_PAD_GROUPS_ARGS_INIT;
     args.offsets = operands->in[0], args.error = error_of(operands);
     if (battery_pick(c, PICK_PERMUTED, 2)) args.permutation = operands->in[1];
@@ -181,7 +183,7 @@ static void launch_pad(gpu_side *side, const battery_case *c, const battery_oper
     args.rows = c->rows;
     args.multiple = MULTIPLE;
     args.scope = side->scope;
-    EXPECT_OK(tn_pad_groups(&args, side->stream));
+    return tn_pad_groups(&args, side->stream);
 }
 
 static tn_tensor quantized_rows(gpu_side *side, const battery_case *c, tn_tensor src) {
@@ -210,12 +212,13 @@ static void prepare_gather(gpu_side *side, const battery_case *c, battery_operan
     add_error(side, operands);
 }
 
-static void launch_gather(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_gather(gpu_side *side, const battery_case *c,
+                               const battery_operands *operands) {
     tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
     args.src = operands->in[c->way < 3 ? 0 : 2];
     args.map = operands->in[1], args.error = error_of(operands);
     args.dst = operands->out[0].tensor;
-    EXPECT_OK(tn_gather_rows(&args, side->stream));
+    return tn_gather_rows(&args, side->stream);
 }
 
 static void prepare_combine(gpu_side *side, const battery_case *c, battery_operands *operands) {
@@ -228,13 +231,13 @@ static void prepare_combine(gpu_side *side, const battery_case *c, battery_opera
     add_error(side, operands);
 }
 
-static void launch_combine(gpu_side *side, const battery_case *c,
-                           const battery_operands *operands) {
+static tn_status launch_combine(gpu_side *side, const battery_case *c,
+                                const battery_operands *operands) {
     tn_combine_rows_args args = TN_COMBINE_ROWS_ARGS_INIT;
     args.src = operands->in[0], args.map = operands->in[1], args.error = error_of(operands);
     if (c->way / 9 % 2) args.weights = operands->in[2];
     args.dst = operands->out[0].tensor;
-    EXPECT_OK(tn_combine_rows(&args, side->stream));
+    return tn_combine_rows(&args, side->stream);
 }
 
 /* ---- shards --------------------------------------------------------------------------------- */
@@ -261,12 +264,13 @@ static void prepare_amax(gpu_side *side, const battery_case *c, battery_operands
                        TN_PLANE_DATA);
 }
 
-static void launch_amax(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_amax(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
     tn_shard_amax_args args = TN_SHARD_AMAX_ARGS_INIT;
     args.src = operands->in[0];
     args.rows = weight_rows(c), args.cols = c->cols, args.first = first_of(c);
     args.amax = operands->out[0].tensor;
-    EXPECT_OK(tn_shard_amax(&args, side->stream));
+    return tn_shard_amax(&args, side->stream);
 }
 
 static void prepare_shard(gpu_side *side, const battery_case *c, battery_operands *operands) {
@@ -288,7 +292,8 @@ static void prepare_shard(gpu_side *side, const battery_case *c, battery_operand
                        TN_PLANE_DATA);
 }
 
-static void launch_shard(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_shard(gpu_side *side, const battery_case *c,
+                              const battery_operands *operands) {
     tn_shard_quantize_args args = TN_SHARD_QUANTIZE_ARGS_INIT;
     args.src = operands->in[0], args.amax = operands->in[1];
     args.rows = weight_rows(c), args.cols = c->cols, args.first = first_of(c);
@@ -298,7 +303,7 @@ static void launch_shard(gpu_side *side, const battery_case *c, const battery_op
     args.data_first = c->bands ? 0 : c->way % 2 ? 16 : 5;
     args.scale = operands->out[1].tensor;
     args.skip = operands->skip;
-    EXPECT_OK(tn_shard_quantize(&args, side->stream));
+    return tn_shard_quantize(&args, side->stream);
 }
 
 static const battery_op ops[] = {

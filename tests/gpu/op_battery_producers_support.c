@@ -73,8 +73,8 @@ static void prepare_activation(gpu_side *side, const battery_case *c, battery_op
     add_produced(side, c, operands, battery_pick(c, PICK_OUTPUTS, 3) + 1, dtype, c->rows, c->cols);
 }
 
-static void launch_activation(gpu_side *side, const battery_case *c,
-                              const battery_operands *operands) {
+static tn_status launch_activation(gpu_side *side, const battery_case *c,
+                                   const battery_operands *operands) {
     tn_activation_args args = TN_ACTIVATION_ARGS_INIT;
     const unsigned wanted = battery_pick(c, PICK_OUTPUTS, 3) + 1;
     int at = 0;
@@ -84,7 +84,7 @@ static void launch_activation(gpu_side *side, const battery_case *c,
     args.y = next_output(operands, &at, wanted & WANTS_VALUE);
     args.quantized = next_quantized(c, operands, &at, wanted & WANTS_QUANTIZED);
     args.skip = operands->skip;
-    EXPECT_OK(tn_activation_forward(&args, side->stream));
+    return tn_activation_forward(&args, side->stream);
 }
 
 /* Any of value, quantized and sums, but not none. */
@@ -106,8 +106,8 @@ static void prepare_gradient(gpu_side *side, const battery_case *c, battery_oper
                            TN_PLANE_DATA);
 }
 
-static void launch_gradient(gpu_side *side, const battery_case *c,
-                            const battery_operands *operands) {
+static tn_status launch_gradient(gpu_side *side, const battery_case *c,
+                                 const battery_operands *operands) {
     tn_activation_backward_args args = TN_ACTIVATION_BACKWARD_ARGS_INIT;
     const unsigned wanted = gradient_outputs(c);
     int at = 0;
@@ -119,7 +119,7 @@ static void launch_gradient(gpu_side *side, const battery_case *c,
     args.dbias = next_output(operands, &at, wanted & WANTS_SUMS);
     args.skip = operands->skip;
     args.scope = side->scope;
-    EXPECT_OK(tn_activation_backward(&args, side->stream));
+    return tn_activation_backward(&args, side->stream);
 }
 
 /* ---- the gradient of a bias ----------------------------------------------------------------- */
@@ -136,7 +136,8 @@ static void prepare_bias(gpu_side *side, const battery_case *c, battery_operands
                        gpu_plain(side, battery_floats[c->way / 3 % 3], 1, c->cols), TN_PLANE_DATA);
 }
 
-static void launch_bias(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_bias(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
     tn_bias_gradient_args args = TN_BIAS_GRADIENT_ARGS_INIT;
     int at = 0;
     args.dy = operands->in[0];
@@ -144,7 +145,7 @@ static void launch_bias(gpu_side *side, const battery_case *c, const battery_ope
     args.dbias = next_output(operands, &at, 1);
     args.skip = operands->skip;
     args.scope = side->scope;
-    EXPECT_OK(tn_bias_gradient(&args, side->stream));
+    return tn_bias_gradient(&args, side->stream);
 }
 
 /* ---- norms ---------------------------------------------------------------------------------- */
@@ -202,7 +203,8 @@ static void prepare_norm(gpu_side *side, const battery_case *c, battery_operands
         battery_output_add(operands, "rstd", gpu_plain(side, TN_FP32, c->rows, 1), TN_PLANE_DATA);
 }
 
-static void launch_norm(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_norm(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
     static const float epsilons[] = {1e-5f, 0.0f, 0.5f};
     tn_norm_args args = TN_NORM_ARGS_INIT;
     const unsigned wanted = battery_pick(c, PICK_OUTPUTS, 3) + 1;
@@ -222,7 +224,7 @@ static void launch_norm(gpu_side *side, const battery_case *c, const battery_ope
     args.rstd = next_output(operands, &at, wants_rstd(c));
     args.skip = operands->skip;
     args.scope = side->scope;
-    EXPECT_OK(tn_norm_forward(&args, side->stream));
+    return tn_norm_forward(&args, side->stream);
 }
 
 static const battery_op ops[] = {

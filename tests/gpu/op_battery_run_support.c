@@ -39,7 +39,7 @@ static int is_drawn(battery *b) {
 static battery_results run_on(gpu_side *side, const battery_op *op, const battery_case *c,
                               battery_operands *operands) {
     *operands = battery_prepare(side, op, c);
-    op->launch(side, c, operands);
+    EXPECT_OK(op->launch(side, c, operands));
     return battery_fetch(side, operands);
 }
 
@@ -69,7 +69,7 @@ static void check_skip_on(gpu_side *side, const battery_op *op, const battery_ca
         char what[96];
         battery_results before = battery_fetch(side, &operands);
         battery_flag(side, &operands, flags[c->seed % 3]);
-        op->launch(side, c, &operands);
+        EXPECT_OK(op->launch(side, c, &operands));
         battery_results after = battery_fetch(side, &operands);
         snprintf(what, sizeof what, "%s way %u, seed %llu, skipped", op->name, c->way,
                  (unsigned long long)c->seed);

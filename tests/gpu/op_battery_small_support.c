@@ -11,13 +11,13 @@ static void prepare_map(gpu_side *side, const battery_case *c, battery_operands 
                        TN_PLANE_DATA);
 }
 
-static void launch_convert(gpu_side *side, const battery_case *c,
-                           const battery_operands *operands) {
+static tn_status launch_convert(gpu_side *side, const battery_case *c,
+                                const battery_operands *operands) {
     tn_convert_args args = TN_CONVERT_ARGS_INIT;
     (void)c;
     args.x = operands->in[0];
     args.y = operands->out[0].tensor;
-    EXPECT_OK(tn_convert(&args, side->stream));
+    return tn_convert(&args, side->stream);
 }
 
 static void prepare_axpy(gpu_side *side, const battery_case *c, battery_operands *operands) {
@@ -27,13 +27,14 @@ static void prepare_axpy(gpu_side *side, const battery_case *c, battery_operands
     battery_updated_add(operands, "y", gpu_plain(side, to, c->rows, c->cols), before);
 }
 
-static void launch_axpy(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_axpy(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
     static const float alphas[ALPHAS] = {1.0f, -0.37f, 0.0f};
     tn_axpy_args args = TN_AXPY_ARGS_INIT;
     args.x = operands->in[0];
     args.y = operands->out[0].tensor;
     args.alpha = alphas[c->way / PAIRS];
-    EXPECT_OK(tn_axpy(&args, side->stream));
+    return tn_axpy(&args, side->stream);
 }
 
 static void prepare_embed(gpu_side *side, const battery_case *c, battery_operands *operands) {
@@ -43,13 +44,14 @@ static void prepare_embed(gpu_side *side, const battery_case *c, battery_operand
     battery_output_add(operands, "y", gpu_plain(side, dtype, c->rows, c->cols), TN_PLANE_DATA);
 }
 
-static void launch_embed(gpu_side *side, const battery_case *c, const battery_operands *operands) {
+static tn_status launch_embed(gpu_side *side, const battery_case *c,
+                              const battery_operands *operands) {
     tn_embed_args args = TN_EMBED_ARGS_INIT;
     (void)c;
     args.tokens = operands->in[0];
     args.table = operands->in[1];
     args.y = operands->out[0].tensor;
-    EXPECT_OK(tn_embed(&args, side->stream));
+    return tn_embed(&args, side->stream);
 }
 
 static const battery_op ops[] = {

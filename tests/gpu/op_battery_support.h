@@ -70,7 +70,7 @@ typedef struct battery_op {
     unsigned ways;
     void (*prepare)(gpu_side *side, const battery_case *c, battery_operands *operands);
     /* Asynchronous, the same for every call: it may be captured into a graph. */
-    void (*launch)(gpu_side *side, const battery_case *c, const battery_operands *operands);
+    tn_status (*launch)(gpu_side *side, const battery_case *c, const battery_operands *operands);
 } battery_op;
 
 typedef struct battery_table {

@@ -49,7 +49,7 @@ typedef struct replay {
 static void capture(replay *r) {
     r->operands = battery_prepare(&gpu, r->op, &r->c);
     gpu_graph_begin(&gpu, capturing.pool);
-    r->op->launch(&capturing, &r->c, &r->operands);
+    EXPECT_OK(r->op->launch(&capturing, &r->c, &r->operands));
     r->graph = gpu_graph_end(&gpu, capturing.pool);
 }
 
@@ -74,7 +74,7 @@ static int launch_skipped(replay *r) {
 static void check_replays_of(const battery_op *op, const battery_case *c) {
     replay r = {.op = op, .c = *c};
     battery_operands operands = battery_prepare(&gpu, op, c);
-    op->launch(&gpu, c, &operands);
+    EXPECT_OK(op->launch(&gpu, c, &operands));
     r.expected = battery_fetch(&gpu, &operands);
     battery_end(&gpu, &operands);
     capture(&r);

@@ -40,8 +40,8 @@ static void check_case(const battery_op *op, const battery_case *large) {
     compact.rows = large->bands->compact_rows;
     battery_operands on_device = battery_prepare(&gpu, op, large);
     battery_operands on_host = battery_prepare(&host, op, &compact);
-    op->launch(&gpu, large, &on_device);
-    op->launch(&host, &compact, &on_host);
+    EXPECT_OK(op->launch(&gpu, large, &on_device));
+    EXPECT_OK(op->launch(&host, &compact, &on_host));
     battery_results expected = battery_fetch(&host, &on_host);
     for (int i = 0; i < on_host.out_count; i++) {
         const int equal = battery_large_equal(&gpu, large->bands, &on_device.out[i],
