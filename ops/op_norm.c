@@ -137,6 +137,12 @@ static tn_status lease_norm(tn__op_call *call, const tn_norm_args *args, const n
 
 /* ---- the op -------------------------------------------------------------------------------- */
 
+/* Rows without columns have statistics still. */
+static int makes_something(const tn_norm_args *args, const norm *n) {
+    const int has_statistics = !tn__is_no_tensor(args->mean) || !tn__is_no_tensor(args->rstd);
+    return n->x.rows > 0 && (n->x.cols > 0 || has_statistics);
+}
+
 tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_forward", stream);
     tn__norm_work work = {.statistics.skip = NULL, .made.producer = TN__PRODUCE_NORM};
@@ -146,6 +152,6 @@ tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     TN_TRY(check_norm(&call, args, &n));
     work.statistics.epsilon = args->epsilon;
     tn_status status = lease_norm(&call, args, &n, &work);
-    if (status == TN_OK && n.x.rows > 0) status = TN__OP_RUN(&call, norm, &work);
+    if (status == TN_OK && makes_something(args, &n)) status = TN__OP_RUN(&call, norm, &work);
     return tn__op_finish(&call, status);
 }
