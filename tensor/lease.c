@@ -64,7 +64,7 @@ static inline tn__lease_object *begin_own(tn__tensor_object *tensor, tn_plane pl
                                           tn_access access, tn_stream stream, tn_status *why) {
     tn__lease_object *lease = new_lease(tensor, plane, access, stream, why);
     if (__builtin_expect(!lease, 0)) return NULL;
-    if (tn__transition_read_again(lease)) return lease;
+    if (tn__transition_read_again(lease) || tn__transition_write_again(lease)) return lease;
     tn_status status = begin_other(lease);
     return __builtin_expect(status == TN_OK, 1) ? lease : give_up(lease, status, why);
 }

@@ -57,6 +57,22 @@ static inline int tn__plane_order_read_again(tn__plane_object *plane, tn_stream 
     return 1;
 }
 
+/* A write on the one stream that has used the plane since it was last written there: it waits for
+ * nothing, and is noted here. 0: it is none, or waits might be missing; nothing has changed. */
+static inline int tn__plane_order_write_again(tn__plane_object *plane, tn_stream stream,
+                                              uint64_t stream_id) {
+    size_t reads = plane->read_count;
+    if (plane->has_skips || !plane->has_write || stream_id >= TN__STREAM_ID_MAY_GO) return 0;
+    if (plane->write.stream_id != stream_id || reads > 1) return 0;
+    if (reads == 1 && plane->reads[0].stream_id != stream_id) return 0;
+    plane->read_count = 0;
+    plane->write.stream = stream;
+    plane->write.is_recorded = 1;
+    plane->last_stream = stream;
+    plane->last_stream_id = stream_id;
+    return 1;
+}
+
 /* Notes the use that a lease begins; tn__plane_order_before has been called for it. */
 void tn__plane_order_note(tn__plane_object *plane, tn_access access, tn_stream stream,
                           uint64_t stream_id);

@@ -97,17 +97,13 @@ TN__SLOW tn_status tn__transition_make(tn__tensor_object *tensor, tn_plane plane
     return status;
 }
 
-static void set_written(tn__tensor_object *tensor) {
-    tensor->contents = ++tensor->scope->books->writes_made;
-}
-
 tn_status tn__transition_adopt(tn__tensor_object *tensor, tn_plane plane, tn__foreign *foreign,
                                void *const blocks[TN__PART_COUNT]) {
     tn__plane_object *object = &tensor->planes[plane];
     TN_ASSERT(object->state == TN_PLANE_ABSENT);
     TN_TRY(tn__plane_memory_adopt(tensor, plane, foreign, blocks));
     object->state = TN_PLANE_VALID;
-    set_written(tensor);
+    tn__tensor_set_written(tensor);
     tn__plane_order_note(object, TN_WRITE, foreign->stream, foreign->stream_id);
     TN_ASSERT(tn__tensor_is_valid(tensor));
     return TN_OK;
@@ -228,24 +224,12 @@ static int is_last_copy(tn__tensor_object *tensor, tn_plane plane) {
 /* Several planes may be written at once if each is written whole. */
 static int is_whole_write(tn_access access) { return access == TN_WRITE || access == TN_REPLACE; }
 
-/* The tensor's other planes, of those that its format has; and the first one of such a set, which
- * it is taken out of. */
-static inline unsigned others_of(const tn__lease_object *lease) {
-    return lease->tensor->plane_bits & ~BIT(lease->plane);
-}
-
-static inline int take_plane(unsigned *bits) {
-    int plane = __builtin_ctz(*bits);
-    *bits &= *bits - 1;
-    return plane;
-}
-
 /* The lease that keeps `lease` out; NULL if it may come in. */
 static const tn__lease_object *holder_against(const tn__lease_object *lease) {
     if (lease->access == TN_READ) return tn__plane_writer(lease->at);
     if (lease->at->first_lease || lease->is_derivation) return lease->at->first_lease;
-    for (unsigned others = others_of(lease); others;) {
-        const tn__lease_object *other = lease->tensor->planes[take_plane(&others)].first_lease;
+    for (unsigned others = tn__lease_others(lease); others;) {
+        const tn__lease_object *other = lease->tensor->planes[tn__take_plane(&others)].first_lease;
         if (other && !is_whole_write(other->access)) return other;
     }
     return NULL;
@@ -255,8 +239,8 @@ static const tn__lease_object *holder_against(const tn__lease_object *lease) {
  * ALLOCATED, so an op that makes two planes at once stales neither; of one under REPLACE it is the
  * old contents that become stale. */
 static void make_others_stale(tn__lease_object *lease) {
-    for (unsigned others = others_of(lease); others;) {
-        int i = take_plane(&others);
+    for (unsigned others = tn__lease_others(lease); others;) {
+        int i = tn__take_plane(&others);
         tn_plane_state *state = kept_state(&lease->tensor->planes[i]);
         if (!tn__state_is_complete(*state)) continue;
         *state = TN_PLANE_STALE;
@@ -402,8 +386,8 @@ static tn__plane_use free_stream_of(const tn__lease_object *lease) {
  * place. */
 static tn_status free_stale(tn__lease_object *lease) {
     tn__tensor_object *tensor = lease->tensor;
-    for (unsigned others = others_of(lease); others;) {
-        int i = take_plane(&others);
+    for (unsigned others = tn__lease_others(lease); others;) {
+        int i = tn__take_plane(&others);
         if (tensor->planes[i].state != TN_PLANE_STALE) continue;
         int is_useless = tensor->planes[i].kind == TN__MEMORY_HOST; /* nothing is written there */
         if (!is_useless && !tn__policy_drops_stale(tensor, (tn_plane)i)) continue;
@@ -437,7 +421,7 @@ static tn_status free_superseded(tn__lease_object *lease) {
 static TN__SLOW tn_status finish_write(tn__lease_object *lease, tn__plane_object *plane) {
     if (!lease->is_derivation) {
         TN_TRY(free_superseded(lease));
-        set_written(lease->tensor);
+        tn__tensor_set_written(lease->tensor);
     }
     plane->state = TN_PLANE_VALID;
     plane->is_derived = lease->is_derivation;
@@ -508,7 +492,7 @@ void tn__transition_end_surely(tn__lease_object *lease) {
     tn__error_save(&error);
     if (tn__transition_end(lease) != TN_OK) {
         tn__plane_order_mark_unrecorded(plane, lease->stream_id);
-        set_written(lease->tensor);
+        tn__tensor_set_written(lease->tensor);
         plane->state = TN_PLANE_VALID;
         plane->is_derived = 0;
         tn__budget_forget(plane);

@@ -50,6 +50,31 @@ static inline void tn__lease_unlink(tn__lease_object *lease, tn__plane_object *p
     tn__ledger_count_lease(lease->tensor->scope, -1);
 }
 
+/* The tensor's other planes, of those that its format has; and the first one of such a set, which
+ * it is taken out of. */
+static inline unsigned tn__lease_others(const tn__lease_object *lease) {
+    return lease->tensor->plane_bits & ~(1u << lease->plane);
+}
+
+static inline int tn__take_plane(unsigned *bits) {
+    int plane = __builtin_ctz(*bits);
+    *bits &= *bits - 1;
+    return plane;
+}
+
+/* None of them is there: nobody has one leased, and none becomes stale by a write. */
+static inline int tn__lease_is_of_only_plane(const tn__lease_object *lease) {
+    for (unsigned others = tn__lease_others(lease); others;) {
+        const tn__plane_object *other = &lease->tensor->planes[tn__take_plane(&others)];
+        if (other->state != TN_PLANE_ABSENT) return 0;
+    }
+    return 1;
+}
+
+static inline void tn__tensor_set_written(tn__tensor_object *tensor) {
+    tensor->contents = ++tensor->books->writes_made;
+}
+
 tn_status tn__transition_begin_any(tn__lease_object *lease);
 tn_status tn__transition_end_any(tn__lease_object *lease);
 
@@ -66,18 +91,43 @@ static inline int tn__transition_read_again(tn__lease_object *lease) {
     return 1;
 }
 
+/* A write in place, on the stream that wrote the plane last, of the tensor's only plane: it waits
+ * for nothing, makes no memory, and has no other plane to think of. 0 as above. */
+static inline int tn__transition_write_again(tn__lease_object *lease) {
+    tn__plane_object *plane = lease->at;
+    if (lease->access != TN_WRITE && lease->access != TN_UPDATE) return 0;
+    if (plane->state != TN_PLANE_VALID || plane->kind != TN__MEMORY_OWNED) return 0;
+    if (plane->first_lease || lease->is_derivation) return 0;
+    if (!tn__lease_is_of_only_plane(lease)) return 0;
+    if (!tn__plane_order_write_again(plane, lease->stream, lease->stream_id)) return 0;
+    lease->state_before = TN_PLANE_VALID;
+    plane->state = TN_PLANE_ALLOCATED;
+    tn__lease_link(lease, plane);
+    TN_ASSERT(tn__tensor_is_valid(lease->tensor));
+    return 1;
+}
+
 /* Lets a lease in: all that does not begin as 0 is set. A READ wants a VALID plane:
  * tn__transition_derive first. */
 static inline tn_status tn__transition_begin(tn__lease_object *lease) {
-    return tn__transition_read_again(lease) ? TN_OK : tn__transition_begin_any(lease);
+    if (tn__transition_read_again(lease) || tn__transition_write_again(lease)) return TN_OK;
+    return tn__transition_begin_any(lease);
 }
 
 /* Ends it: a written plane is VALID, stale planes that the policy does not keep are freed. A
- * failure leaves the lease open. */
+ * failure leaves the lease open. What is no read, and no write of the only plane, is called. */
 static inline tn_status tn__transition_end(tn__lease_object *lease) {
     tn__plane_object *plane = lease->at;
-    if (lease->access != TN_READ || lease->is_stream_ended) return tn__transition_end_any(lease);
+    int is_read = lease->access == TN_READ;
+    int is_simple = is_read || (lease->access != TN_REPLACE && !lease->is_derivation &&
+                                !plane->kept_by && tn__lease_is_of_only_plane(lease));
+    if (!is_simple || lease->is_stream_ended) return tn__transition_end_any(lease);
     TN_TRY(tn__plane_order_record(lease->tensor, plane, lease->stream, lease->stream_id));
+    if (!is_read) {
+        tn__tensor_set_written(lease->tensor);
+        plane->state = TN_PLANE_VALID;
+        plane->is_derived = 0;
+    }
     tn__lease_unlink(lease, plane);
     TN_ASSERT(tn__tensor_is_valid(lease->tensor));
     return TN_OK;

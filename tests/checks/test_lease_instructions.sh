@@ -2,7 +2,7 @@
 # each further pair of begin and end, and no more than a bound, whatever the access and the stream.
 set -eu
 build=$1
-most_read=400 most_write=620
+most_read=400 most_write=460
 
 command -v valgrind >/dev/null || { echo "skipped: no valgrind"; exit 77; }
 if nm "$build/libtenure.so" | grep -q -E '__(asan|tsan)_init|__gcov_init'; then
