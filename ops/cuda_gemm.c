@@ -50,7 +50,7 @@ static int is_padded(const tn__gemm_work *work, const tn__blas_shape *shape) {
 
 static int can_have_bias(const tn__gemm_work *work, const tn__blas_shape *shape) {
     return work->bias.cols > 0 && work->bias.dtype == work->d.dtype && work->d.dtype != TN_FP32 &&
-           shape->d == work->d.dtype && !is_padded(work, shape);
+           shape->d == work->d.dtype && !is_padded(work, shape) && !work->d_is_unaligned;
 }
 
 /* adds_bias: cuBLASLt is to add it where it can. */
@@ -67,17 +67,19 @@ static tn__gemm_layout layout_of(const tn__gemm_work *work, int adds_bias) {
     const tn__blas_shape *shape = &of.shape;
     int64_t blocks = (work->contracted + TN__TILE - 1) / TN__TILE;
     int is_short = shape->contracted != work->contracted;
-    if (is_short || shape->rows != a->rows) of.a = take(&of, shape->rows * shape->contracted);
+    if (is_short || shape->rows != a->rows || a->is_unaligned)
+        of.a = take(&of, shape->rows * shape->contracted);
     if (a->kind == TN__OPERAND_VECTOR && a->scale_stride != shape->rows)
         of.a_scale = take(&of, blocks * shape->rows * (int64_t)sizeof(float));
-    if (is_short || shape->cols != b->rows) of.b = take(&of, shape->cols * shape->contracted);
+    if (is_short || shape->cols != b->rows || b->is_unaligned)
+        of.b = take(&of, shape->cols * shape->contracted);
     if (b->kind == TN__OPERAND_VECTOR && b->scale_stride != shape->cols)
         of.b_scale = take(&of, blocks * shape->cols * (int64_t)sizeof(float));
     of.shape.has_bias = adds_bias && can_have_bias(work, shape);
     int is_ours = work->bias.cols > 0 && !shape->has_bias;
     if (is_ours && work->bias.dtype != TN_FP32)
         of.bias = take(&of, work->bias.cols * (int64_t)sizeof(float));
-    if (is_padded(work, shape) || shape->d != work->d.dtype || is_ours) {
+    if (is_padded(work, shape) || shape->d != work->d.dtype || work->d_is_unaligned || is_ours) {
         if (work->accumulate || is_ours) of.shape.d = TN_FP32;
         of.d = take(&of, shape->rows * shape->cols * (int64_t)tn_dtype_bytes(shape->d));
     }
@@ -272,15 +274,19 @@ static tn_status finish(const tn__gemm_preparation *by, const tn__gemm_work *wor
                              d->rows * across, TN__FLAT_THREADS, &argument, stream);
 }
 
+static int is_misplaced(const tn__operand *operand) {
+    uintptr_t data = operand->is_unaligned ? 0 : (uintptr_t)operand->data;
+    return (data | (uintptr_t)operand->scale) % POINTER_ALIGNMENT != 0;
+}
+
 static tn_status require_memory(const tn__gemm_preparation *by, const tn__gemm_work *work) {
-    uintptr_t all = (uintptr_t)work->a.data | (uintptr_t)work->b.data | (uintptr_t)work->d.data |
-                    (uintptr_t)work->a.scale | (uintptr_t)work->b.scale |
-                    (uintptr_t)work->bias.data;
+    uintptr_t rest =
+        (work->d_is_unaligned ? 0 : (uintptr_t)work->d.data) | (uintptr_t)work->bias.data;
     TN_REQUIRE(work->scratch_bytes >= by->layout.bytes,
                "gemm got %zu bytes of scratch and needs %zu", work->scratch_bytes,
                by->layout.bytes);
-    TN_REQUIRE(all % POINTER_ALIGNMENT == 0, "an operand of gemm is not aligned to %d bytes",
-               POINTER_ALIGNMENT);
+    TN_REQUIRE(!is_misplaced(&work->a) && !is_misplaced(&work->b) && rest % POINTER_ALIGNMENT == 0,
+               "an operand of gemm is not aligned to %d bytes", POINTER_ALIGNMENT);
     return TN_OK;
 }
 

@@ -174,6 +174,7 @@ typedef struct tn__operand {
     int64_t rows;
     const float *scale;
     int64_t scale_stride;
+    int is_unaligned; /* FP8 only: data is no multiple of 16 bytes */
 } tn__operand;
 
 /* d [a.rows, b.rows] = (accumulate ? d : 0) + (sum over k of a[r, k] * b[c, k] + bias[c]) */
@@ -183,11 +184,12 @@ typedef struct tn__gemm_work {
     int64_t contracted;
     tn__matrix d;
     int accumulate;
-    tn__matrix bias; /* one for each column of d, of any float type, added in fp32 before the one
+    tn__matrix bias;    /* one for each column of d, of any float type, added in fp32 before the one
                         rounding; 0 columns: none */
-    int algorithm;   /* place of the one to take, from 1 on; 0: the chosen one */
-    int tunes;       /* of gemm_scratch_bytes: for gemm_tune */
-    void *scratch;   /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
+    int d_is_unaligned; /* d.data is no multiple of 16 bytes */
+    int algorithm;      /* place of the one to take, from 1 on; 0: the chosen one */
+    int tunes;          /* of gemm_scratch_bytes: for gemm_tune */
+    void *scratch;      /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
     size_t scratch_bytes;
 } tn__gemm_work;
 
