@@ -39,26 +39,6 @@ __device__ __forceinline__ unsigned char *mx_scale_row(const tn__cuda_plane &pla
 
 /* ---- quantize ----------------------------------------------------------------------------- */
 
-/* Each of LANES neighbours gives maxima of 8 rows and is left with those of its 8 / LANES rows over
- * all of them. Each step halves the rows that a lane is still concerned with. */
-template <int LANES>
-__device__ __forceinline__ void group_row_max(float (&row_max)[PATCH], int lane) {
-    int kept = PATCH / 2;
-#pragma unroll
-    for (int lanes = LANES / 2; lanes > 0; lanes /= 2, kept /= 2) {
-        const bool is_upper = lane & lanes;
-#pragma unroll
-        for (int r = 0; r < kept; r++) {
-            const float keep = is_upper ? row_max[r + kept] : row_max[r];
-            const float give = is_upper ? row_max[r] : row_max[r + kept];
-            row_max[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, lanes));
-        }
-    }
-}
-
-/* What the pieces of a row of the patch are multiplied with: a piece lies in one block. */
-template <typename T> struct mx_factors { float of[PATCH / element<T>::VECTOR]; };
-
 /* Writes the scales of a row of the tile, which the threads have put together. */
 __device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_arguments &a,
                                                     const patch_place &at,
@@ -69,49 +49,26 @@ __device__ __forceinline__ void mx_row_scales_store(const tn__cuda_quantize_argu
         row_scale[row];
 }
 
-/* LANES lanes hold a block's row. The scale of each is made by one of them, and shared. */
 template <typename T, __nv_fp8_interpretation_t F, typename R>
 __device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
                                         uint32_t *row_scale,
                                         uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    enum { VECTOR = element<T>::VECTOR, LANES = MX_BLOCK / VECTOR, OWN = PATCH / LANES };
-    enum { PIECES = PATCH / VECTOR };
+    using factors = row_factors<T, MX_BLOCK>;
     const R rounding(a);
-    const int lane = at.lane16 % LANES;
-    float factor[PIECES][OWN];
-#pragma unroll
-    for (int p = 0; p < PIECES; p++) {
-        float row_max[PATCH];
-#pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            row_max[i] = piece_maximum<T>(words[i] + 4 * p);
-        patch_stay_packed<T>(words);
-        group_row_max<LANES>(row_max, lane);
-        const int block = patch_column<T>(at.lane16, p * VECTOR) / MX_BLOCK;
-        const bool is_there = at.tile_first_col + block * MX_BLOCK < a.cols;
-#pragma unroll
-        for (int r = 0; r < OWN; r++) {
-            const int row = at.unit * PATCH + lane * OWN + r;
-            const uint32_t scale = mx_scale<F>(a, row_max[r]);
-            factor[p][r] = mx_factor(scale);
-            ((unsigned char *)row_scale)[row * MX_BLOCKS + block] =
-                (unsigned char)(is_there && at.tile_first_row + row < a.rows ? scale : 0);
-        }
-    }
-    const auto factors_of = [&](int i) {
-        mx_factors<T> factors;
-#pragma unroll
-        for (int p = 0; p < PIECES; p++)
-            factors.of[p] = __shfl_sync(0xFFFFFFFFu, factor[p][i % OWN], i / OWN, LANES);
-        return factors;
+    const auto factor_of = [&](int row, int block, float amax) {
+        const uint32_t scale = mx_scale<F>(a, amax);
+        const bool is_there =
+            at.tile_first_row + row < a.rows && at.tile_first_col + block * MX_BLOCK < a.cols;
+        ((unsigned char *)row_scale)[row * MX_BLOCKS + block] =
+            (unsigned char)(is_there ? scale : 0);
+        return mx_factor(scale);
     };
+    const factors made(at, words, factor_of);
     store_patch_rows<T>(
-        a.row, a.rows, a.cols, at, factors_of, [&](int i, const mx_factors<T> &factors) {
+        a.row, a.rows, a.cols, at, [&](int i) { return made.of_row(i); },
+        [&](int i, const typename factors::of_pieces &of_row) {
             float scaled[PATCH];
-            row_stay_packed<T>(words[i]);
-#pragma unroll
-            for (int j = 0; j < PATCH; j++)
-                scaled[j] = __fmul_rn(element<T>::value(words[i], j), factors.of[j / VECTOR]);
+            scale_row<T>(scaled, words[i], of_row);
             return R::template codes<F>(scaled, rounding.template of_row<T>(at, i));
         });
     __syncthreads();

@@ -14,14 +14,54 @@ enum { NV_BLOCK = 16, NV_BLOCKS = TN__TILE / NV_BLOCK };
 
 /* ---- numbers ------------------------------------------------------------------------------ */
 
-/* The code of element j of the 8 that a lane holds of a row. */
-__device__ __forceinline__ uint32_t e2m1_code(float value, int, const to_nearest::numbers &) {
-    return tn__round_to_nearest(tn__type_e2m1(), value);
+/* Byte `which` of each of four words. */
+__device__ __forceinline__ uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                             uint32_t which) {
+    const uint32_t pair = which | (which + 4) << 4;
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
 }
 
-__device__ __forceinline__ uint32_t e2m1_code(float value, int j,
-                                              const stochastically::numbers &random) {
-    return tn__round_stochastically(tn__type_e2m1(), value, tn__random_number(random.words, j));
+/* Codes to nearest, the first in the lowest place, of 8 values; as tn__round_to_nearest gives them.
+ *
+ * With E the power of two at or below |v|, 1 to 4, neighbours lie E / 2 apart: as far as the sum
+ * with 2^22 E has its bits, which so counts them, n, in its last bits. The code is n + 2 log2(E),
+ * and that is in the sum's exponent. What is 6 more than n, for 3 E more, makes up for the rest of
+ * that exponent, in the 3 bits that count. */
+__device__ __forceinline__ uint32_t e2m1_codes(const float (&v)[PATCH]) {
+    uint32_t code[PATCH]; /* in the last 3 bits */
+#pragma unroll
+    for (int j = 0; j < PATCH; j++) {
+        const float size = fminf(fabsf(v[j]), 6.0f);
+        const uint32_t power = __float_as_uint(fmaxf(size, 1.0f)) & 0x7F800000u;
+        const uint32_t sum =
+            __float_as_uint(__fmaf_rn(__uint_as_float(power), 0x1p22f + 3.0f, size));
+        code[j] = sum + (sum >> 22);
+    }
+    const uint32_t even = bytes_of(code[0], code[2], code[4], code[6], 0);
+    const uint32_t odd = bytes_of(code[1], code[3], code[5], code[7], 0);
+    const uint32_t even_sign = bytes_of(__float_as_uint(v[0]), __float_as_uint(v[2]),
+                                        __float_as_uint(v[4]), __float_as_uint(v[6]), 3);
+    const uint32_t odd_sign = bytes_of(__float_as_uint(v[1]), __float_as_uint(v[3]),
+                                       __float_as_uint(v[5]), __float_as_uint(v[7]), 3);
+    const uint32_t codes = (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
+    const uint32_t signs = (even_sign >> 4 & 0x0F0F0F0Fu) | (odd_sign & 0xF0F0F0F0u);
+    return (codes & 0x77777777u) | (signs & 0x88888888u);
+}
+
+/* The same with the numbers that are drawn for the 8. */
+__device__ __forceinline__ uint32_t e2m1_codes(const float (&v)[PATCH],
+                                               const stochastically::numbers &random) {
+    uint32_t codes = 0;
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        codes |= tn__round_stochastically(tn__type_e2m1(), v[j], tn__random_number(random.words, j))
+                 << (4 * j);
+    return codes;
+}
+
+__device__ __forceinline__ uint32_t e2m1_codes(const float (&v)[PATCH],
+                                               const to_nearest::numbers &) {
+    return e2m1_codes(v);
 }
 
 __device__ __forceinline__ float e2m1_value(uint32_t code) {
@@ -60,27 +100,25 @@ __device__ __forceinline__ float nv_factor(uint32_t scale, const nv_global &glob
 
 /* ---- quantize ----------------------------------------------------------------------------- */
 
-/* 8 codes of a row of the patch: one word, or with 32-bit elements two halves of one apart. */
+/* Writes 8 codes of a row of the patch, whose first is for `to`: one word, or with 32-bit elements
+ * two halves of one apart. `left`: columns from there to the end of the matrix. */
 template <typename T>
-__device__ __forceinline__ void nv_store_row(const tn__cuda_quantize_arguments &a,
-                                             const patch_place &at, int i, uint32_t codes) {
-    const int vector = element<T>::VECTOR;
-    const int64_t row_bytes = (a.cols + 1) / 2;
-    if (at.row + i >= a.rows) return;
-    unsigned char *to = a.row.data + (at.row + i) * row_bytes;
+__device__ __forceinline__ void nv_store_row(unsigned char *to, int left, int vectors,
+                                             uint32_t codes) {
+    enum { VECTOR = element<T>::VECTOR, APART = 16 * VECTOR };
 #pragma unroll
-    for (int j = 0; j < PATCH; j += vector) {
-        const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, j);
-        if (col >= a.cols) continue;
-        if (a.row.vectors && vector == 8) {
-            *(uint32_t *)(to + col / 2) = codes;
-        } else if (a.row.vectors) {
-            *(unsigned short *)(to + col / 2) = (unsigned short)(codes >> (4 * j));
+    for (int p = 0; p < PATCH / VECTOR; p++) {
+        unsigned char *piece = to + p * APART / 2;
+        const uint32_t bytes = codes >> (4 * VECTOR * p);
+        if (p * APART >= left) continue;
+        if (vectors && VECTOR == 8) {
+            *(uint32_t *)piece = bytes;
+        } else if (vectors) {
+            *(unsigned short *)piece = (unsigned short)bytes;
         } else {
 #pragma unroll
-            for (int b = 0; b < vector / 2; b++)
-                if (col / 2 + b < row_bytes)
-                    to[col / 2 + b] = (unsigned char)(codes >> (4 * j + 8 * b));
+            for (int b = 0; b < VECTOR / 2; b++)
+                if (p * APART + 2 * b < left) piece[b] = (unsigned char)(bytes >> (8 * b));
         }
     }
 }
@@ -93,36 +131,31 @@ __device__ __forceinline__ void nv_scales_store(const tn__cuda_plane &plane, int
 }
 
 template <typename T, typename R>
-__device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
-                                        const nv_global &global,
-                                        unsigned char (*row_scale)[NV_BLOCKS],
-                                        const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    const int vector = element<T>::VECTOR;
+__device__ __forceinline__ void
+nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at, const nv_global &global,
+        unsigned char (*row_scale)[NV_BLOCKS], uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const R rounding(a);
+    const auto factor_of = [&](int row, int block, float amax) {
+        const uint32_t scale = nv_scale(amax, global);
+        row_scale[row][block] = (unsigned char)scale;
+        return nv_factor(scale, global);
+    };
+    const row_factors<T, NV_BLOCK> factors(at, words, factor_of);
+    const int64_t row_bytes = (a.cols + 1) / 2;
+    const int64_t first_col = at.tile_first_col + patch_column<T>(at.lane16, 0);
+    const int left = (int)min(a.cols - first_col, (int64_t)TN__TILE);
+    const int height = left > 0 ? patch_rows_in(a.rows, at) : 0;
+    unsigned char *to = a.row.data + at.row * row_bytes + first_col / 2;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        const auto random = rounding.template of_row<T>(at, i);
-        uint32_t codes = 0;
-#pragma unroll
-        for (int j = 0; j < PATCH; j += vector) {
-            const int column = patch_column<T>(at.lane16, j);
-            float amax = 0.0f;
-#pragma unroll
-            for (int v = j; v < j + vector; v++)
-                amax = fmaxf(amax, fabsf(element<T>::value(words[i], v)));
-#pragma unroll
-            for (int lanes = 1; lanes < NV_BLOCK / vector; lanes *= 2)
-                amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, lanes));
-            const uint32_t scale = nv_scale(amax, global);
-            const float factor = nv_factor(scale, global);
-            if (column % NV_BLOCK == 0)
-                row_scale[at.unit * PATCH + i][column / NV_BLOCK] = (unsigned char)scale;
-#pragma unroll
-            for (int v = j; v < j + vector; v++)
-                codes |= e2m1_code(__fmul_rn(element<T>::value(words[i], v), factor), v, random)
-                         << (4 * v);
+        const auto of_row = factors.of_row(i);
+        if (i < height) {
+            float scaled[PATCH];
+            scale_row<T>(scaled, words[i], of_row);
+            nv_store_row<T>(to, left, a.row.vectors,
+                            e2m1_codes(scaled, rounding.template of_row<T>(at, i)));
         }
-        nv_store_row<T>(a, at, i, codes);
+        to += row_bytes;
     }
     __syncthreads();
     const int row = (int)threadIdx.x % TN__TILE, half = (int)threadIdx.x / TN__TILE;
@@ -155,20 +188,45 @@ template <int VECTOR> __device__ __forceinline__ int nv_word(int column, int uni
 template <int VECTOR>
 __device__ __forceinline__ void nv_columns_store(const tn__cuda_quantize_arguments &a,
                                                  const patch_place &at, const uint32_t *tile) {
-    const int unit = (int)(threadIdx.x % UNITS);
-    const int64_t row_bytes = (a.rows + 1) / 2;
+    const int unit = (int)(threadIdx.x % UNITS), first = (int)(threadIdx.x / UNITS);
+    const int64_t row_bytes = (a.rows + 1) / 2, col = at.tile_first_col + first;
     const int64_t byte = (at.tile_first_row + unit * PATCH) / 2;
-    for (int column = (int)(threadIdx.x / UNITS); column < TN__TILE; column += UNITS) {
-        const int64_t col = at.tile_first_col + column;
-        const uint32_t codes = tile[nv_word<VECTOR>(column, unit)];
-        if (col >= a.cols || byte >= row_bytes) continue;
-        unsigned char *to = a.col.data + col * row_bytes + byte;
-        if (a.col.vectors) {
-            *(uint32_t *)to = codes;
-            continue;
+    const int bytes = (int)min(row_bytes - byte, (int64_t)4); /* of a column, for this thread */
+    const int width = bytes > 0 ? (int)min(a.cols - col, (int64_t)TN__TILE) : 0;
+    unsigned char *to = a.col.data + col * row_bytes + byte;
+#pragma unroll
+    for (int column = 0; column < TN__TILE; column += UNITS) {
+        const uint32_t codes = tile[nv_word<VECTOR>(column + first, unit)];
+        if (column < width) {
+            if (a.col.vectors) {
+                *(uint32_t *)to = codes;
+            } else {
+#pragma unroll
+                for (int b = 0; b < 4; b++)
+                    if (b < bytes) to[b] = (unsigned char)(codes >> (8 * b));
+            }
         }
-        for (int b = 0; b < 4; b++)
-            if (byte + b < row_bytes) to[b] = (unsigned char)(codes >> (8 * b));
+        to += UNITS * row_bytes;
+    }
+}
+
+/* The codes of each column of the patch, whose numbers are drawn row by row. */
+template <typename T>
+__device__ __forceinline__ void
+nv_columns_drawn(uint32_t (&codes)[PATCH], const tn__cuda_quantize_arguments &a,
+                 const patch_place &at, const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                 const float (&factor)[PATCH]) {
+    const stochastically rounding(a);
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        float scaled[PATCH];
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            scaled[j] = __fmul_rn(element<T>::value(words[i], j), factor[j]);
+        const uint32_t row = e2m1_codes(scaled, rounding.of_row<T>(at, i));
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            codes[j] = (i ? codes[j] : 0) | (row >> (4 * j) & 15u) << (4 * i);
     }
 }
 
@@ -182,24 +240,24 @@ __device__ __forceinline__ void nv_cols(const tn__cuda_quantize_arguments &a, co
     __syncthreads();
     nv_column_scales_put(a, at, global, warp_max, factor);
     __syncthreads();
-    const R rounding(a);
-    uint32_t codes[PATCH] = {}; /* of columns, whose numbers are drawn row by row */
-    float of_column[PATCH];
+    alignas(16) float of_column[PATCH];
+    uint32_t codes[PATCH];
 #pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        of_column[j] = factor[at.unit * PATCH / NV_BLOCK][patch_column<T>(at.lane16, j)];
+    for (int j = 0; j < PATCH; j += 4)
+        *(float4 *)&of_column[j] =
+            *(const float4 *)&factor[at.unit * PATCH / NV_BLOCK][patch_column<T>(at.lane16, j)];
+    if constexpr (R::IS_STOCHASTIC) nv_columns_drawn<T>(codes, a, at, words, of_column);
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const auto random = rounding.template of_row<T>(at, i);
+    for (int j = 0; j < PATCH; j++) {
+        if constexpr (!R::IS_STOCHASTIC) {
+            float scaled[PATCH];
 #pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            codes[j] |=
-                e2m1_code(__fmul_rn(element<T>::value(words[i], j), of_column[j]), j, random)
-                << (4 * i);
-    }
-#pragma unroll
-    for (int j = 0; j < PATCH; j++)
+            for (int i = 0; i < PATCH; i++)
+                scaled[i] = __fmul_rn(element<T>::value(words[i], j), of_column[j]);
+            codes[j] = e2m1_codes(scaled);
+        }
         tile[nv_word<element<T>::VECTOR>(patch_column<T>(at.lane16, j), at.unit)] = codes[j];
+    }
     __syncthreads();
     nv_columns_store<element<T>::VECTOR>(a, at, tile);
 }
@@ -208,9 +266,9 @@ template <typename T, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments &a) {
     __shared__ __align__(8) unsigned char row_scale[TN__TILE][NV_BLOCKS];
     __shared__ __align__(16) float warp_max[WARPS][TN__TILE]; /* not there without COL */
-    __shared__ float factor[NV_BLOCKS][TN__TILE];
+    __shared__ __align__(16) float factor[NV_BLOCKS][TN__TILE];
     __shared__ uint32_t tile[TN__TILE * UNITS];
-    const patch_place at = patch_of_thread(a.tiles_across);
+    const patch_place at = patch_of_thread_backwards(a.tiles_across);
     const nv_global global = nv_global_of(a);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
@@ -233,12 +291,10 @@ extern "C" __global__ void nvfp4_finish(const __grid_constant__ tn__cuda_quantiz
 
 /* ---- dequantize --------------------------------------------------------------------------- */
 
-/* What elements with this block scale are multiplied with. */
-__device__ __forceinline__ float nv_stored_scale(const tn__cuda_dequantize_arguments &a,
-                                                 int64_t row, int64_t col) {
-    const uint32_t code =
-        ((const unsigned char *)a.src.scale)[row * a.src.scale_stride + col / NV_BLOCK];
-    return __fmul_rn(e4m3_value(code), *a.src.global_scale);
+/* The code of the scale of a stored row's block. */
+__device__ __forceinline__ uint32_t nv_scale_code(const tn__cuda_dequantize_arguments &a,
+                                                  int64_t row, int64_t col) {
+    return __ldg((const unsigned char *)a.src.scale + row * a.src.scale_stride + col / NV_BLOCK);
 }
 
 /* Up to `bytes` bytes of a stored row, the first in the lowest place. */
@@ -252,27 +308,37 @@ __device__ __forceinline__ uint32_t nv_load(const unsigned char *row, int64_t by
     return codes;
 }
 
+/* All that is read is asked for before the first store, which no load may pass. */
 template <typename T>
 __device__ __forceinline__ void dequantize_nvfp4_row(const tn__cuda_dequantize_arguments &a) {
-    const int vector = element<T>::VECTOR;
+    enum { VECTOR = element<T>::VECTOR, PIECES = PATCH / VECTOR };
     const int64_t row_bytes = (a.cols + 1) / 2;
     const patch_place at = patch_of_thread(a.tiles_across);
+    uint32_t codes[PATCH][PIECES], scale[PATCH][PIECES];
     if (is_skipped(a.skip)) return;
+    const float global = *a.src.global_scale;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            const int64_t row = at.row + i;
+            const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, p * VECTOR);
+            const bool is_there = row < a.rows && col < a.cols;
+            scale[i][p] = is_there ? nv_scale_code(a, row, col) : 0;
+            codes[i][p] = is_there ? nv_load(a.src.data + row * row_bytes, col / 2, row_bytes,
+                                             VECTOR / 2, a.src.vectors)
+                                   : 0;
+        }
+    }
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         float values[PATCH];
-        const int64_t row = at.row + i;
 #pragma unroll
-        for (int j = 0; j < PATCH; j += vector) {
-            const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, j);
-            const bool is_there = row < a.rows && col < a.cols;
-            const float scale = is_there ? nv_stored_scale(a, row, col) : 0.0f;
-            const uint32_t codes = is_there ? nv_load(a.src.data + row * row_bytes, col / 2,
-                                                      row_bytes, vector / 2, a.src.vectors)
-                                            : 0;
+        for (int p = 0; p < PIECES; p++) {
+            const float factor = __fmul_rn(e4m3_value(scale[i][p]), global);
 #pragma unroll
-            for (int v = 0; v < vector; v++)
-                values[j + v] = __fmul_rn(e2m1_value(codes >> (4 * v)), scale);
+            for (int v = 0; v < VECTOR; v++)
+                values[p * VECTOR + v] = __fmul_rn(e2m1_value(codes[i][p] >> (4 * v)), factor);
         }
         store_values<T>(a, at, i, values);
     }
@@ -282,16 +348,21 @@ __device__ __forceinline__ void dequantize_nvfp4_row(const tn__cuda_dequantize_a
 template <int VECTOR>
 __device__ __forceinline__ void nv_columns_load(const tn__cuda_dequantize_arguments &a,
                                                 const patch_place &at, uint32_t *tile) {
-    const int unit = (int)(threadIdx.x % UNITS);
-    const int64_t row_bytes = (a.rows + 1) / 2;
+    const int unit = (int)(threadIdx.x % UNITS), first = (int)(threadIdx.x / UNITS);
+    const int64_t row_bytes = (a.rows + 1) / 2, col = at.tile_first_col + first;
     const int64_t byte = (at.tile_first_row + unit * PATCH) / 2;
-    for (int column = (int)(threadIdx.x / UNITS); column < TN__TILE; column += UNITS) {
-        const int64_t col = at.tile_first_col + column;
-        uint32_t codes = 0;
-        if (col < a.cols && byte < row_bytes)
-            codes = nv_load(a.src.data + col * row_bytes, byte, row_bytes, 4, a.src.vectors);
-        tile[nv_word<VECTOR>(column, unit)] = codes;
+    const int width = byte < row_bytes ? (int)min(a.cols - col, (int64_t)TN__TILE) : 0;
+    const unsigned char *from = a.src.data + col * row_bytes;
+    uint32_t codes[TN__TILE / UNITS];
+#pragma unroll
+    for (int n = 0; n < TN__TILE / UNITS; n++) {
+        codes[n] = 0;
+        if (n * UNITS < width) codes[n] = nv_load(from, byte, row_bytes, 4, a.src.vectors);
+        from += UNITS * row_bytes;
     }
+#pragma unroll
+    for (int n = 0; n < TN__TILE / UNITS; n++)
+        tile[nv_word<VECTOR>(n * UNITS + first, unit)] = codes[n];
 }
 
 template <typename T>
@@ -302,14 +373,17 @@ __device__ __forceinline__ void dequantize_nvfp4_col(const tn__cuda_dequantize_a
     uint32_t codes[PATCH];
     if (is_skipped(a.skip)) return;
     nv_columns_load<element<T>::VECTOR>(a, at, tile);
-    __syncthreads();
+    const float global = *a.src.global_scale;
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
-        const int column = patch_column<T>(at.lane16, j);
-        const int64_t col = at.tile_first_col + column;
-        codes[j] = tile[nv_word<element<T>::VECTOR>(column, at.unit)];
-        scale[j] = col < a.cols && at.row < a.rows ? nv_stored_scale(a, col, at.row) : 0.0f;
+        const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, j);
+        const bool is_there = col < a.cols && at.row < a.rows;
+        scale[j] = __fmul_rn(e4m3_value(is_there ? nv_scale_code(a, col, at.row) : 0), global);
     }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        codes[j] = tile[nv_word<element<T>::VECTOR>(patch_column<T>(at.lane16, j), at.unit)];
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         float values[PATCH];
@@ -327,7 +401,7 @@ __device__ __forceinline__ void dequantize_nvfp4_col(const tn__cuda_dequantize_a
                 (quantize_nvfp4<T, true, false>))                                                  \
     TILE_KERNEL(quantize_nvfp4_col_##source, tn__cuda_quantize_arguments, T, 3,                    \
                 (quantize_nvfp4<T, false, true>))                                                  \
-    TILE_KERNEL(quantize_nvfp4_both_##source, tn__cuda_quantize_arguments, T, 2,                   \
+    TILE_KERNEL(quantize_nvfp4_both_##source, tn__cuda_quantize_arguments, T, 3,                   \
                 (quantize_nvfp4<T, true, true>))                                                   \
     TILE_KERNEL(quantize_nvfp4_stochastic_##source, tn__cuda_quantize_arguments, T, 2,             \
                 (quantize_nvfp4<T, true, true, stochastically>))                                   \

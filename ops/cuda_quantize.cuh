@@ -126,6 +126,80 @@ __device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments 
                         [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
 }
 
+/* ---- blocks along a row ------------------------------------------------------------------- */
+
+/* Each of LANES neighbours gives maxima of 8 rows and is left with those of its 8 / LANES rows over
+ * all of them. Each step halves the rows that a lane is still concerned with. */
+template <int LANES>
+__device__ __forceinline__ void group_row_max(float (&row_max)[PATCH], int lane) {
+    int kept = PATCH / 2;
+#pragma unroll
+    for (int lanes = LANES / 2; lanes > 0; lanes /= 2, kept /= 2) {
+        const bool is_upper = lane & lanes;
+#pragma unroll
+        for (int r = 0; r < kept; r++) {
+            const float keep = is_upper ? row_max[r + kept] : row_max[r];
+            const float give = is_upper ? row_max[r] : row_max[r + kept];
+            row_max[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, lanes));
+        }
+    }
+}
+
+/* What the elements of the patch's rows are multiplied with, in blocks of BLOCK elements along the
+ * rows: a piece of 16 bytes lies in one block, and LANES lanes hold a row of it. Each makes the
+ * factors of some rows, for all of them. */
+template <typename T, int BLOCK> struct row_factors {
+    enum { VECTOR = element<T>::VECTOR, PIECES = PATCH / VECTOR };
+    enum { LANES = BLOCK / VECTOR, OWN = PATCH / LANES };
+    struct of_pieces {
+        float of[PIECES];
+    };
+    float factor[PIECES][OWN];
+
+    /* `factor_of(row, block, amax)`: of a row of the tile, and a block of that row. */
+    template <typename FactorOf>
+    __device__ __forceinline__ row_factors(const patch_place &at,
+                                           uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                           FactorOf factor_of) {
+        const int lane = at.lane16 % LANES;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++) {
+            const int block = patch_column<T>(at.lane16, p * VECTOR) / BLOCK;
+            float row_max[PATCH];
+#pragma unroll
+            for (int i = 0; i < PATCH; i++)
+                row_max[i] = piece_maximum<T>(words[i] + 4 * p);
+            patch_stay_packed<T>(words);
+            group_row_max<LANES>(row_max, lane);
+#pragma unroll
+            for (int r = 0; r < OWN; r++)
+                factor[p][r] = factor_of(at.unit * PATCH + lane * OWN + r, block, row_max[r]);
+        }
+    }
+
+    /* Of row i of the patch; all lanes. */
+    __device__ __forceinline__ of_pieces of_row(int i) const {
+        of_pieces factors;
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            factors.of[p] = __shfl_sync(0xFFFFFFFFu, factor[p][i % OWN], i / OWN, LANES);
+        return factors;
+    }
+};
+
+/* Row i of the patch, multiplied. */
+template <typename T, typename Factors>
+__device__ __forceinline__ void scale_row(float (&scaled)[PATCH],
+                                          uint32_t (&words)[patch_words<T>::COUNT],
+                                          const Factors &factors) {
+    row_stay_packed<T>(words);
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        scaled[j] = __fmul_rn(element<T>::value(words, j), factors.of[j / element<T>::VECTOR]);
+}
+
+/* ---- columns of a tile --------------------------------------------------------------------- */
+
 /* The lanes' maxima of 8 columns become those over the warp's 16 rows, in shared memory. */
 template <typename T>
 __device__ __forceinline__ void column_max_share(float (*warp_max)[TN__TILE], const patch_place &at,
