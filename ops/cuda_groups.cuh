@@ -5,18 +5,26 @@
 
 #include "cuda_list_arguments.h"
 
-/* Of what each thread gives, the sum up to and with it; all threads. */
-__device__ __forceinline__ int64_t sum_up_to(int64_t *shared, int64_t value) {
-    const int at = (int)threadIdx.x;
-    shared[at] = value;
-    __syncthreads();
-    for (int step = 1; step < TN__FLAT_THREADS; step *= 2) {
-        const int64_t before = at >= step ? shared[at - step] : 0;
-        __syncthreads();
-        shared[at] += before;
-        __syncthreads();
+enum { GROUPS_WARPS = TN__FLAT_THREADS / 32 };
+
+/* Of what each thread gives, the sum up to and with it, and that of all; all threads. `shared` has
+ * a place for each warp, and may be used again after a barrier. */
+__device__ __forceinline__ int64_t sum_up_to(int64_t *shared, int64_t value, int64_t *all) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int64_t before = __shfl_up_sync(0xFFFFFFFFu, value, step);
+        if (lane >= step) value += before;
     }
-    return shared[at];
+    if (lane == 31) shared[warp] = value;
+    __syncthreads();
+    *all = 0;
+#pragma unroll
+    for (int w = 0; w < GROUPS_WARPS; w++) {
+        if (w == warp) value += *all;
+        *all += shared[w];
+    }
+    return value;
 }
 
 __device__ __forceinline__ int64_t units_of(int64_t extent, int64_t unit) {
@@ -30,27 +38,19 @@ __device__ __forceinline__ uint32_t group_error(const int64_t *offsets, int64_t 
     return end > rows ? TN__GROUPS_OVER_CAPACITY : TN__GROUPS_OK;
 }
 
-/* Bad offsets come before what is too large, as on the host, whichever thread sees them. */
-__device__ __forceinline__ uint32_t worse_of(uint32_t a, uint32_t b) {
-    if (a == TN__GROUPS_BAD_OFFSETS || b == TN__GROUPS_BAD_OFFSETS) return TN__GROUPS_BAD_OFFSETS;
-    return a > b ? a : b;
-}
-
-/* The worst of what all threads found in all groups; all threads. */
+/* What is wrong with the groups, if anything is; all threads. Bad offsets come before what is too
+ * large, as on the host, whichever thread sees them. */
 __device__ __forceinline__ uint32_t groups_error(const int64_t *offsets, int64_t groups,
-                                                 int64_t rows, uint32_t *shared) {
-    uint32_t worst = TN__GROUPS_OK;
-    for (int64_t g = threadIdx.x; g < groups; g += TN__FLAT_THREADS)
-        worst = worse_of(worst, group_error(offsets, rows, g));
-    if (groups == 0 && offsets[0] != 0) worst = TN__GROUPS_BAD_OFFSETS;
-    shared[threadIdx.x] = worst;
-    __syncthreads();
-    for (int half = TN__FLAT_THREADS / 2; half > 0; half /= 2) {
-        if ((int)threadIdx.x < half)
-            shared[threadIdx.x] = worse_of(shared[threadIdx.x], shared[threadIdx.x + half]);
-        __syncthreads();
+                                                 int64_t rows) {
+    bool is_bad = groups == 0 && offsets[0] != 0, is_over = false;
+    for (int64_t g = threadIdx.x; g < groups; g += TN__FLAT_THREADS) {
+        const uint32_t error = group_error(offsets, rows, g);
+        is_bad |= error == TN__GROUPS_BAD_OFFSETS;
+        is_over |= error == TN__GROUPS_OVER_CAPACITY;
     }
-    return shared[0];
+    const int any_bad = __syncthreads_or(is_bad), any_over = __syncthreads_or(is_over);
+    if (any_bad) return TN__GROUPS_BAD_OFFSETS;
+    return any_over ? TN__GROUPS_OVER_CAPACITY : TN__GROUPS_OK;
 }
 
 /* Of `count` places that begin at rising numbers, the last that begins at or before `at`: the one

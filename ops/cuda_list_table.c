@@ -23,14 +23,9 @@ static tn__cuda_list list_in(void *scratch, int64_t tensors) {
     return list;
 }
 
-static int is_multiple(uint64_t number, uint64_t of) { return number % of == 0; }
-
-/* What does not depend on how many rows there are: of a group, what all groups have. Rows of the
- * source and of ROW begin at multiples of a piece in all groups or none; those of COL are as long
- * as the group, so the device says. */
-static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all) {
-    uint64_t element_bytes = tn_dtype_bytes(all->src.dtype);
-    uint64_t cols = (uint64_t)all->src.cols, src = (uint64_t)(uintptr_t)all->src.data;
+/* What all tensors of a list have; of groups also where the first one lies. */
+static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all,
+                                                   const float *skip) {
     tn__cuda_quantize_arguments argument = {
         .src = all->src.data,
         .rows = all->src.rows,
@@ -38,40 +33,51 @@ static tn__cuda_quantize_arguments argument_of_all(const tn__quantize_work *all)
         .tiles_across = (uint32_t)tn__units_of(all->src.cols, TN__TILE),
         .amax_epsilon = all->amax_epsilon,
         .is_pow2 = all->scale_mode == TN_SCALE_POW2,
-        .src_vectors = is_multiple(src | cols * element_bytes, 16),
+        .skip = skip,
     };
     argument.row = (tn__cuda_plane){.data = all->row.data, .scale = all->row.scale};
     argument.col = (tn__cuda_plane){.data = all->col.data, .scale = all->col.scale};
-    argument.row.vectors =
-        is_multiple((uint64_t)(uintptr_t)all->row.data | cols, 16 / element_bytes);
     return argument;
+}
+
+static tn__cuda_list_layout layout_of(const tn__quantize_work *work) {
+    tn__cuda_list_layout layout = {.element_bytes = (int)tn_dtype_bytes(work->src.dtype),
+                                   .is_1d = work->format == TN_FORMAT_FP8_BLOCK_1D,
+                                   .has_row = work->has_row,
+                                   .has_col = work->has_col};
+    return layout;
 }
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-static void put_tensor(const tn__quantize_work *work, tn__cuda_quantize_arguments *argument) {
-    *argument = argument_of_all(work);
-    argument->row.scale_stride = work->row.layout.scale_stride;
-    argument->col.scale_stride = work->col.layout.scale_stride;
-    argument->col.vectors =
-        is_multiple((uint64_t)(uintptr_t)work->col.data | (uint64_t)work->src.rows, 16);
+static tn__cuda_listed listed_of(const tn__quantize_work *work) {
+    tn__cuda_listed listed = {.src = work->src.data,
+                              .rows = work->src.rows,
+                              .cols = work->src.cols,
+                              .row_data = work->row.data,
+                              .row_scale = work->row.scale,
+                              .col_data = work->col.data,
+                              .col_scale = work->col.scale};
+    return listed;
 }
 
 /* Sends the list in parts, and gives the tiles of all. */
 static tn_status send_list(tn__cuda_context *context, const tn__quantize_list_work *work,
                            int64_t *tiles, tn_stream stream) {
-    tn__cuda_list_part part = {.list = list_in(work->scratch, work->count), .skip = work->skip};
+    tn__cuda_list_part part = {.list = list_in(work->scratch, work->count),
+                               .all = argument_of_all(&work->items[0], work->skip),
+                               .layout = layout_of(&work->items[0])};
     *tiles = 0;
     for (; part.first < work->count; part.first += part.count) {
         for (part.count = 0; part.count < TN__LIST_PART && part.first + part.count < work->count;
              part.count++) {
             const tn__quantize_work *item = &work->items[part.first + part.count];
-            put_tensor(item, &part.tensor[part.count]);
-            part.first_tile[part.count] = *tiles;
+            part.tensor[part.count] = listed_of(item);
+            part.first_tile[part.count] = (uint32_t)*tiles; /* a launch has less than 2^31 */
             *tiles +=
                 tn__units_of(item->src.rows, TN__TILE) * tn__units_of(item->src.cols, TN__TILE);
         }
-        part.first_tile[part.count] = *tiles;
+        part.first_tile[part.count] = (uint32_t)*tiles;
         TN_TRY(tn__kernel_launch(context, TN__KERNEL_LIST_TENSORS, 1, TN__FLAT_THREADS, &part,
                                  stream));
     }
@@ -101,19 +107,15 @@ tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantiz
     tn__cuda_context *context;
     tn__cuda_group_arguments argument = {
         .list = list_in(work->scratch, groups),
-        .all = argument_of_all(all),
+        .all = argument_of_all(all, work->skip),
         .offsets = work->groups.offsets,
         .error = work->groups.error,
-        .skip = work->skip,
-        .src_element_bytes = (int64_t)tn_dtype_bytes(all->src.dtype),
         .row_scale_floats = work->row_scale_floats,
         .col_scale_floats = work->col_scale_floats,
-        .is_1d = all->format == TN_FORMAT_FP8_BLOCK_1D,
-        .has_row = all->has_row,
-        .has_col = all->has_col,
+        .layout = layout_of(all),
     };
-    int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE_LIST, argument.is_1d, all->has_row,
-                                        all->has_col, all->src.dtype, all->dtype);
+    int kernel = tn__kernel_of_quantize(TN__KERNEL_QUANTIZE_LIST, argument.layout.is_1d,
+                                        all->has_row, all->has_col, all->src.dtype, all->dtype);
     int64_t tiles =
         tn__groups_units_max(groups, all->src.rows, TN__TILE) * argument.all.tiles_across;
     TN_TRY(tn__cuda_context_of(device, &context));

@@ -435,6 +435,12 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out) {
     return status;
 }
 
+/* Whether the kernel waits for the one ahead by itself, so that it may be launched early. */
+static int is_waiting(int kernel) {
+    int listed = kernel - TN__KERNEL_QUANTIZE_LIST;
+    return kernel == TN__KERNEL_TRANSPOSE || (listed >= 0 && listed < TN__QUANTIZE_KERNELS);
+}
+
 tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
                             void *argument, tn_stream stream) {
     if (blocks <= 0 || blocks > INT32_MAX) {
@@ -444,9 +450,9 @@ tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t block
                        (long long)blocks, INT32_MAX);
     }
     void *parameters[1] = {argument};
-    /* Compiled for Hopper it waits for the kernel ahead; from PTX it does not (cuda_cast.cu). */
-    int waits = kernel == TN__KERNEL_TRANSPOSE && context->info.compute_major == 9 &&
-                context->info.compute_minor == 0;
+    /* Compiled for Hopper they wait for the kernel ahead; from PTX they do not (cuda_tile.cuh). */
+    int waits =
+        is_waiting(kernel) && context->info.compute_major == 9 && context->info.compute_minor == 0;
     tn__launch launch = {.grid = {(unsigned)blocks, 1, 1},
                          .block = {threads, 1, 1},
                          .shared_bytes = 0,

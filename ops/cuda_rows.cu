@@ -14,9 +14,8 @@
 
 extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     pad_offsets(const __grid_constant__ tn__cuda_pad_groups_arguments a) {
-    __shared__ int64_t sums[TN__FLAT_THREADS];
-    __shared__ uint32_t errors[TN__FLAT_THREADS];
-    uint32_t error = groups_error(a.offsets, a.groups, a.rows, errors);
+    __shared__ int64_t sums[GROUPS_WARPS];
+    uint32_t error = groups_error(a.offsets, a.groups, a.rows);
     int64_t total = 0;
     /* Twice over the groups: what does not fit must not have been begun. */
     for (int pass = 0; pass < 2 && error == TN__GROUPS_OK; pass++) {
@@ -26,8 +25,9 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
             int64_t padded = 0;
             if (g < a.groups)
                 padded = a.multiple * units_of(a.offsets[g + 1] - a.offsets[g], a.multiple);
-            const int64_t first = total + sum_up_to(sums, padded) - padded;
-            total += sums[TN__FLAT_THREADS - 1];
+            int64_t all;
+            const int64_t first = total + sum_up_to(sums, padded, &all) - padded;
+            total += all;
             __syncthreads();
             if (pass == 1 && g < a.groups) a.padded_offsets[g] = first;
         }

@@ -40,6 +40,13 @@ __device__ __forceinline__ void wait_for_the_kernel_ahead() {
 #endif
 }
 
+/* The one behind may take its place while this one works, if it is made to wait as above. */
+__device__ __forceinline__ void let_the_kernel_behind_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /* Uniform over the grid: all blocks see the same flag. Asked before any barrier. */
 __device__ __forceinline__ bool is_skipped(const float *skip) { return skip && *skip != 0.0f; }
 
