@@ -40,8 +40,9 @@ delayed_scale_put(const tn__cuda_quantize_arguments &a, float *warp_max, float f
         if (threadIdx.x == 0) atomicMax(a.amax, __float_as_int(amax));
     }
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
-    if (a.row.global_scale) scale_of_tensor_put(a.row, inverse_scale(factor));
-    if (a.col.global_scale) scale_of_tensor_put(a.col, inverse_scale(factor));
+    const float inverse = canonical_of<float>(inverse_scale(factor)); /* whoever gave it */
+    if (a.row.global_scale) scale_of_tensor_put(a.row, inverse);
+    if (a.col.global_scale) scale_of_tensor_put(a.col, inverse);
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>

@@ -87,7 +87,7 @@ static void quantize_tensor(const tn__quantize_work *work) {
     tn__block_scale scale =
         tn__scale_of_amax(amax, work->amax_epsilon, work->dtype, TN_FP32, work->scale_mode);
     if (work->factor) scale.factor = *work->factor;
-    if (work->factor) scale.inverse = 1.0f / scale.factor;
+    if (work->factor) scale.inverse = tn__canonical(1.0f / scale.factor);
     for_each_band(work, BAND_ROWS, cast_band, &scale.factor);
     if (work->has_row) *work->row.global_scale = scale.inverse;
     if (work->has_col) *work->col.global_scale = scale.inverse;

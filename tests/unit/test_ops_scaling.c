@@ -149,6 +149,24 @@ static void a_given_scale_is_used_and_the_amax_collected(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* What the planes store is the canonical NaN, whichever was given. */
+static void a_given_scale_that_is_nan_stays_one(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    const float scale = -NAN, values[2] = {1.0f, 2.0f};
+    const uint32_t canonical = 0x7FFFFFFF;
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = vector_of(&ops, 1, 2, values);
+    args.dst = test_fp8(ops.scope, TN_FORMAT_FP8_TENSOR, TN_E4M3, 1, 2);
+    args.scale = vector_of(&ops, 1, 1, &scale);
+    EXPECT_OK(tn_quantize(&args, ops.stream));
+    test_plane row = fetch_plane(&ops, args.dst, TN_PLANE_ROW);
+    assert_memory_equal(row.view.global_scale, &canonical, sizeof canonical);
+    assert_int_equal(format_plane_code(&row, 0, 0), 0x7F);
+    format_plane_free(&row);
+    test_ops_close_host(&ops);
+}
+
 /* Without a scale the scaling is current, and the history may be kept all the same. */
 static void current_scaling_collects_the_amax_too(void **state) {
     (void)state;
@@ -278,6 +296,7 @@ int main(void) {
         cmocka_unit_test(a_quantized_tensor_scale_plane_equals_the_derived_one),
         cmocka_unit_test(an_empty_tensor_is_success_and_changes_no_history),
         cmocka_unit_test(a_given_scale_is_used_and_the_amax_collected),
+        cmocka_unit_test(a_given_scale_that_is_nan_stays_one),
         cmocka_unit_test(current_scaling_collects_the_amax_too),
         cmocka_unit_test(updating_rolls_the_history_and_sets_the_scale),
         cmocka_unit_test(what_delayed_scaling_can_not_use_is_refused),
