@@ -1,10 +1,11 @@
 /* Timing what is offered for a shape, and telling what is chosen.
  *
  * A candidate's time is that of `turns` products in a row, from the moment when the GPU has done
- * `lead` products of it to the one when it has done the rest: the host, which puts them all on the
- * stream before it looks, is ahead of the GPU by then, so that its own time does not count. Where
- * a product takes less than it takes the host to launch one (some 5 us), what is measured is the
- * host; all candidates then come out alike, and the first stays.
+ * `lead` products of it to the one when it has done the rest: the host has put all of them on the
+ * stream by then, so that its own time does not count. If the lead is over before that, the GPU is
+ * faster than the host launches (some 4 us): what is measured then is the host's time for both,
+ * which the product's own is no longer than. Nothing is gained by another algorithm where the
+ * first is bound by the host so.
  *
  * All of them take turns in each round and the median of the rounds counts, so that a clock that
  * changes meanwhile is nobody's advantage. Who is SLOW times the best in the first round is out.
@@ -14,10 +15,10 @@
 
 #include <string.h>
 
-enum { ROUNDS = 5, TURNS_MIN = 4, TURNS_MAX = 100, LEAD_MIN = 2, LEAD_MAX = 40 };
+enum { ROUNDS = 5, TURNS_MIN = 4, TURNS_MAX = 100, LEAD_MIN = 2, LEAD_MAX = 200 };
 
 static const double turns_us = 1000.0; /* a round of a candidate lasts so long */
-static const double lead_us = 200.0;
+static const double launch_us = 5.0;   /* the host needs at most, for each of the turns */
 static const double slow = 1.25;
 static const double margin = 0.995;
 
@@ -43,19 +44,26 @@ static cublasStatus_t repeat(const timer *t, int candidate, int turns) {
     return status;
 }
 
-/* us of one of `turns` products, or less than 0 if the candidate does not run. */
-static tn_status measure(const timer *t, int candidate, int lead, int turns, double *us) {
+/* us of one of `turns` products, or less than 0 if the candidate does not run; and whether that is
+ * the host's time. */
+static tn_status measure(const timer *t, int candidate, int lead, int turns, double *us,
+                         int *is_host) {
     const tn__cuda_context *context = t->by->context;
     const tn__driver *driver = context->driver;
+    tn__driver_device *state = context->state;
     *us = -1.0;
     if (repeat(t, candidate, lead) != CUBLAS_STATUS_SUCCESS) return TN_OK;
-    TN_TRY(driver->event_record(context->state, t->begin, t->stream));
+    TN_TRY(driver->event_record(state, t->begin, t->stream));
+    double start = driver->now_us(state);
     if (repeat(t, candidate, turns) != CUBLAS_STATUS_SUCCESS) return TN_OK;
-    TN_TRY(driver->event_record(context->state, t->end, t->stream));
-    TN_TRY(driver->event_synchronize(context->state, t->begin));
-    double start = driver->now_us(context->state);
-    TN_TRY(driver->event_synchronize(context->state, t->end));
-    *us = (driver->now_us(context->state) - start) / turns;
+    TN_TRY(driver->event_record(state, t->end, t->stream));
+    TN_TRY(driver->event_is_done(state, t->begin, is_host));
+    if (!*is_host) {
+        TN_TRY(driver->event_synchronize(state, t->begin));
+        start = driver->now_us(state);
+    }
+    TN_TRY(driver->event_synchronize(state, t->end));
+    *us = (driver->now_us(state) - start) / turns;
     if (*us <= 0.0) *us = 0.001; /* below what the clock tells, and measured */
     return TN_OK;
 }
@@ -66,13 +74,15 @@ typedef struct times {
     double rounds[TN__GEMM_CANDIDATES_MAX + 1][ROUNDS];
     double us[TN__GEMM_CANDIDATES_MAX + 1]; /* so far; less than 0: refused */
     int is_out[TN__GEMM_CANDIDATES_MAX + 1];
+    int host_rounds[TN__GEMM_CANDIDATES_MAX + 1]; /* in which the host was measured */
 } times;
 
 /* Loads what is loaded at a first launch, and finds how often each is to be run. */
 static tn_status warm(const timer *t, times *of) {
+    int is_host = 0;
     for (int i = 0; i < t->by->plan->count; i++) {
-        TN_TRY(measure(t, i, 1, 1, &of->us[i]));
-        if (of->us[i] > 0.0) TN_TRY(measure(t, i, 1, LEAD_MIN, &of->us[i]));
+        TN_TRY(measure(t, i, 1, 1, &of->us[i], &is_host));
+        if (of->us[i] > 0.0) TN_TRY(measure(t, i, 1, LEAD_MIN, &of->us[i], &is_host));
         of->is_out[i] = of->us[i] < 0.0;
     }
     return TN_OK;
@@ -88,10 +98,13 @@ static double best_of(const times *of, int count) {
 
 static tn_status one_round(const timer *t, int round, times *of) {
     for (int i = 0; i < t->by->plan->count; i++) {
-        double us = of->us[i];
+        const double us = of->us[i];
+        const int turns = count_of(turns_us, us, TURNS_MIN, TURNS_MAX);
+        const int lead = count_of(launch_us * turns, us, LEAD_MIN, LEAD_MAX);
+        int is_host = 0;
         if (of->is_out[i]) continue;
-        TN_TRY(measure(t, i, count_of(lead_us, us, LEAD_MIN, LEAD_MAX),
-                       count_of(turns_us, us, TURNS_MIN, TURNS_MAX), &of->rounds[i][round]));
+        TN_TRY(measure(t, i, lead, turns, &of->rounds[i][round], &is_host));
+        of->host_rounds[i] += is_host;
         of->is_out[i] = of->rounds[i][round] < 0.0;
         if (round == 0 || of->is_out[i]) of->us[i] = of->rounds[i][round];
     }
@@ -127,13 +140,14 @@ static tn_status measure_all(const timer *t, times *of) {
     return TN_OK;
 }
 
-/* The fastest; the first that runs, if that is as good as the fastest. */
+/* The fastest; the first that runs, if that is as good as the fastest or as the host. */
 static int choose(const times *of, int count) {
     double best = best_of(of, count);
     int first = 0;
     while (first < count && of->us[first] < 0.0)
         first++;
     if (first == count || of->us[first] * margin <= best) return first;
+    if (of->host_rounds[first] > ROUNDS / 2) return first;
     for (int i = first; i < count; i++)
         if (of->us[i] == best) return i;
     return first;

@@ -293,6 +293,12 @@ static tn_status event_synchronize(tn__driver_device *device, tn__event event) {
     return TN_OK;
 }
 
+/* How far the emulated device really is, is no part of the script. */
+static tn_status event_is_done(tn__driver_device *device, tn__event event, int *out) {
+    *out = scripted.outruns_host;
+    return *out ? tn__driver_host.event_synchronize(device, event) : TN_OK;
+}
+
 static double now_us(tn__driver_device *device) {
     (void)device;
     pthread_mutex_lock(&clock_lock);
@@ -305,6 +311,7 @@ void scripted_cublaslt_begin(void) {
     tn__driver_emulated.make_current = make_current;
     tn__driver_emulated.event_record = event_record;
     tn__driver_emulated.event_synchronize = event_synchronize;
+    tn__driver_emulated.event_is_done = event_is_done;
     tn__driver_emulated.now_us = now_us;
 }
 

@@ -22,8 +22,9 @@ typedef struct scripted_cublaslt {
     scripted_algorithm algorithms[SCRIPTED_ALGORITHMS_MAX];
     int count;
     size_t version;
-    int has_no_bias; /* no product of it has an epilogue */
-    int heuristics;  /* calls so far */
+    int outruns_host; /* the device has done what is put on it before the host looks */
+    int has_no_bias;  /* no product of it has an epilogue */
+    int heuristics;   /* calls so far */
     int products;
     int descriptors; /* operation descriptors that are alive */
     int made;        /* and that were ever made */

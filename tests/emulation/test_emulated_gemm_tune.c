@@ -126,6 +126,20 @@ static void the_first_stays_where_another_is_hardly_faster(void **state) {
     end_product(&args);
 }
 
+/* What is measured then is the host, and another algorithm would change nothing. */
+static void the_first_stays_where_the_host_is_what_is_waited_for(void **state) {
+    (void)state;
+    script(5, five);
+    tn_gemm_args args = product_of(40, 24, 88);
+    scripted.outruns_host = 1;
+    tn_status status = tn_gemm_tune(&args, gpu.stream);
+    scripted.outruns_host = 0;
+    EXPECT_OK(status);
+    assert_int_equal(choice_of(&args).algorithm, 1);
+    assert_int_equal(choice_of(&args).is_measured, 1);
+    end_product(&args);
+}
+
 static void none_that_runs_is_a_status_and_no_choice(void **state) {
     static const scripted_algorithm none[] = {{.us = 10.0, .refuses = 1}, {.us = 9, .refuses = 1}};
     (void)state;
@@ -398,6 +412,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(the_fastest_that_runs_is_kept_and_d_is_not_touched),
         TEST(the_first_stays_where_another_is_hardly_faster),
+        TEST(the_first_stays_where_the_host_is_what_is_waited_for),
         TEST(none_that_runs_is_a_status_and_no_choice),
         TEST(nothing_to_multiply_is_tuned_without_a_product),
         TEST(a_pin_is_what_runs_or_is_refused),

@@ -238,7 +238,9 @@ static void count_orders(const gemm_operand *a, const gemm_operand *b, const gpu
     free(y);
 }
 
-static void probe(gemm_case c) {
+/* expected: the order that gives all of them, as it did with cuBLASLt 13.1 on an H200; less than
+ * 0: all do. */
+static void probe(gemm_case c, int expected) {
     gemm_operand a, b;
     int64_t counts[ORDERS];
     gemm_operands_make(&c, &a, &b);
@@ -254,22 +256,32 @@ static void probe(gemm_case c) {
         printf("  %s %.2f %%", order_names[order],
                100.0 * (double)counts[order] / (double)(a.rows * b.rows));
     printf("\n");
+    for (int order = 0; order < ORDERS; order++)
+        if (expected < 0 || order == expected)
+            gpu_count(order_names[order], counts[order] == a.rows * b.rows);
     gpu_copy_end(&copy);
     gpu_destroy(&gemm_gpu, d);
     gemm_operand_end(&a), gemm_operand_end(&b);
 }
 
-/* Which of the orders gives cuBLASLt's bits; with powers of two all of them are the same. */
+/* Which of the orders gives cuBLASLt's bits: not the same one with 1x128 by 128x128 scales as with
+ * 1x128 by 1x128 ones. With powers of two all are the same, and the product is that of the tensor
+ * cores' sums of blocks, to the bit. The shapes are TransformerEngine's. */
 static void order_in_which_scales_are_applied(void **state) {
-    static const int64_t shapes[][3] = {
-        {128, 128, 128}, {256, 128, 256}, {320, 336, 256}, {16, 128, 128}, {1024, 1024, 4096}};
+    static const int64_t shapes[][3] = {{128, 128, 128}, {256, 256, 128},    {320, 336, 128},
+                                        {320, 336, 64},  {256, 256, 256},    {320, 336, 256},
+                                        {16, 128, 128},  {1024, 1024, 4096}, {4096, 4096, 128}};
+    enum { SHAPES = sizeof shapes / sizeof *shapes };
     (void)state;
-    for (int i = 0; i < 5 * 4; i++) {
-        gemm_case c = gemm_fp8_case(shapes[i % 5][0], shapes[i % 5][1], shapes[i % 5][2]);
-        c.weight = i / 5 % 2 ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
-        c.mode = i / 10 ? TN_SCALE_POW2 : TN_SCALE_FP32;
-        probe(c);
+    for (int i = 0; i < SHAPES * 4; i++) {
+        const int64_t *shape = shapes[i % SHAPES];
+        gemm_case c = gemm_fp8_case(shape[0], shape[1], shape[2]);
+        int is_vectors = i / SHAPES % 2, is_pow2 = i / SHAPES / 2;
+        c.weight = is_vectors ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
+        c.mode = is_pow2 ? TN_SCALE_POW2 : TN_SCALE_FP32;
+        probe(c, is_pow2 ? -1 : is_vectors ? 0 : 2);
     }
+    gpu_count_report("GEMM, order of scales");
 }
 
 int main(void) {
