@@ -94,4 +94,4 @@ static const battery_op ops[] = {
     {"quantize, stochastically", STOCHASTIC_WAYS, prepare_stochastic, launch_stochastic},
 };
 
-const battery_table battery_casts = {ops, sizeof ops / sizeof *ops};
+const battery_table battery_casts = {ops, sizeof ops / sizeof *ops, 0};

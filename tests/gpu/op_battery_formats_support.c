@@ -310,4 +310,4 @@ static const battery_op ops[] = {
     {"scale update", UPDATE_WAYS, prepare_update, launch_update},
 };
 
-const battery_table battery_formats = {ops, sizeof ops / sizeof *ops};
+const battery_table battery_formats = {ops, sizeof ops / sizeof *ops, 0};

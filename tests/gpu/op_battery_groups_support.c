@@ -316,4 +316,4 @@ static const battery_op ops[] = {
     {"shard quantize", SHARD_WAYS, prepare_shard, launch_shard},
 };
 
-const battery_table battery_groups = {ops, sizeof ops / sizeof *ops};
+const battery_table battery_groups = {ops, sizeof ops / sizeof *ops, 0};

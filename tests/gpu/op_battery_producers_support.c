@@ -234,4 +234,4 @@ static const battery_op ops[] = {
     {"norm forward", NORM_WAYS, prepare_norm, launch_norm},
 };
 
-const battery_table battery_producers = {ops, sizeof ops / sizeof *ops};
+const battery_table battery_producers = {ops, sizeof ops / sizeof *ops, 0};

@@ -13,13 +13,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const battery_table *const battery_tables[] = {
-    &battery_casts, &battery_formats, &battery_producers, &battery_groups, &battery_small_ops};
+static const battery_table *const battery_tables[] = {&battery_casts,     &battery_formats,
+                                                      &battery_producers, &battery_groups,
+                                                      &battery_small_ops, &battery_near_ops};
 enum { TABLE_COUNT = sizeof battery_tables / sizeof *battery_tables };
 
 typedef struct battery {
     battery_extent extent;
     const char *only;
+    int is_near; /* of the table that is run */
     gpu_side device, host;
     long number; /* of the next case, the first is 1 */
     long drawn;  /* the one that is this thread's */
@@ -50,7 +52,8 @@ static void check_case(battery *b, const battery_op *op, int64_t rows, int64_t c
     char what[160];
     if (!is_drawn(b)) return;
     battery_results actual = run_on(&b->device, op, &c, &on_device);
-    battery_results expected = run_on(&b->host, op, &c, &on_host);
+    gpu_side *other = b->is_near ? &b->device : &b->host;
+    battery_results expected = run_on(other, op, &c, &on_host);
     snprintf(what, sizeof what, "%s way %u, %lld x %lld %s, seed %llu", op->name, c.way,
              (long long)rows, (long long)cols, gpu_fill_name(fill), (unsigned long long)c.seed);
     battery_count(op, BATTERY_COMPARED,
@@ -58,7 +61,7 @@ static void check_case(battery *b, const battery_op *op, int64_t rows, int64_t c
     battery_results_end(&on_device, &actual);
     battery_results_end(&on_host, &expected);
     battery_end(&b->device, &on_device);
-    battery_end(&b->host, &on_host);
+    battery_end(other, &on_host);
 }
 
 /* With the flag set, whatever its value, no byte of an output changes. */
@@ -153,10 +156,12 @@ static void *run_cases(void *argument) {
     battery *b = argument;
     b->number = 1;
     b->drawn = atomic_fetch_add(&next_case, 1);
-    for (int t = 0; t < TABLE_COUNT; t++)
+    for (int t = 0; t < TABLE_COUNT; t++) {
+        b->is_near = battery_tables[t]->is_near;
         for (int i = 0; i < battery_tables[t]->count; i++)
             if (is_wanted(b->only, &battery_tables[t]->ops[i]))
                 check_op(b, &battery_tables[t]->ops[i]);
+    }
     return NULL;
 }
 

@@ -1,5 +1,5 @@
-/* The battery's small operations. The cross entropy is not among them: its exp and log are those
- * of the device, so that its results are near the host's (test_small_ops.c), not the same. */
+/* The battery's small operations. The exp and log of the cross entropy are those of the device, so
+ * that its results are near the host's (test_small_ops.c), not the same. */
 #include "op_battery_support.h"
 
 enum { PAIRS = 9, ALPHAS = 3 };
@@ -54,10 +54,37 @@ static tn_status launch_embed(gpu_side *side, const battery_case *c,
     return tn_embed(&args, side->stream);
 }
 
+enum { CLASSES_MIN = 256 };
+
+static void prepare_loss(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    const int64_t classes = CLASSES_MIN + c->cols % 1024;
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, classes, 0);
+    (void)battery_input(side, c, operands, TN_BYTE, c->rows, 1, 1);
+    battery_output_add(operands, "loss", gpu_plain(side, TN_FP32, c->rows, 1), TN_PLANE_DATA);
+    battery_output_add(operands, "gradient",
+                       gpu_plain(side, battery_floats[c->way / 3], c->rows, classes),
+                       TN_PLANE_DATA);
+}
+
+static tn_status launch_loss(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
+    tn_cross_entropy_args args = TN_CROSS_ENTROPY_ARGS_INIT;
+    (void)c;
+    args.logits = operands->in[0], args.targets = operands->in[1];
+    args.loss = operands->out[0].tensor, args.dlogits = operands->out[1].tensor;
+    return tn_cross_entropy(&args, side->stream);
+}
+
+static const battery_op near_ops[] = {
+    {"cross entropy", PAIRS, prepare_loss, launch_loss},
+};
+
+const battery_table battery_near_ops = {near_ops, sizeof near_ops / sizeof *near_ops, 1};
+
 static const battery_op ops[] = {
     {"convert", PAIRS, prepare_map, launch_convert},
     {"axpy", PAIRS *ALPHAS, prepare_axpy, launch_axpy},
     {"embed", 3, prepare_embed, launch_embed},
 };
 
-const battery_table battery_small_ops = {ops, sizeof ops / sizeof *ops};
+const battery_table battery_small_ops = {ops, sizeof ops / sizeof *ops, 0};

@@ -76,10 +76,11 @@ typedef struct battery_op {
 typedef struct battery_table {
     const battery_op *ops;
     int count;
+    int is_near; /* the host's results are near, not the same: each run is held to another one */
 } battery_table;
 
 extern const battery_table battery_casts, battery_formats, battery_producers, battery_groups,
-    battery_small_ops;
+    battery_small_ops, battery_near_ops;
 
 /* ---- for prepare ---------------------------------------------------------------------------- */
 
