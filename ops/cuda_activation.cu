@@ -1,18 +1,20 @@
-/* Kernels of the activations, plain and gated, and of what is only quantized and added up; and the
+/* Kernels of the activations without gates, and of what is only quantized and added up; and the
  * second half of all sums of columns. */
 #include "cuda_activation.cuh"
 
-struct activate {
-    enum { IS_GRADIENT = 0 };
-    static __device__ __forceinline__ float of(const tn__cuda_produce_arguments &a, bool, float x,
-                                               float gate, float, float weight) {
-        float value = tn__curve_at(a.curve, x).value;
-        if (a.is_gated) value = __fmul_rn(value, gate);
-        return __fmul_rn(value, weight);
+template <typename T> struct activate {
+    enum { IS_GRADIENT = 0, IS_GATED = 0, IS_WIDE = sizeof(T) == 4 };
+    enum {
+        AT_ONCE = IS_WIDE ? 4 : 8,
+        BLOCKS = IS_WIDE ? TN__HEAVY_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS
+    };
+    static __device__ __forceinline__ piece_values<T> of(const inputs<T> &, const points<T> &at,
+                                                         bool) {
+        return at.value;
     }
 };
 
-PRODUCE_ALL(activate, activate)
+PRODUCE_ALL(activate)
 
 /* ---- the sums of tiles -------------------------------------------------------------------- */
 

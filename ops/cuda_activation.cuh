@@ -1,107 +1,242 @@
 /* How the kernels of activations and of their gradients make the values of a tile.
  *
- * A block of threads makes one 128 x 128 tile, reads what that takes once, and writes the value,
- * the planes and the sums of the columns from registers. Bytes that must move for each element of y
- * with elements of s bytes, all outputs wanted, next to 1/32 for each plane's scales:
+ * A block of threads makes one 128 x 128 tile after another, reads what that takes once, and writes
+ * the value, the planes and the sums of the columns from registers. Bytes that must move for each
+ * element of y with elements of s bytes, all outputs wanted, next to 1/32 for each plane's scales:
  *
  *     activation   2 s + 2               gated  3 s + 2
  *     gradient     3 s + 2               gated  5 s + 4
  *
- * In a gated gradient the tiles of both halves read the same dy and x. They are numbered so that
- * they run one behind the other, and the second reads them from the L2 cache.
+ * A GPU has some 8 instructions for each byte, which is less than a sigmoid takes: of bf16 it is
+ * looked up in shared memory, in a table that each block makes for itself once, while its first
+ * tile is on its way; so where there is a table, no more blocks are launched than run at once.
+ *
+ * A gated gradient of bf16 whose halves are whole tiles makes two tiles at a time, one
+ * of each half, from one read of dy, x and gate (`make_pair`). Otherwise the tiles of both halves
+ * are numbered so that they run one behind the other, and the second reads from the L2 cache.
  */
 #ifndef TENURE_CUDA_ACTIVATION_CUH
 #define TENURE_CUDA_ACTIVATION_CUH
 
 #include "cuda_produce.cuh"
 
-/* Where what makes VECTOR neighbours (or one element) of one row begins; the pointers are of the
- * row, `col` is the column of x. */
-template <typename T> struct row_sources {
-    const T *x;
-    const T *dy;
-    float weight;
+/* ---- sigmoids ------------------------------------------------------------------------------ */
+
+/* Those of the pieces' elements: computed, or looked up by the words that hold bf16. */
+template <typename T> struct sigmoids {
+    static __device__ __forceinline__ void prepare(tn__curve) {}
+    static __device__ __forceinline__ piece_values<T> of(tn__curve curve, uint4,
+                                                         const piece_values<T> &x) {
+        piece_values<T> s;
+#pragma unroll
+        for (int v = 0; v < element<T>::VECTOR; v++)
+            s.at[v] = tn__exact_sigmoid(tn__curve_argument(curve, x.at[v]));
+        return s;
+    }
 };
 
-template <typename T>
-__device__ __forceinline__ row_sources<T> sources_of(const tn__cuda_produce_arguments &a,
-                                                     int64_t row) {
-    row_sources<T> from;
-    from.x = (const T *)a.cast.src + row * (a.is_gated ? 2 * a.half_cols : a.half_cols);
-    from.dy = (const T *)a.dy + row * a.half_cols;
-    from.weight = a.weights ? __ldg(a.weights + row) : 1.0f;
-    return from;
+/* |a| of both halves, kept between `first` and `last`, as bf16. */
+__device__ __forceinline__ uint32_t bounded_bf16_pair(uint32_t pair, uint32_t first,
+                                                      uint32_t last) {
+    pair &= 0x7FFF7FFFu;
+#ifdef __CUDA_ARCH__
+    asm("max.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(first));
+    asm("min.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(last));
+    return pair;
+#else
+    const uint32_t low = min(max(pair & 0xFFFFu, first & 0xFFFFu), last & 0xFFFFu);
+    return low | min(max(pair >> 16, first >> 16), last >> 16) << 16;
+#endif
 }
 
-/* What is loaded for one piece or element, before it is worked on. */
-template <typename V> struct inputs { V x, gate, dy; };
+template <> struct sigmoids<__nv_bfloat16> {
+    /* First those of the positive numbers. */
+    static __device__ __forceinline__ float *table() {
+        __shared__ float of_bits[2 * TN__SIGMOID_COUNT];
+        return of_bits;
+    }
+    static __device__ __forceinline__ void prepare(tn__curve curve) {
+        float *to = table();
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < TN__SIGMOID_COUNT; i += TN__TILE_THREADS) {
+            const tn__sigmoid_pair both =
+                tn__exact_sigmoids(tn__curve_argument(curve, tn__sigmoid_entry(i)));
+            to[i] = both.of_x;
+            to[i + TN__SIGMOID_COUNT] = both.of_minus_x;
+        }
+    }
+    static __device__ __forceinline__ piece_values<__nv_bfloat16>
+    of(tn__curve, uint4 piece, const piece_values<__nv_bfloat16> &) {
+        const float *from = table();
+        const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+        piece_values<__nv_bfloat16> s;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            const uint32_t places = bounded_bf16_pair(words[w], TN__SIGMOID_FIRST * 0x10001u,
+                                                      TN__SIGMOID_LAST * 0x10001u) +
+                                    (words[w] >> 15 & 0x10001u) * TN__SIGMOID_COUNT;
+            s.at[2 * w] = from[(int)(places & 0xFFFFu) - TN__SIGMOID_FIRST];
+            s.at[2 * w + 1] = from[(int)(places >> 16) - TN__SIGMOID_FIRST];
+        }
+        return s;
+    }
+};
 
-/* A producer says how one value follows from what was loaded: `of`, and whether it IS_GRADIENT.
- * Times 1 is exact, so that weights need no branch. */
+/* ---- values -------------------------------------------------------------------------------- */
 
-/* One piece of the patch, for all its rows: half of them are read before the first is made. */
-template <typename T, typename Make>
-__device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a,
+enum curve_class { OF_SIGMOID, OF_CORNER };
+
+/* What is loaded for VECTOR neighbours of one row, and the weight of the row. */
+template <typename T> struct inputs { piece_values<T> x, gate, dy; };
+
+template <typename T> struct points { piece_values<T> value, slope; };
+
+template <typename T, int CLASS>
+__device__ __forceinline__ points<T> points_of(tn__curve curve, uint4 piece,
+                                               const piece_values<T> &x) {
+    points<T> at;
+    piece_values<T> s;
+    if (CLASS == OF_SIGMOID) s = sigmoids<T>::of(curve, piece, x);
+#pragma unroll
+    for (int v = 0; v < element<T>::VECTOR; v++) {
+        const tn__curve_point point = CLASS == OF_SIGMOID
+                                          ? tn__sigmoid_point(curve, x.at[v], s.at[v])
+                                          : tn__corner_point(curve.kind, x.at[v]);
+        at.value.at[v] = point.value, at.slope.at[v] = point.slope;
+    }
+    return at;
+}
+
+template <typename T>
+__device__ __forceinline__ piece_values<T> product_of(piece_values<T> values,
+                                                      const piece_values<T> &by) {
+#pragma unroll
+    for (int v = 0; v < element<T>::VECTOR; v++)
+        values.at[v] = __fmul_rn(values.at[v], by.at[v]);
+    return values;
+}
+
+/* By the row's weight, if rows have weights. */
+template <typename T>
+__device__ __forceinline__ void weigh(piece_values<T> &values, const float *weights, float weight) {
+    if (!weights) return;
+#pragma unroll
+    for (int v = 0; v < element<T>::VECTOR; v++)
+        values.at[v] = __fmul_rn(values.at[v], weight);
+}
+
+/* ---- rows ---------------------------------------------------------------------------------- */
+
+/* Before the block's first use of shared memory for a tile: what its threads still read of the last
+ * one is read, and the table is there. */
+__device__ __forceinline__ bool is_first_tile(uint32_t tile) { return tile == blockIdx.x; }
+
+template <typename T, int CLASS>
+__device__ __forceinline__ void start_tile(const tn__cuda_produce_arguments &a, uint32_t tile) {
+    if (CLASS == OF_SIGMOID && is_first_tile(tile)) sigmoids<T>::prepare(a.curve);
+    __syncthreads();
+}
+
+/* ROWS rows of VECTOR neighbours each, of which `height` are in the matrix; zeros beyond. */
+template <typename T, int ROWS>
+__device__ __forceinline__ void load_rows(uint4 (&pieces)[ROWS], const T *from, int64_t stride,
+                                          int height) {
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        pieces[i] = make_uint4(0, 0, 0, 0);
+        if (i < height) pieces[i] = __ldg((const uint4 *)from);
+        from += stride;
+    }
+}
+
+__device__ __forceinline__ float weight_of(const tn__cuda_produce_arguments &a, int64_t row,
+                                           bool is_in) {
+    return a.weights && is_in ? __ldg(a.weights + row) : 1.0f;
+}
+
+/* The values of VECTOR neighbours of a row from what was loaded for them; `piece` is x.
+ *
+ * Make::of(inputs, points, of_gate) is the formula; IS_GRADIENT and IS_GATED say what it reads, and
+ * it is that of the gate's gradient where `of_gate`. */
+template <typename T, typename Make, int CLASS>
+__device__ __forceinline__ piece_values<T> made_of(const tn__cuda_produce_arguments &a,
+                                                   inputs<T> &in, uint4 piece, float weight,
+                                                   bool of_gate) {
+    if (Make::IS_GRADIENT) weigh<T>(in.dy, a.weights, weight);
+    piece_values<T> made = Make::of(in, points_of<T, CLASS>(a.curve, piece, in.x), of_gate);
+    if (!Make::IS_GRADIENT) weigh<T>(made, a.weights, weight);
+    return made;
+}
+
+/* One piece of the patch, for all its rows, AT_ONCE of them read before the first is made. */
+template <typename T, typename Make, int CLASS>
+__device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a, uint32_t tile,
                                             const patch_place &at, int p,
                                             uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    enum { AT_ONCE = sizeof(T) == 2 ? 4 : 2 };
+    enum { AT_ONCE = Make::AT_ONCE };
     int64_t col = at.tile_first_col + patch_column<T>(at.lane16, p * element<T>::VECTOR);
     const int height = col < a.cast.cols ? patch_rows_in(a.cast.rows, at) : 0;
-    const bool of_gate = Make::IS_GRADIENT && a.is_gated && col >= a.half_cols;
+    const bool of_gate = Make::IS_GRADIENT && Make::IS_GATED && col >= a.half_cols;
     if (of_gate) col -= a.half_cols;
+    const int64_t stride = Make::IS_GATED ? 2 * a.half_cols : a.half_cols;
+    const T *x = (const T *)a.cast.src + at.row * stride + col;
+    const T *dy = (const T *)a.dy + at.row * a.half_cols + col;
 #pragma unroll
     for (int first = 0; first < PATCH; first += AT_ONCE) {
-        inputs<uint4> in[AT_ONCE];
-        float weight[AT_ONCE];
+        uint4 x_pieces[AT_ONCE], gate_pieces[AT_ONCE], dy_pieces[AT_ONCE];
+        load_rows<T>(x_pieces, x + first * stride, stride, height - first);
+        if (Make::IS_GATED)
+            load_rows<T>(gate_pieces, x + first * stride + a.half_cols, stride,
+                         of_gate ? 0 : height - first);
+        if (Make::IS_GRADIENT)
+            load_rows<T>(dy_pieces, dy + first * a.half_cols, a.half_cols, height - first);
+        if (first == 0 && p == 0) start_tile<T, CLASS>(a, tile);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            in[i].x = in[i].gate = in[i].dy = make_uint4(0, 0, 0, 0);
-            weight[i] = 1.0f;
-            if (first + i < height) {
-                const row_sources<T> from = sources_of<T>(a, at.row + first + i);
-                in[i].x = __ldg((const uint4 *)(from.x + col));
-                if (a.is_gated && !of_gate)
-                    in[i].gate = __ldg((const uint4 *)(from.x + a.half_cols + col));
-                if (Make::IS_GRADIENT) in[i].dy = __ldg((const uint4 *)(from.dy + col));
-                weight[i] = from.weight;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const piece_values<T> x = unpack<T>(in[i].x), gate = unpack<T>(in[i].gate);
-            const piece_values<T> dy = unpack<T>(in[i].dy);
-            piece_values<T> made;
-#pragma unroll
-            for (int v = 0; v < element<T>::VECTOR; v++)
-                made.at[v] = Make::of(a, of_gate, x.at[v], gate.at[v], dy.at[v], weight[i]);
-            pack<T>(words[first + i], p, made);
+            inputs<T> in;
+            in.x = unpack<T>(x_pieces[i]);
+            if (Make::IS_GATED) in.gate = unpack<T>(gate_pieces[i]);
+            if (Make::IS_GRADIENT) in.dy = unpack<T>(dy_pieces[i]);
+            const float weight = weight_of(a, at.row + first + i, first + i < height);
+            pack<T>(words[first + i], p,
+                    made_of<T, Make, CLASS>(a, in, x_pieces[i], weight, of_gate));
+            row_stay_packed<T>(words[first + i]);
         }
     }
 }
 
-/* Element by element, where rows do not begin at multiples of 16 bytes. */
-template <typename T, typename Make>
+/* ---- tiles --------------------------------------------------------------------------------- */
+
+/* Element by element, where rows do not begin at multiples of 16 bytes: as a piece of which one
+ * element counts. */
+template <typename T, typename Make, int CLASS>
 __device__ __forceinline__ float make_element(const tn__cuda_produce_arguments &a, int64_t row,
                                               int64_t col) {
-    const row_sources<T> from = sources_of<T>(a, row);
-    const bool of_gate = Make::IS_GRADIENT && a.is_gated && col >= a.half_cols;
+    const bool of_gate = Make::IS_GRADIENT && Make::IS_GATED && col >= a.half_cols;
     if (of_gate) col -= a.half_cols;
-    const float x = element<T>::load(from.x, col);
-    const float gate = a.is_gated ? element<T>::load(from.x, a.half_cols + col) : 0.0f;
-    const float dy = Make::IS_GRADIENT ? element<T>::load(from.dy, col) : 0.0f;
-    return Make::of(a, of_gate, x, gate, dy, from.weight);
+    const int64_t stride = Make::IS_GATED ? 2 * a.half_cols : a.half_cols;
+    const T *from = (const T *)a.cast.src + row * stride;
+    uint32_t word[patch_words<T>::COUNT] = {0};
+    inputs<T> in;
+    put_element<T>(word, 0, element<T>::load(from, col));
+    const uint4 piece = make_uint4(word[0], 0, 0, 0);
+    in.x = in.gate = in.dy = unpack<T>(piece);
+    if (Make::IS_GATED) in.gate.at[0] = element<T>::load(from, a.half_cols + col);
+    if (Make::IS_GRADIENT) in.dy.at[0] = element<T>::load((const T *)a.dy + row * a.half_cols, col);
+    return made_of<T, Make, CLASS>(a, in, piece, weight_of(a, row, true), of_gate).at[0];
 }
 
-template <typename T, typename Make>
-__device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a,
+template <typename T, typename Make, int CLASS>
+__device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a, uint32_t tile,
                                            const patch_place &at,
                                            uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     if (a.cast.src_vectors) {
 #pragma unroll
         for (int p = 0; p < patch_words<T>::PIECES; p++)
-            make_pieces<T, Make>(a, at, p, words);
+            make_pieces<T, Make, CLASS>(a, tile, at, p, words);
         return;
     }
+    start_tile<T, CLASS>(a, tile);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
 #pragma unroll
@@ -113,7 +248,8 @@ __device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a,
         const int i = ij / PATCH, j = ij % PATCH;
         const int64_t row = at.row + i, col = at.tile_first_col + patch_column<T>(at.lane16, j);
         float value = 0.0f;
-        if (row < a.cast.rows && col < a.cast.cols) value = make_element<T, Make>(a, row, col);
+        if (row < a.cast.rows && col < a.cast.cols)
+            value = make_element<T, Make, CLASS>(a, row, col);
 #pragma unroll
         for (int r = 0; r < PATCH; r++) {
 #pragma unroll
@@ -123,44 +259,59 @@ __device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a,
     }
 }
 
-/* Tiles in the order in which blocks run: of a gated gradient a tile of the lower columns, then the
- * one of the upper columns that reads the same. */
-__device__ __forceinline__ patch_place place_of_thread(const tn__cuda_produce_arguments &a,
-                                                       bool in_pairs) {
-    const uint32_t across = a.cast.tiles_across;
-    patch_place at = patch_of_thread(across);
-    if (!in_pairs) return at;
-    at.tile_col = at.tile_col % 2 ? (across + 1) / 2 + at.tile_col / 2 : at.tile_col / 2;
-    at.tile_first_col = (int64_t)at.tile_col * TN__TILE;
-    return at;
+/* Tiles in the order in which they are made: of a gated gradient a tile of the lower columns, then
+ * the one of the upper columns that reads the same. */
+__device__ __forceinline__ patch_place place_of_tile(const tn__cuda_produce_arguments &a,
+                                                     uint32_t tile, bool in_turns) {
+    const uint32_t across = a.cast.tiles_across, row = tile / across;
+    const uint32_t col = tile - row * across;
+    if (!in_turns) return patch_in_tile(row, col);
+    return patch_in_tile(row, col % 2 ? (across + 1) / 2 + col / 2 : col / 2);
+}
+
+/* A tile into the patches of the block's threads. */
+template <typename T, typename Make>
+__device__ __forceinline__ void make_tile(const tn__cuda_produce_arguments &a, uint32_t tile,
+                                          const patch_place &at,
+                                          uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    const bool is_copy = !Make::IS_GRADIENT && !Make::IS_GATED && !a.weights && !a.value;
+    if (a.curve.kind == TN__CURVE_SIGMOID) {
+        make_patch<T, Make, OF_SIGMOID>(a, tile, at, words);
+    } else if (is_copy && a.curve.kind == TN__CURVE_IDENTITY) {
+        patch_load<T>(words, a.cast.src, a.cast.rows, a.cast.cols, a.cast.src_vectors, at);
+        start_tile<T, OF_CORNER>(a, tile);
+    } else {
+        make_patch<T, Make, OF_CORNER>(a, tile, at, words);
+    }
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool IS_1D, typename Make>
 __device__ __forceinline__ void produce(const tn__cuda_produce_arguments &a) {
     uint32_t words[PATCH][patch_words<T>::COUNT];
     if (is_skipped(a.skip)) return;
-    const patch_place at = place_of_thread(a, Make::IS_GRADIENT && a.is_gated);
-    make_patch<T, Make>(a, at, words);
-    store_produced<T, F, IS_1D>(a, at, words);
+    for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
+        const patch_place at = place_of_tile(a, tile, Make::IS_GRADIENT && Make::IS_GATED);
+        make_tile<T, Make>(a, tile, at, words);
+        store_produced<T, F, IS_1D>(a, at, words);
+    }
 }
 
 /* ---- the kernels of a file ---------------------------------------------------------------- */
 
-/* Registers for two blocks on a multiprocessor: the patch, and what is on its way to it. */
 #define PRODUCE_KERNEL(name, T, F, is_1d, make)                                                    \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, 2)                              \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, make<T>::BLOCKS)                \
         name(const __grid_constant__ tn__cuda_produce_arguments a) {                               \
-        produce<T, F, is_1d, make>(a);                                                             \
+        produce<T, F, is_1d, make<T>>(a);                                                          \
     }
-#define PRODUCE(name, source, T, format, F, make)                                                  \
-    PRODUCE_KERNEL(name##_1d_##source##_##format, T, F, true, make)                                \
-    PRODUCE_KERNEL(name##_2d_##source##_##format, T, F, false, make)
-#define PRODUCE_ALL(name, make)                                                                    \
-    PRODUCE(name, fp32, float, e4m3, __NV_E4M3, make)                                              \
-    PRODUCE(name, fp32, float, e5m2, __NV_E5M2, make)                                              \
-    PRODUCE(name, bf16, __nv_bfloat16, e4m3, __NV_E4M3, make)                                      \
-    PRODUCE(name, bf16, __nv_bfloat16, e5m2, __NV_E5M2, make)                                      \
-    PRODUCE(name, fp16, __half, e4m3, __NV_E4M3, make)                                             \
-    PRODUCE(name, fp16, __half, e5m2, __NV_E5M2, make)
+#define PRODUCE(name, source, T, format, F)                                                        \
+    PRODUCE_KERNEL(name##_1d_##source##_##format, T, F, true, name)                                \
+    PRODUCE_KERNEL(name##_2d_##source##_##format, T, F, false, name)
+#define PRODUCE_ALL(name)                                                                          \
+    PRODUCE(name, fp32, float, e4m3, __NV_E4M3)                                                    \
+    PRODUCE(name, fp32, float, e5m2, __NV_E5M2)                                                    \
+    PRODUCE(name, bf16, __nv_bfloat16, e4m3, __NV_E4M3)                                            \
+    PRODUCE(name, bf16, __nv_bfloat16, e5m2, __NV_E5M2)                                            \
+    PRODUCE(name, fp16, __half, e4m3, __NV_E4M3)                                                   \
+    PRODUCE(name, fp16, __half, e5m2, __NV_E5M2)
 
 #endif

@@ -21,7 +21,9 @@ extern const unsigned char tn__cuda_rows_image[];
 extern const unsigned char tn__cuda_shard_image[];
 extern const unsigned char tn__cuda_tensor_image[];
 extern const unsigned char tn__cuda_activation_image[];
+extern const unsigned char tn__cuda_gate_image[];
 extern const unsigned char tn__cuda_gradient_image[];
+extern const unsigned char tn__cuda_gate_gradient_image[];
 extern const unsigned char tn__cuda_norm_image[];
 extern const unsigned char tn__cuda_norm_rows_image[];
 extern const unsigned char tn__cuda_requantize_image[];
@@ -37,7 +39,9 @@ enum {
     MXFP8_IMAGE,
     NVFP4_IMAGE,
     ACTIVATION_IMAGE,
+    GATE_IMAGE,
     GRADIENT_IMAGE,
+    GATE_GRADIENT_IMAGE,
     NORM_IMAGE,
     NORM_ROWS_IMAGE,
     REQUANTIZE_IMAGE,
@@ -55,7 +59,9 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [MXFP8_IMAGE] = tn__cuda_mxfp8_image,
     [NVFP4_IMAGE] = tn__cuda_nvfp4_image,
     [ACTIVATION_IMAGE] = tn__cuda_activation_image,
+    [GATE_IMAGE] = tn__cuda_gate_image,
     [GRADIENT_IMAGE] = tn__cuda_gradient_image,
+    [GATE_GRADIENT_IMAGE] = tn__cuda_gate_gradient_image,
     [NORM_IMAGE] = tn__cuda_norm_image,
     [NORM_ROWS_IMAGE] = tn__cuda_norm_rows_image,
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
@@ -125,6 +131,7 @@ int tn__kernel_of_scale_finish(tn_dtype format) {
 }
 
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format) {
+    if (family == TN__KERNEL_DIFFERENTIATE_PAIRS) return family + !is_1d * 2 + fp8_index(format);
     return family + (!is_1d * 3 + float_index(made)) * 2 + fp8_index(format);
 }
 
@@ -191,8 +198,20 @@ static void activate_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     produce_name("activate", index, name);
 }
 
+static void activate_gated_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("activate_gated", index, name);
+}
+
 static void differentiate_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     produce_name("differentiate", index, name);
+}
+
+static void differentiate_gated_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("differentiate_gated", index, name);
+}
+
+static void differentiate_pairs_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("differentiate_pairs", index / 2 * 6 + 2 + index % 2, name);
 }
 
 static void norm_tiles_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
@@ -336,7 +355,10 @@ static const struct kernel_family {
     {TN__KERNEL_NVFP4_FINISH, NVFP4_IMAGE, single_nvfp4_name},
     {TN__KERNEL_ACTIVATE, ACTIVATION_IMAGE, activate_name},
     {TN__KERNEL_COLUMN_SUMS, ACTIVATION_IMAGE, column_sums_name},
+    {TN__KERNEL_ACTIVATE_GATED, GATE_IMAGE, activate_gated_name},
     {TN__KERNEL_DIFFERENTIATE, GRADIENT_IMAGE, differentiate_name},
+    {TN__KERNEL_DIFFERENTIATE_GATED, GATE_GRADIENT_IMAGE, differentiate_gated_name},
+    {TN__KERNEL_DIFFERENTIATE_PAIRS, GATE_GRADIENT_IMAGE, differentiate_pairs_name},
     {TN__KERNEL_NORM_TILES, NORM_IMAGE, norm_tiles_name},
     {TN__KERNEL_NORM_ROWS, NORM_ROWS_IMAGE, norm_rows_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},

@@ -20,6 +20,7 @@ enum {
     TN__NVFP4_KERNELS = 4 * 3,
     TN__STOCHASTIC_KERNELS = 2 * 3 * 2,
     TN__PRODUCE_KERNELS = 2 * 3 * 2,
+    TN__PAIRS_KERNELS = 2 * 2,          /* as PRODUCE, of bf16 */
     TN__NORM_ROWS_KERNELS = 3 * 3 * 2,  /* steps, type, FP8 type */
     TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
 
@@ -54,8 +55,11 @@ enum {
     TN__KERNEL_NVFP4_FINISH = TN__KERNEL_DEQUANTIZE_NVFP4 + 2 * 3,
     TN__KERNEL_ACTIVATE,
     TN__KERNEL_COLUMN_SUMS = TN__KERNEL_ACTIVATE + TN__PRODUCE_KERNELS,
-    TN__KERNEL_DIFFERENTIATE,
-    TN__KERNEL_NORM_TILES = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
+    TN__KERNEL_ACTIVATE_GATED,
+    TN__KERNEL_DIFFERENTIATE = TN__KERNEL_ACTIVATE_GATED + TN__PRODUCE_KERNELS,
+    TN__KERNEL_DIFFERENTIATE_GATED = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
+    TN__KERNEL_DIFFERENTIATE_PAIRS = TN__KERNEL_DIFFERENTIATE_GATED + TN__PRODUCE_KERNELS,
+    TN__KERNEL_NORM_TILES = TN__KERNEL_DIFFERENTIATE_PAIRS + TN__PAIRS_KERNELS,
     TN__KERNEL_NORM_ROWS = TN__KERNEL_NORM_TILES + TN__PRODUCE_KERNELS,
     TN__KERNEL_REQUANTIZE = TN__KERNEL_NORM_ROWS + TN__NORM_ROWS_KERNELS,
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
@@ -77,7 +81,7 @@ int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
-/* family: ACTIVATE, DIFFERENTIATE or NORM_TILES. */
+/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS or NORM_TILES. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
 int tn__kernel_of_norm_rows(int64_t cols, tn_dtype x, tn_dtype format);
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
@@ -85,7 +89,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 14 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 16 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */

@@ -7,7 +7,14 @@
 
 enum {
     TN__SUM_COLUMNS = 32, /* that a block adds up */
-    TN__TILE_SUMS = 8     /* in which it adds up the tiles of a column */
+    TN__TILE_SUMS = 8,    /* in which it adds up the tiles of a column */
+
+    /* Blocks of activations and gradients that run at once on a multiprocessor, for which their
+     * kernels are given registers; and the multiprocessors of a GPU for which blocks that make a
+     * table first are launched. On another GPU that is only less even. */
+    TN__PRODUCE_BLOCKS = 3,
+    TN__HEAVY_PRODUCE_BLOCKS = 2, /* of fp32, gated, or gradients */
+    TN__MULTIPROCESSORS = 132
 };
 
 typedef struct tn__cuda_produce_arguments {
@@ -21,7 +28,7 @@ typedef struct tn__cuda_produce_arguments {
     float *tile_sums;     /* NULL: none */
     const float *skip;    /* NULL: never */
     tn__curve curve;
-    int is_gated;
+    uint32_t tiles; /* to be made by all blocks */
 } tn__cuda_produce_arguments;
 
 typedef struct tn__cuda_column_sums_arguments {

@@ -21,14 +21,34 @@ static tn__cuda_quantize_arguments cast_of(const tn__quantize_work *cast, const 
     return argument;
 }
 
-static const int families[] = {[TN__PRODUCE_ACTIVATION] = TN__KERNEL_ACTIVATE,
-                               [TN__PRODUCE_GRADIENT] = TN__KERNEL_DIFFERENTIATE};
+/* Of a gated gradient both halves are made at once where they are whole tiles of bf16. */
+static int is_in_pairs(const tn__produce_work *work, const tn__cuda_produce_arguments *argument) {
+    return work->producer == TN__PRODUCE_GRADIENT && work->is_gated && argument->cast.src_vectors &&
+           work->x.dtype == TN_BF16 && argument->half_cols % TN__TILE == 0;
+}
+
+static int family_of(const tn__produce_work *work, const tn__cuda_produce_arguments *argument) {
+    if (is_in_pairs(work, argument)) return TN__KERNEL_DIFFERENTIATE_PAIRS;
+    if (work->producer == TN__PRODUCE_GRADIENT)
+        return work->is_gated ? TN__KERNEL_DIFFERENTIATE_GATED : TN__KERNEL_DIFFERENTIATE;
+    return work->is_gated ? TN__KERNEL_ACTIVATE_GATED : TN__KERNEL_ACTIVATE;
+}
+
+/* One for each tile; but no more than run at once if each makes a table of sigmoids first. */
+static int64_t blocks_of(const tn__produce_work *work, int64_t tiles) {
+    const int is_heavy = work->producer == TN__PRODUCE_GRADIENT || work->is_gated;
+    const int64_t at_once =
+        TN__MULTIPROCESSORS * (int64_t)(is_heavy ? TN__HEAVY_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS);
+    const int has_table = work->x.dtype == TN_BF16 && work->curve.kind == TN__CURVE_SIGMOID;
+    return has_table && tiles > at_once ? at_once : tiles;
+}
 
 tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
     const tn__quantize_work *cast = &work->cast;
     const tn__matrix *x = &work->x;
     const int64_t half_cols = work->is_gated ? x->cols / 2 : x->cols;
     const int64_t half_row_bytes = half_cols * (int64_t)tn_dtype_bytes(x->dtype);
+    int64_t tiles = tn__matrix_tiles(&cast->src);
     tn__cuda_context *context;
     tn__cuda_produce_arguments argument = {.cast = cast_of(cast, x, half_row_bytes, work->dy),
                                            .half_cols = half_cols,
@@ -37,13 +57,15 @@ tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_s
                                            .value = cast->src.data,
                                            .tile_sums = work->tile_sums,
                                            .skip = work->skip,
-                                           .curve = work->curve,
-                                           .is_gated = work->is_gated};
+                                           .curve = work->curve};
+    const int family = family_of(work, &argument);
+    if (family == TN__KERNEL_DIFFERENTIATE_PAIRS) tiles /= 2;
+    argument.tiles = tiles <= INT32_MAX ? (uint32_t)tiles : 0; /* or the launch refuses it */
     TN_TRY(tn__cuda_context_of(device, &context));
-    const int kernel = tn__kernel_of_produce(
-        families[work->producer], cast->format == TN_FORMAT_FP8_BLOCK_1D, x->dtype, cast->dtype);
-    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&cast->src), TN__TILE_THREADS,
-                             &argument, stream);
+    const int kernel = tn__kernel_of_produce(family, cast->format == TN_FORMAT_FP8_BLOCK_1D,
+                                             x->dtype, cast->dtype);
+    return tn__kernel_launch(context, kernel, blocks_of(work, tiles), TN__TILE_THREADS, &argument,
+                             stream);
 }
 
 tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *work,

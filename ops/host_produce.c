@@ -27,13 +27,20 @@ typedef struct run {
     tn__curve curve;
     float weight;
     int is_gated, is_weighted;
+    int is_looked_up; /* the sigmoid, as of bf16 */
     int count;
     float x[TN__BLOCK], gate[TN__BLOCK], dy[TN__BLOCK];
 } run;
 
+TN__INLINE tn__curve_point point_at(const run *in, float x) {
+    if (in->curve.kind != TN__CURVE_SIGMOID) return tn__corner_point(in->curve.kind, x);
+    const float place = in->is_looked_up ? tn__sigmoid_place(x) : x;
+    return tn__sigmoid_point(in->curve, x, tn__exact_sigmoid(tn__curve_argument(in->curve, place)));
+}
+
 TN__INLINE void activate_body(const run *in, float *out) {
     for (int i = 0; i < in->count; i++) {
-        float value = tn__curve_at(in->curve, in->x[i]).value;
+        float value = point_at(in, in->x[i]).value;
         if (in->is_gated) value *= in->gate[i];
         out[i] = in->is_weighted ? value * in->weight : value;
     }
@@ -43,7 +50,7 @@ TN__INLINE void activate_body(const run *in, float *out) {
 TN__INLINE void x_gradient_body(const run *in, float *out) {
     for (int i = 0; i < in->count; i++) {
         const float dy = in->is_weighted ? in->dy[i] * in->weight : in->dy[i];
-        const float value = tn__curve_at(in->curve, in->x[i]).slope * dy;
+        const float value = point_at(in, in->x[i]).slope * dy;
         out[i] = in->is_gated ? value * in->gate[i] : value;
     }
 }
@@ -52,7 +59,7 @@ TN__INLINE void x_gradient_body(const run *in, float *out) {
 TN__INLINE void gate_gradient_body(const run *in, float *out) {
     for (int i = 0; i < in->count; i++) {
         const float dy = in->is_weighted ? in->dy[i] * in->weight : in->dy[i];
-        out[i] = tn__curve_at(in->curve, in->x[i]).value * dy;
+        out[i] = point_at(in, in->x[i]).value * dy;
     }
 }
 
@@ -80,6 +87,7 @@ static const run_function wide[RUN_FUNCTIONS] = {activate_wide, x_gradient_wide,
 static void load_weight(const tn__produce_work *work, int64_t row, run *in) {
     in->curve = work->curve;
     in->is_gated = work->is_gated;
+    in->is_looked_up = work->x.dtype == TN_BF16;
     in->is_weighted = work->weights != NULL;
     in->weight = work->weights ? work->weights[row] : 1.0f;
 }

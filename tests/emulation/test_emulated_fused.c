@@ -163,6 +163,33 @@ static void sums_of_many_tiles_equal_the_host(void **state) {
     gpu_count_report("sums of columns");
 }
 
+/* A gated gradient of bf16 whose halves are whole tiles makes both at once. */
+static void halves_of_whole_tiles_equal_the_host(void **state) {
+    (void)state;
+    for (unsigned way = 0; way < 40; way++) {
+        fused_case c = case_of(way * 7, way % 2 ? 130 : 256, way % 3 ? 128 : 256, way);
+        c.producer = TN__PRODUCE_GRADIENT, c.is_gated = 1;
+        c.dtype = TN_BF16;
+        emulated_set_order(way % 4);
+        check_case(&c);
+    }
+    emulated_set_order(0);
+    gpu_count_report("both halves at once");
+}
+
+/* Blocks that look sigmoids up go from tile to tile. */
+static void more_tiles_than_blocks_equal_the_host(void **state) {
+    (void)state;
+    for (unsigned way = 0; way < 8; way++) {
+        fused_case c = case_of(way, 1, 128 * 401, way);
+        c.producer = way / 2 % 2 ? TN__PRODUCE_GRADIENT : TN__PRODUCE_ACTIVATION;
+        c.dtype = TN_BF16, c.curve = curves[way / 4], c.is_gated = way % 2;
+        c.has_row = c.has_col = c.has_value = 1;
+        check_case(&c);
+    }
+    gpu_count_report("more tiles than blocks");
+}
+
 static void the_flag_leaves_all_as_it_was(void **state) {
     (void)state;
     const fused_case c = case_of(6, 130, 70, 3);
@@ -189,6 +216,8 @@ int main(void) {
         cmocka_unit_test(every_tail_equals_the_host),
         cmocka_unit_test(every_way_equals_the_host_in_every_order),
         cmocka_unit_test(sums_of_many_tiles_equal_the_host),
+        cmocka_unit_test(halves_of_whole_tiles_equal_the_host),
+        cmocka_unit_test(more_tiles_than_blocks_equal_the_host),
         cmocka_unit_test(the_flag_leaves_all_as_it_was),
     };
     emulation_begin();
