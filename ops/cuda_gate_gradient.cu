@@ -3,7 +3,7 @@
 
 template <typename T> struct differentiate_gated {
     enum { IS_GRADIENT = 1, IS_GATED = 1, IS_WIDE = sizeof(T) == 4 };
-    enum { AT_ONCE = 2, BLOCKS = TN__HEAVY_PRODUCE_BLOCKS };
+    enum { AT_ONCE = 2, BLOCKS = TN__PRODUCE_BLOCKS };
     static __device__ __forceinline__ piece_values<T> of(const inputs<T> &in, const points<T> &at,
                                                          bool of_gate) {
         if (of_gate) return product_of<T>(at.value, in.dy);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void produce_pairs(const tn__cuda_produce_arguments &
 }
 
 #define PRODUCE_PAIRS_KERNEL(name, T, F, is_1d)                                                    \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, TN__HEAVY_PRODUCE_BLOCKS)       \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, TN__PRODUCE_BLOCKS)             \
         name(const __grid_constant__ tn__cuda_produce_arguments a) {                               \
         produce_pairs<T, F, is_1d>(a);                                                             \
     }

@@ -12,8 +12,7 @@ enum {
     /* Blocks of activations and gradients that run at once on a multiprocessor, for which their
      * kernels are given registers; and the multiprocessors of a GPU for which blocks that make a
      * table first are launched. On another GPU that is only less even. */
-    TN__PRODUCE_BLOCKS = 3,
-    TN__HEAVY_PRODUCE_BLOCKS = 2, /* of fp32, gated, or gradients */
+    TN__PRODUCE_BLOCKS = 2,
     TN__MULTIPROCESSORS = 132
 };
 
