@@ -299,7 +299,8 @@ __device__ __forceinline__ void produce(const tn__cuda_produce_arguments &a) {
 /* ---- the kernels of a file ---------------------------------------------------------------- */
 
 #define PRODUCE_KERNEL(name, T, F, is_1d, make)                                                    \
-    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, make<T>::BLOCKS)                \
+    extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS,                                 \
+                                                 make<T>::BLOCKS - !is_1d * make<T>::LESS_IN_2D)   \
         name(const __grid_constant__ tn__cuda_produce_arguments a) {                               \
         produce<T, F, is_1d, make<T>>(a);                                                          \
     }

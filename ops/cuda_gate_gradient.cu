@@ -3,7 +3,7 @@
 
 template <typename T> struct differentiate_gated {
     enum { IS_GRADIENT = 1, IS_GATED = 1, IS_WIDE = sizeof(T) == 4 };
-    enum { AT_ONCE = 2, BLOCKS = TN__PRODUCE_BLOCKS };
+    enum { AT_ONCE = 2, BLOCKS = TN__PRODUCE_BLOCKS, LESS_IN_2D = 0 };
     static __device__ __forceinline__ piece_values<T> of(const inputs<T> &in, const points<T> &at,
                                                          bool of_gate) {
         if (of_gate) return product_of<T>(at.value, in.dy);

@@ -13,6 +13,7 @@ enum {
      * kernels are given registers; and the multiprocessors of a GPU for which blocks that make a
      * table first are launched. On another GPU that is only less even. */
     TN__PRODUCE_BLOCKS = 2,
+    TN__LIGHT_PRODUCE_BLOCKS = 3, /* without gates or gradients, 16-bit, 1D */
     TN__MULTIPROCESSORS = 132
 };
 

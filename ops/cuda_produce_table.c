@@ -36,7 +36,10 @@ static int family_of(const tn__produce_work *work, const tn__cuda_produce_argume
 
 /* One for each tile; but no more than run at once if each makes a table of sigmoids first. */
 static int64_t blocks_of(const tn__produce_work *work, int64_t tiles) {
-    const int64_t at_once = TN__MULTIPROCESSORS * (int64_t)TN__PRODUCE_BLOCKS;
+    const int is_light = work->producer == TN__PRODUCE_ACTIVATION && !work->is_gated &&
+                         work->cast.format == TN_FORMAT_FP8_BLOCK_1D;
+    const int64_t at_once =
+        TN__MULTIPROCESSORS * (int64_t)(is_light ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS);
     const int has_table = work->x.dtype == TN_BF16 && work->curve.kind == TN__CURVE_SIGMOID;
     return has_table && tiles > at_once ? at_once : tiles;
 }
