@@ -261,19 +261,52 @@ static tn_status run_activation(const op_fault_call *call, tn_stream stream) {
     return tn_activation_forward(&call->args.activation, stream);
 }
 
+static void prepare_activation_backward(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                        op_fault_call *call) {
+    tn_activation_backward_args args = TN_ACTIVATION_BACKWARD_ARGS_INIT;
+    args.gated = 1;
+    args.dy = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.x = input(ops, scope, TN_BF16, ROWS, (int64_t)2 * COLS);
+    args.dx = made(scope, call, TN_BF16, ROWS, (int64_t)2 * COLS);
+    args.quantized = quantized(scope, call, (int64_t)2 * COLS);
+    args.dbias = made(scope, call, TN_FP32, 1, (int64_t)2 * COLS);
+    args.scope = scratch;
+    call->args.activation_backward = args;
+}
+
+static tn_status run_activation_backward(const op_fault_call *call, tn_stream stream) {
+    return tn_activation_backward(&call->args.activation_backward, stream);
+}
+
+static void prepare_bias(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                         op_fault_call *call) {
+    tn_bias_gradient_args args = TN_BIAS_GRADIENT_ARGS_INIT;
+    args.dy = input(ops, scope, TN_FP32, ROWS, COLS);
+    args.quantized = quantized(scope, call, COLS);
+    args.dbias = made(scope, call, TN_BF16, 1, COLS);
+    args.scope = scratch;
+    call->args.bias = args;
+}
+
+static tn_status run_bias(const op_fault_call *call, tn_stream stream) {
+    return tn_bias_gradient(&call->args.bias, stream);
+}
+
 const op_fault_row op_fault_rows[] = {
-    {"stochastic cast", prepare_stochastic, run_quantize},
-    {"delayed cast", prepare_delayed, run_quantize},
-    {"dequantize", prepare_dequantize, run_dequantize},
-    {"requantize", prepare_requantize, run_requantize},
-    {"scale_update", prepare_scale_update, run_scale_update},
-    {"grouped_quantize", prepare_grouped, run_grouped},
-    {"quantize_list", prepare_list, run_list},
-    {"pad_groups", prepare_pad, run_pad},
-    {"gather_rows", prepare_gather, run_gather},
-    {"combine_rows", prepare_combine, run_combine},
-    {"shard_amax", prepare_shard_amax, run_shard_amax},
-    {"shard_quantize", prepare_shard_quantize, run_shard_quantize},
-    {"activation_forward", prepare_activation, run_activation},
+    {"stochastic cast", prepare_stochastic, run_quantize, 0},
+    {"delayed cast", prepare_delayed, run_quantize, 0},
+    {"dequantize", prepare_dequantize, run_dequantize, 0},
+    {"requantize", prepare_requantize, run_requantize, 0},
+    {"scale_update", prepare_scale_update, run_scale_update, 0},
+    {"grouped_quantize", prepare_grouped, run_grouped, 0},
+    {"quantize_list", prepare_list, run_list, 0},
+    {"pad_groups", prepare_pad, run_pad, 0},
+    {"gather_rows", prepare_gather, run_gather, 0},
+    {"combine_rows", prepare_combine, run_combine, 0},
+    {"shard_amax", prepare_shard_amax, run_shard_amax, 0},
+    {"shard_quantize", prepare_shard_quantize, run_shard_quantize, 0},
+    {"activation_forward", prepare_activation, run_activation, 0},
+    {"activation_backward", prepare_activation_backward, run_activation_backward, 1},
+    {"bias_gradient", prepare_bias, run_bias, 1},
 };
 const int op_fault_row_count = sizeof op_fault_rows / sizeof *op_fault_rows;

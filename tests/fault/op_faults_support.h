@@ -44,6 +44,7 @@ typedef struct op_fault_row {
     /* Operands in the scope; scratch goes to `scratch`. */
     void (*prepare)(const test_ops *ops, tn_scope scope, tn_scope scratch, op_fault_call *call);
     tn_status (*run)(const op_fault_call *call, tn_stream stream);
+    int is_split; /* it puts work on the stream in parts, of which a later one may be refused */
 } op_fault_row;
 
 extern const op_fault_row op_fault_rows[];
