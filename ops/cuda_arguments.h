@@ -22,8 +22,9 @@ typedef struct tn__cuda_plane {
     unsigned char *data;
     float *scale; /* floats; MXFP8, NVFP4: bytes */
     int64_t scale_stride;
-    int vectors; /* every row starts at a multiple of the piece that the kernel moves at once */
-    int filler;  /* 0; lists of these are copied whole, so no byte of one is left unwritten */
+    int vectors;         /* every row starts at a multiple of the piece that is moved at once */
+    int square_blocks;   /* NVFP4: a scale is of 16 x 16 elements; else 0: lists of planes are
+                            copied whole, so no byte of one is left unwritten */
     float *global_scale; /* of the tensor, and 12 bytes of padding; NULL: there is none */
 } tn__cuda_plane;
 

@@ -59,6 +59,7 @@ tn_status tn__cuda_quantize_formats(tn__cuda_context *context, const tn__quantiz
     int kernel = tn__kernel_of_format(family_of(work->format), work);
     if (work->has_row) argument.row = tn__cuda_plane_of(&work->row, row_piece(work));
     if (work->has_col) argument.col = tn__cuda_plane_of(&work->col, col_piece(work));
+    argument.row.square_blocks = argument.col.square_blocks = work->square_blocks;
     argument.factor = work->factor;
     argument.amax = (int *)work->amax;
     if (work->format == TN_FORMAT_MXFP8 || work->factor) {

@@ -130,12 +130,37 @@ __device__ __forceinline__ void nv_scales_store(const tn__cuda_plane &plane, int
         *(uint32_t *)((unsigned char *)plane.scale + row * plane.scale_stride + first) = scales;
 }
 
+/* Maxima of columns, which are there, become those of the squares that they are in; beyond the
+ * matrix they stay 0. All threads. */
+__device__ __forceinline__ void nv_squares_put(const tn__cuda_quantize_arguments &a,
+                                               const patch_place &at, float (*warp_max)[TN__TILE]) {
+    __syncthreads();
+    const int warp = (int)threadIdx.x / NV_BLOCKS, first = (int)threadIdx.x % NV_BLOCKS * NV_BLOCK;
+    const int64_t cols = warp < WARPS ? a.cols - at.tile_first_col - first : 0;
+    const int width = (int)min(cols, (int64_t)NV_BLOCK);
+    float amax = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < width; c++)
+        amax = fmaxf(amax, warp_max[warp][first + c]);
+#pragma unroll 1
+    for (int c = 0; c < width; c++)
+        warp_max[warp][first + c] = amax;
+    __syncthreads();
+}
+
 template <typename T, typename R>
-__device__ __forceinline__ void
-nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at, const nv_global &global,
-        unsigned char (*row_scale)[NV_BLOCKS], uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                                        const nv_global &global, float (*warp_max)[TN__TILE],
+                                        unsigned char (*row_scale)[NV_BLOCKS],
+                                        uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const R rounding(a);
+    const int rows_in = (int)min(a.rows - at.tile_first_row, (int64_t)TN__TILE);
+    if (a.row.square_blocks) {
+        column_max_put<T>(warp_max, at, words);
+        nv_squares_put(a, at, warp_max);
+    }
     const auto factor_of = [&](int row, int block, float amax) {
+        if (a.row.square_blocks && row < rows_in) amax = warp_max[row / NV_BLOCK][block * NV_BLOCK];
         const uint32_t scale = nv_scale(amax, global);
         row_scale[row][block] = (unsigned char)scale;
         return nv_factor(scale, global);
@@ -238,6 +263,7 @@ __device__ __forceinline__ void nv_cols(const tn__cuda_quantize_arguments &a, co
     column_max_put<T>(warp_max, at, words);
     patch_stay_packed<T>(words);
     __syncthreads();
+    if (a.col.square_blocks) nv_squares_put(a, at, warp_max);
     nv_column_scales_put(a, at, global, warp_max, factor);
     __syncthreads();
     alignas(16) float of_column[PATCH];
@@ -265,7 +291,7 @@ __device__ __forceinline__ void nv_cols(const tn__cuda_quantize_arguments &a, co
 template <typename T, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments &a) {
     __shared__ __align__(8) unsigned char row_scale[TN__TILE][NV_BLOCKS];
-    __shared__ __align__(16) float warp_max[WARPS][TN__TILE]; /* not there without COL */
+    __shared__ __align__(16) float warp_max[WARPS][TN__TILE];
     __shared__ __align__(16) float factor[NV_BLOCKS][TN__TILE];
     __shared__ uint32_t tile[TN__TILE * UNITS];
     const patch_place at = patch_of_thread_backwards(a.tiles_across);
@@ -275,7 +301,7 @@ __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments
     if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
     if (ROW && a.row.data) {
-        nv_rows<T, R>(a, at, global, row_scale, words);
+        nv_rows<T, R>(a, at, global, warp_max, row_scale, words);
         patch_stay_packed<T>(words);
     }
     if (COL && a.col.data) nv_cols<T, R>(a, at, global, warp_max, factor, tile, words);

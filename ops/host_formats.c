@@ -2,10 +2,10 @@
  *
  *     TENSOR   one factor: of the whole tensor's amax, or given (delayed scaling)
  *     MXFP8    blocks of 32 along a row (ROW) or a column (COL), which is not stored turned
- *     NVFP4    blocks of 16 likewise, COL stored turned; and a scale of the whole tensor
+ *     NVFP4    blocks of 16 likewise, COL stored turned, or of 16 x 16; and a scale of the tensor
  *
- * The source is read in bands: one row for a ROW plane; as many rows as a block has, by 128
- * columns, for a COL plane. The padding of scales is not written here.
+ * The source is read in bands: one row for a ROW plane of MXFP8; as many rows as a block has, by 128
+ * columns, else. The padding of scales is not written here.
  */
 #include "host_kernels.h"
 #include "host_number.h"
@@ -172,8 +172,22 @@ static tn__block_scale nvfp4_global_scale(float amax) {
     return scale;
 }
 
-static void encode_nvfp4(const tn__quantize_work *work, const tn__block_scale *global, block *b) {
-    float amax = tn__float_of(tn__host_row_amax(b->value, b->count));
+static float block_amax(const block *b) {
+    return tn__float_of(tn__host_row_amax(b->value, b->count));
+}
+
+/* Of the 16 columns of the band that begin at `first`. */
+static float square_amax(const band *b, int first) {
+    float amax = 0.0f;
+    for (int r = 0; r < b->rows; r++) {
+        block row = row_block(b, r, first, TN__NVFP4_BLOCK);
+        amax = fmaxf(amax, block_amax(&row));
+    }
+    return amax;
+}
+
+static void encode_nvfp4(const tn__quantize_work *work, const tn__block_scale *global, float amax,
+                         block *b) {
     b->scale = tn__float_to_e4m3(amax / 6.0f * global->factor);
     float stored = tn__fp8_values(TN_E4M3)[b->scale] * global->inverse;
     float factor = fminf(1.0f / stored, tn__dtype_max(TN_FP32)); /* the stored scale may be 0 */
@@ -192,16 +206,21 @@ static void put_nvfp4(const tn_plane_view *view, int64_t row, int64_t col, const
 
 static void nvfp4_rows(const tn__quantize_work *work, const band *b, void *state) {
     for (int first = 0; first < b->cols; first += TN__NVFP4_BLOCK) {
-        block one = row_block(b, 0, first, TN__NVFP4_BLOCK);
-        encode_nvfp4(work, state, &one);
-        put_nvfp4(&work->row, b->top, b->left + first, &one);
+        const float amax = work->square_blocks ? square_amax(b, first) : 0.0f;
+        for (int r = 0; r < b->rows; r++) {
+            block one = row_block(b, r, first, TN__NVFP4_BLOCK);
+            encode_nvfp4(work, state, work->square_blocks ? amax : block_amax(&one), &one);
+            put_nvfp4(&work->row, b->top + r, b->left + first, &one);
+        }
     }
 }
 
 static void nvfp4_cols(const tn__quantize_work *work, const band *b, void *state) {
     for (int c = 0; c < b->cols; c++) {
         block one = col_block(b, c);
-        encode_nvfp4(work, state, &one);
+        const int first = c / TN__NVFP4_BLOCK * TN__NVFP4_BLOCK;
+        encode_nvfp4(work, state, work->square_blocks ? square_amax(b, first) : block_amax(&one),
+                     &one);
         put_nvfp4(&work->col, b->left + c, b->top, &one);
     }
 }
@@ -210,7 +229,7 @@ static void quantize_nvfp4(const tn__quantize_work *work) {
     float amax = amax_of(work);
     tn__block_scale global =
         nvfp4_global_scale(amax < work->amax_epsilon ? work->amax_epsilon : amax);
-    if (work->has_row) for_each_band(work, 1, nvfp4_rows, &global);
+    if (work->has_row) for_each_band(work, TN__NVFP4_BLOCK, nvfp4_rows, &global);
     if (work->has_col) for_each_band(work, TN__NVFP4_BLOCK, nvfp4_cols, &global);
     if (work->has_row) *work->row.global_scale = global.inverse;
     if (work->has_col) *work->col.global_scale = global.inverse;

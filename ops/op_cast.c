@@ -20,7 +20,8 @@ tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
                               .factor = plan->factor,
                               .amax = plan->amax,
                               .skip = plan->skip,
-                              .random = plan->random};
+                              .random = plan->random,
+                              .square_blocks = plan->square_blocks};
     if (plan->src.rows == 0 || plan->src.cols == 0) return TN_OK;
     if (!plan->has_row && !plan->has_col) return TN_OK;
     return TN__OP_RUN(call, quantize, &work);
@@ -64,6 +65,9 @@ static tn_status check_quantize(tn__op_call *call, const tn_quantize_args *args,
     TN_REQUIRE(dst->format != TN_FORMAT_PLAIN, "%s: dst (tensor %s) is %s, expected a format of %s",
                call->name, dst->name, tn_format_name(dst->format), "quantized elements");
     TN_TRY(tn__op_require_shape(call, "dst", dst, src->rows, src->cols, "the shape of src"));
+    TN_REQUIRE(args->square_blocks == 0 || args->square_blocks == 1,
+               "%s: square_blocks is %d, expected 0 or 1", call->name, args->square_blocks);
+    if (args->square_blocks) TN_TRY(tn__op_require_format(call, "dst", dst, TN_FORMAT_NVFP4));
     return check_delayed(call, args, dst);
 }
 
@@ -118,6 +122,7 @@ tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream) {
     TN_TRY(tn__op_init());
     TN_TRY(check_quantize(&call, args, &src, &dst));
     plan.amax_epsilon = args->amax_epsilon;
+    plan.square_blocks = args->square_blocks;
     plan.has_col = (args->planes & TN_QUANTIZE_COL) != 0;
     plan.has_row = (args->planes & TN_QUANTIZE_ROW) != 0 || !plan.has_col;
     tn_status status = tn__op_lease_matrix(&call, args->src, &src, TN_READ, &plan.src);

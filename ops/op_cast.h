@@ -17,6 +17,7 @@ typedef struct tn__quantize_plan {
     float *amax;
     const float *skip;  /* NULL: never */
     tn__random *random; /* NULL: to nearest even */
+    int square_blocks;
 } tn__quantize_plan;
 
 /* Puts it on the call's stream, if there is anything to do. */

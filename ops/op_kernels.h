@@ -41,6 +41,7 @@ typedef struct tn__quantize_work {
     tn_plane_view row, col;
     const float *skip;  /* in device memory; NULL: never */
     tn__random *random; /* likewise: stochastic rounding, and one draw more; NULL: to nearest */
+    int square_blocks;  /* NVFP4: of 16 x 16 elements */
 } tn__quantize_work;
 
 /* Groups of the rows of one tensor: see tenure_grouped.h. */

@@ -86,11 +86,13 @@ typedef struct tn_quantize_args {
      * tensor without elements): the next call draws other numbers, and so does each launch of a
      * graph that has captured this one. {0}: to nearest even. */
     tn_tensor random;
+    /* NVFP4 only, 1: a block's scale follows from the amax of the 16 x 16 elements that it is of, so
+     * that ROW and COL hold the same numbers, as NVFP4's recipe does with weights. The layout stays:
+     * the scale is there once for each row (column) of the square. */
+    int square_blocks;
 } tn_quantize_args;
 #define TN_QUANTIZE_ARGS_INIT                                                                      \
-    {                                                                                              \
-        sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, {0}, { 0 }                       \
-    }
+    { sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, {0}, {0}, 0 }
 
 TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
 

@@ -58,6 +58,7 @@ static tn__quantize_work work_of(const format_case *c) {
                               .amax_epsilon = c->epsilon,
                               .has_row = c->has_row,
                               .has_col = c->has_col};
+    work.square_blocks = c->to.format == TN_FORMAT_NVFP4 && c->seed % 2;
     return work;
 }
 

@@ -44,6 +44,7 @@ static void check_cast(unsigned way, int64_t rows, int64_t cols, gpu_fill fill, 
                               .scale_mode = seed % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2,
                               .has_row = which & 1,
                               .has_col = which >> 1};
+    work.square_blocks = to->format == TN_FORMAT_NVFP4 && seed % 2;
     snprintf(what, sizeof what, "%s to %s %s, %lld x %lld %s seed %llu", tn_dtype_name(source),
              tn_dtype_name(to->dtype), tn_format_name(to->format), (long long)rows, (long long)cols,
              gpu_fill_name(fill), (unsigned long long)seed);

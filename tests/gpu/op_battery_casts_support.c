@@ -13,12 +13,15 @@ static void prepare(gpu_side *side, const battery_case *c, battery_operands *ope
 static tn_status launch(gpu_side *side, const battery_case *c, const battery_operands *operands,
                         unsigned planes) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    EXPECT_OK(tn_tensor_info_get(operands->out[0].tensor, &info));
     args.src = operands->in[0];
     args.dst = operands->out[0].tensor;
     args.planes = planes;
     args.amax_epsilon = c->way % 5 == 4 ? 1.0f : 0.0f;
     args.skip = operands->skip;
     args.random = operands->random;
+    args.square_blocks = info.format == TN_FORMAT_NVFP4 && c->seed % 2;
     return tn_quantize(&args, side->stream);
 }
 
