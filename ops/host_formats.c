@@ -4,8 +4,8 @@
  *     MXFP8    blocks of 32 along a row (ROW) or a column (COL), which is not stored turned
  *     NVFP4    blocks of 16 likewise, COL stored turned, or of 16 x 16; and a scale of the tensor
  *
- * The source is read in bands: one row for a ROW plane of MXFP8; as many rows as a block has, by 128
- * columns, else. The padding of scales is not written here.
+ * The source is read in bands: one row for a ROW plane of MXFP8, else as many rows as a block has,
+ * by 128 columns. The padding of scales is not written here.
  */
 #include "host_kernels.h"
 #include "host_number.h"

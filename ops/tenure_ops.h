@@ -86,9 +86,9 @@ typedef struct tn_quantize_args {
      * tensor without elements): the next call draws other numbers, and so does each launch of a
      * graph that has captured this one. {0}: to nearest even. */
     tn_tensor random;
-    /* NVFP4 only, 1: a block's scale follows from the amax of the 16 x 16 elements that it is of, so
-     * that ROW and COL hold the same numbers, as NVFP4's recipe does with weights. The layout stays:
-     * the scale is there once for each row (column) of the square. */
+    /* NVFP4 only, 1: a block's scale follows from the amax of the 16 x 16 elements around it, so
+     * that ROW and COL hold the same numbers, as NVFP4's recipe does with weights. The layout
+     * stays: the scale is there once for each row (column) of the square. */
     int square_blocks;
 } tn_quantize_args;
 #define TN_QUANTIZE_ARGS_INIT                                                                      \

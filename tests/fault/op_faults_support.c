@@ -292,6 +292,25 @@ static tn_status run_bias(const op_fault_call *call, tn_stream stream) {
     return tn_bias_gradient(&call->args.bias, stream);
 }
 
+/* Over its residual. */
+static void prepare_norm(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                         op_fault_call *call) {
+    tn_norm_args args = TN_NORM_ARGS_INIT;
+    args.norm = TN_NORM_LAYER;
+    args.x = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.residual = updated(ops, scope, call, TN_BF16, ROWS, COLS);
+    args.gamma = input(ops, scope, TN_FP32, 1, COLS);
+    args.y = made(scope, call, TN_BF16, ROWS, COLS);
+    args.quantized = quantized(scope, call, COLS);
+    args.rstd = made(scope, call, TN_FP32, 1, ROWS);
+    args.scope = scratch;
+    call->args.norm = args;
+}
+
+static tn_status run_norm(const op_fault_call *call, tn_stream stream) {
+    return tn_norm_forward(&call->args.norm, stream);
+}
+
 const op_fault_row op_fault_rows[] = {
     {"stochastic cast", prepare_stochastic, run_quantize, 0},
     {"delayed cast", prepare_delayed, run_quantize, 0},
@@ -308,5 +327,6 @@ const op_fault_row op_fault_rows[] = {
     {"activation_forward", prepare_activation, run_activation, 0},
     {"activation_backward", prepare_activation_backward, run_activation_backward, 1},
     {"bias_gradient", prepare_bias, run_bias, 1},
+    {"norm_forward", prepare_norm, run_norm, 0},
 };
 const int op_fault_row_count = sizeof op_fault_rows / sizeof *op_fault_rows;
