@@ -73,7 +73,7 @@ _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context ha
 
 static const char *const float_names[] = {"fp32", "bf16", "fp16"};
 static const char *const fp8_names[] = {"e4m3", "e5m2"};
-static const int norm_steps[] = {2, 4, 8}; /* see cuda_norm_rows.cu */
+static const int norm_steps[] = {1, 2, 4, 8}; /* see cuda_norm_rows.cu */
 static const char *const plane_names[] = {"row", "col", "both", "stochastic"};
 
 static int float_index(tn_dtype dtype) {
@@ -136,9 +136,9 @@ int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format)
 }
 
 /* The fewest steps that hold the row in registers; one that none hold is read again. */
-int tn__kernel_of_norm_rows(int64_t cols, tn_dtype x, tn_dtype format) {
-    int steps = 0;
-    while (steps < 2 && cols > (int64_t)norm_steps[steps] * TN__STEP_COLUMNS)
+int tn__kernel_of_norm_rows(int64_t cols, int vectors, tn_dtype x, tn_dtype format) {
+    int steps = vectors ? 1 : 0;
+    while (vectors && steps < 3 && cols > (int64_t)norm_steps[steps] * TN__STEP_COLUMNS)
         steps++;
     return TN__KERNEL_NORM_ROWS + (steps * 3 + float_index(x)) * 2 + fp8_index(format);
 }
@@ -214,8 +214,8 @@ static void differentiate_pairs_name(int index, char name[TN__KERNEL_NAME_BYTES]
     produce_name("differentiate_pairs", index / 2 * 6 + 2 + index % 2, name);
 }
 
-static void norm_tiles_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
-    produce_name("norm_tiles", index, name);
+static void norm_bands_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("norm_bands", index, name);
 }
 
 static void norm_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
@@ -359,7 +359,7 @@ static const struct kernel_family {
     {TN__KERNEL_DIFFERENTIATE, GRADIENT_IMAGE, differentiate_name},
     {TN__KERNEL_DIFFERENTIATE_GATED, GATE_GRADIENT_IMAGE, differentiate_gated_name},
     {TN__KERNEL_DIFFERENTIATE_PAIRS, GATE_GRADIENT_IMAGE, differentiate_pairs_name},
-    {TN__KERNEL_NORM_TILES, NORM_IMAGE, norm_tiles_name},
+    {TN__KERNEL_NORM_BANDS, NORM_IMAGE, norm_bands_name},
     {TN__KERNEL_NORM_ROWS, NORM_ROWS_IMAGE, norm_rows_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
@@ -425,6 +425,7 @@ static tn_status context_make(tn_device *device, tn__cuda_context **out) {
     context->driver = driver;
     context->state = tn__device_state(device);
     context->info.size = sizeof context->info;
+    context->blocks_at_once = 512; /* of 256 threads: 4 on each of 128 multiprocessors */
     tn_status status = tn_device_info_get(device, &context->info);
     if (status == TN_OK) status = load_images(context);
     if (status == TN_OK) status = find_kernels(context);

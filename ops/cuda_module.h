@@ -21,7 +21,7 @@ enum {
     TN__STOCHASTIC_KERNELS = 2 * 3 * 2,
     TN__PRODUCE_KERNELS = 2 * 3 * 2,
     TN__PAIRS_KERNELS = 2 * 2,          /* as PRODUCE, of bf16 */
-    TN__NORM_ROWS_KERNELS = 3 * 3 * 2,  /* steps, type, FP8 type */
+    TN__NORM_ROWS_KERNELS = 4 * 3 * 2,  /* steps, type, FP8 type */
     TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
 
     TN__KERNEL_QUANTIZE = 0,
@@ -59,8 +59,8 @@ enum {
     TN__KERNEL_DIFFERENTIATE = TN__KERNEL_ACTIVATE_GATED + TN__PRODUCE_KERNELS,
     TN__KERNEL_DIFFERENTIATE_GATED = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
     TN__KERNEL_DIFFERENTIATE_PAIRS = TN__KERNEL_DIFFERENTIATE_GATED + TN__PRODUCE_KERNELS,
-    TN__KERNEL_NORM_TILES = TN__KERNEL_DIFFERENTIATE_PAIRS + TN__PAIRS_KERNELS,
-    TN__KERNEL_NORM_ROWS = TN__KERNEL_NORM_TILES + TN__PRODUCE_KERNELS,
+    TN__KERNEL_NORM_BANDS = TN__KERNEL_DIFFERENTIATE_PAIRS + TN__PAIRS_KERNELS,
+    TN__KERNEL_NORM_ROWS = TN__KERNEL_NORM_BANDS + TN__PRODUCE_KERNELS,
     TN__KERNEL_REQUANTIZE = TN__KERNEL_NORM_ROWS + TN__NORM_ROWS_KERNELS,
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
     TN__KERNEL_QUANTIZE_STOCHASTIC = TN__KERNEL_SHIFT + 2,
@@ -81,9 +81,10 @@ int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
-/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS or NORM_TILES. */
+/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS or NORM_BANDS. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
-int tn__kernel_of_norm_rows(int64_t cols, tn_dtype x, tn_dtype format);
+/* For rows that are moved by pieces or not. */
+int tn__kernel_of_norm_rows(int64_t cols, int vectors, tn_dtype x, tn_dtype format);
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
 int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
@@ -100,6 +101,7 @@ typedef struct tn__cuda_context {
     const tn__driver *driver;
     tn__driver_device *state;
     tn_device_info info;
+    int64_t blocks_at_once; /* that the GPU may run; tests say fewer */
     void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
     tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
@@ -137,6 +139,7 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
                                tn_stream stream);
 
 /* cuda_norm_table.c */
+size_t tn__cuda_norm_scratch_bytes(const tn__norm_work *work);
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream);
 
 /* cuda_gemm.c and its parts: cuda_gemm.h */

@@ -158,6 +158,7 @@ const tn__op_table tn__op_table_cuda = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = tn__cuda_produce,
+    .norm_scratch_bytes = tn__cuda_norm_scratch_bytes,
     .norm = tn__cuda_norm,
     .column_sums = tn__cuda_column_sums,
     .gemm_scratch_bytes = tn__cuda_gemm_scratch_bytes,

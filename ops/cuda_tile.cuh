@@ -168,8 +168,18 @@ __device__ __forceinline__ int patch_rows_in(int64_t rows, const patch_place &at
     return (int)min(rows - at.row, (int64_t)PATCH);
 }
 
+/* From the L2 cache if this kernel itself may have written it before (IS_FRESH): the L1 caches of
+ * other multiprocessors do not follow. */
+template <bool IS_FRESH, typename P>
+__device__ __forceinline__ P load_shared_by_blocks(const P *from) {
+    if constexpr (IS_FRESH)
+        return __ldcg(from);
+    else
+        return __ldg(from);
+}
+
 /* Reads the patch; what lies outside of the matrix is 0. */
-template <typename T>
+template <typename T, bool IS_FRESH = false>
 __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<T>::COUNT],
                                            const void *src, int64_t rows, int64_t cols, int vectors,
                                            const patch_place &at) {
@@ -184,7 +194,7 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
 #pragma unroll
             for (int i = 0; i < PATCH; i++) {
                 uint4 piece = make_uint4(0, 0, 0, 0);
-                if (i < height) piece = __ldg((const uint4 *)from);
+                if (i < height) piece = load_shared_by_blocks<IS_FRESH>((const uint4 *)from);
                 from += cols;
                 words[i][4 * p] = piece.x;
                 words[i][4 * p + 1] = piece.y;
@@ -203,9 +213,12 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
         for (int j = 0; j < PATCH; j++) {
             const int column = patch_column<T>(at.lane16, j);
             uint32_t bits = 0;
-            if (i < height && column < width)
-                bits = sizeof(T) == 4 ? ((const uint32_t *)from)[column]
-                                      : (uint32_t)((const unsigned short *)from)[column];
+            if (i < height && column < width) {
+                if constexpr (sizeof(T) == 4)
+                    bits = load_shared_by_blocks<IS_FRESH>((const uint32_t *)from + column);
+                else
+                    bits = load_shared_by_blocks<IS_FRESH>((const unsigned short *)from + column);
+            }
             if constexpr (sizeof(T) == 4)
                 words[i][j] = bits;
             else if (j % 2)

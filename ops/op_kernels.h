@@ -260,6 +260,7 @@ typedef struct tn__row_statistics_work {
 typedef struct tn__norm_work {
     tn__row_statistics_work statistics;
     tn__produce_work made;
+    void *scratch; /* of norm_scratch_bytes; NULL if 0 */
 } tn__norm_work;
 
 typedef struct tn__op_table {
@@ -285,6 +286,8 @@ typedef struct tn__op_table {
     tn_status (*scale_update)(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream);
     tn_status (*produce)(tn_device *device, const tn__produce_work *work, tn_stream stream);
+    /* Bytes of scratch that norm wants for this work (its addresses are not read). */
+    size_t (*norm_scratch_bytes)(const tn__norm_work *work);
     /* Also called with rows of no columns, whose statistics are wanted all the same. */
     tn_status (*norm)(tn_device *device, const tn__norm_work *work, tn_stream stream);
     tn_status (*column_sums)(tn_device *device, const tn__column_sums_work *work, tn_stream stream);

@@ -152,6 +152,10 @@ tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     TN_TRY(check_norm(&call, args, &n));
     work.statistics.epsilon = args->epsilon;
     tn_status status = lease_norm(&call, args, &n, &work);
-    if (status == TN_OK && makes_something(args, &n)) status = TN__OP_RUN(&call, norm, &work);
+    const int is_run = makes_something(args, &n);
+    if (status == TN_OK && is_run)
+        status = tn__op_scratch_bytes(&call, args->scope, call.ops->norm_scratch_bytes(&work),
+                                      &work.scratch);
+    if (status == TN_OK && is_run) status = TN__OP_RUN(&call, norm, &work);
     return tn__op_finish(&call, status);
 }
