@@ -59,9 +59,8 @@ TN__EXACT float tn__exact_exp_minus(float x) {
     return x > 87.0f ? 0.0f : value;
 }
 
-/* 1 / d, rounded to nearest, for d from 1 to 2: a GPU's approximation, which is 1 unit off at most,
- * and one step of Newton's. This is what nvcc makes of a division for numbers of middling size;
- * that it is right for every such d is tested on the GPU. */
+/* 1 / d, rounded to nearest, for d from 1 to 2: on a GPU its approximation and a step of Newton's,
+ * which is what nvcc makes of a division by such a d too, without the test for other ones. */
 TN__EXACT float tn__exact_reciprocal(float d) {
 #ifdef __CUDA_ARCH__
     float inverse;
