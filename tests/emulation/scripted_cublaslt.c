@@ -320,11 +320,14 @@ void scripted_cublaslt_begin(void) {
 typedef struct queued_product {
     tn__gemm_work work;
     double us;
+    void *workspace;
+    size_t workspace_bytes;
 } queued_product;
 
 static void run_product(void *argument) {
     queued_product *queued = argument;
     queued->work.scratch = NULL;
+    if (queued->workspace) memset(queued->workspace, 0xFF, queued->workspace_bytes);
     if (posix_memalign(&queued->work.scratch, 512, tn__host_gemm_scratch_bytes()) != 0) abort();
     tn__host_gemm(&queued->work);
     pass_time(queued->us);
@@ -353,7 +356,8 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
         free(queued);
         return status;
     }
-    if (workspace) memset(workspace, 0xFF, workspace_bytes);
+    queued->workspace = workspace;
+    queued->workspace_bytes = workspace_bytes;
     queued->work.b.data = a;
     queued->work.a.data = b;
     queued->work.d.data = d;
