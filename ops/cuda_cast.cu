@@ -28,19 +28,24 @@ template <typename T, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void dequantize_row(const tn__cuda_dequantize_arguments &a) {
     const patch_place at = patch_of_thread(a.tiles_across);
     uint2 bytes[PATCH];
-    float scale[PATCH]; /* all are asked for before the first store, which no load may pass */
     if (is_skipped(a.skip)) return;
-    load_patch_bytes<T>(bytes, a, at);
-    load_row_scales(scale, a, at);
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        bytes[i] = load_row_bytes<T>(a, at, i);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
+        float scale = 0.0f;
+        if (at.row + i < a.rows)
+            scale = a.is_1d
+                        ? a.src.scale[at.tile_col * a.src.scale_stride + at.row + i]
+                        : a.src.scale[at.tile_row * a.src.scale_stride + at.tile_col * a.tile_step];
         float values[PATCH];
 #pragma unroll
         for (int j = 0; j < PATCH; j += 2) {
             uint32_t word = j < 4 ? bytes[i].x : bytes[i].y;
             float2 pair = fp8_pair<F>(word >> (8 * (j % 4)));
-            values[j] = __fmul_rn(pair.x, scale[i]);
-            values[j + 1] = __fmul_rn(pair.y, scale[i]);
+            values[j] = __fmul_rn(pair.x, scale);
+            values[j + 1] = __fmul_rn(pair.y, scale);
         }
         store_values<T>(a, at, i, values);
     }

@@ -162,7 +162,9 @@ __device__ __forceinline__ void dequantize_mxfp8(const tn__cuda_dequantize_argum
     uint2 bytes[PATCH];
     uint32_t code[ROWS][OF_ROW]; /* COL: one row of them for all rows of the patch */
     if (is_skipped(a.skip)) return;
-    load_patch_bytes<T>(bytes, a, at);
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        bytes[i] = load_row_bytes<T>(a, at, i);
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
         mx_scales_of<T, COL>(a, at, i, code[i]);
