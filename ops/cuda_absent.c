@@ -103,6 +103,41 @@ static tn_status column_sums(tn_device *device, const tn__column_sums_work *work
     return built_without_kernels("column_sums");
 }
 
+static tn_status norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
+                                     tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("norm_gradient_means");
+}
+
+static tn_status norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
+                               tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("norm_gradient");
+}
+
+static tn_status row_products(tn_device *device, const tn__row_products_work *work,
+                              tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("row_products");
+}
+
+static tn_status embed_gradient(tn_device *device, const tn__embed_gradient_work *work,
+                                tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("embed_gradient");
+}
+
+static tn_status adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("adamw");
+}
+
+static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
+                               tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("adamw_advance");
+}
+
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
     (void)device, (void)work, (void)out;
     return built_without_kernels("gemm");
@@ -169,6 +204,12 @@ const tn__op_table tn__op_table_cuda = {
     .norm_scratch_bytes = norm_scratch_bytes,
     .norm = norm,
     .column_sums = column_sums,
+    .norm_gradient_means = norm_gradient_means,
+    .norm_gradient = norm_gradient,
+    .row_products = row_products,
+    .embed_gradient = embed_gradient,
+    .adamw = adamw,
+    .adamw_advance = adamw_advance,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .gemm_tune = gemm,

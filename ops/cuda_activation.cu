@@ -19,15 +19,6 @@ PRODUCE_ALL(activate)
 
 /* ---- the sums of tiles -------------------------------------------------------------------- */
 
-__device__ __forceinline__ void store_as(int dtype, void *to, int64_t at, float value) {
-    if (dtype == 0)
-        element<float>::store(to, at, canonical_of<float>(value));
-    else if (dtype == 1)
-        element<__nv_bfloat16>::store(to, at, value);
-    else
-        element<__half>::store(to, at, value);
-}
-
 /* A block takes 32 columns: 8 threads each, of which every one adds up its eighth of the tiles. */
 extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     column_sums(const __grid_constant__ tn__cuda_column_sums_arguments a) {
@@ -49,5 +40,8 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
         if (part < half)
             partial[part][column] = __fadd_rn(partial[part][column], partial[part + half][column]);
     }
-    if (part == 0 && col < a.cols) store_as(a.dtype, a.sums, col, partial[0][column]);
+    if (part != 0 || col >= a.cols) return;
+    const float before = a.accumulate ? load_as(a.dtype, a.sums, col) : 0.0f;
+    const float total = partial[0][column];
+    store_as(a.dtype, a.sums, col, a.accumulate ? __fadd_rn(before, total) : total);
 }

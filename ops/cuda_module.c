@@ -28,6 +28,8 @@ extern const unsigned char tn__cuda_norm_image[];
 extern const unsigned char tn__cuda_norm_rows_image[];
 extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
+extern const unsigned char tn__cuda_norm_gradient_image[];
+extern const unsigned char tn__cuda_train_image[];
 
 enum {
     CAST_IMAGE = 0,
@@ -46,6 +48,8 @@ enum {
     NORM_ROWS_IMAGE,
     REQUANTIZE_IMAGE,
     STOCHASTIC_IMAGE,
+    NORM_GRADIENT_IMAGE,
+    TRAIN_IMAGE,
     IMAGE_COUNT
 };
 
@@ -66,6 +70,8 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [NORM_ROWS_IMAGE] = tn__cuda_norm_rows_image,
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
+    [NORM_GRADIENT_IMAGE] = tn__cuda_norm_gradient_image,
+    [TRAIN_IMAGE] = tn__cuda_train_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -323,6 +329,36 @@ static void shift_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "shift_plane_%s", fp8_names[index]);
 }
 
+static void norm_gradient_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("norm_gradient", index, name);
+}
+
+static void by_type_name(const char *family, int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s_%s", family, float_names[index]);
+}
+
+static void norm_gradient_means_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_type_name("norm_gradient_means", index, name);
+}
+
+static void adamw_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "adamw_%s_%s", index / 2 ? "2d" : "1d",
+             fp8_names[index % 2]);
+}
+
+static void adamw_advance_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    (void)index;
+    snprintf(name, TN__KERNEL_NAME_BYTES, "adamw_advance");
+}
+
+static void embed_gradient_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_type_name("embed_gradient", index, name);
+}
+
+static void row_products_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_type_name("row_products", index, name);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -365,6 +401,12 @@ static const struct kernel_family {
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
     {TN__KERNEL_QUANTIZE_STOCHASTIC, STOCHASTIC_IMAGE, quantize_stochastic_name},
     {TN__KERNEL_RANDOM_ADVANCE, STOCHASTIC_IMAGE, single_stochastic_name},
+    {TN__KERNEL_NORM_GRADIENT, NORM_GRADIENT_IMAGE, norm_gradient_name},
+    {TN__KERNEL_NORM_GRADIENT_MEANS, NORM_GRADIENT_IMAGE, norm_gradient_means_name},
+    {TN__KERNEL_ADAMW, TRAIN_IMAGE, adamw_name},
+    {TN__KERNEL_ADAMW_ADVANCE, TRAIN_IMAGE, adamw_advance_name},
+    {TN__KERNEL_EMBED_GRADIENT, TRAIN_IMAGE, embed_gradient_name},
+    {TN__KERNEL_ROW_PRODUCTS, TRAIN_IMAGE, row_products_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

@@ -65,7 +65,13 @@ enum {
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
     TN__KERNEL_QUANTIZE_STOCHASTIC = TN__KERNEL_SHIFT + 2,
     TN__KERNEL_RANDOM_ADVANCE = TN__KERNEL_QUANTIZE_STOCHASTIC + TN__STOCHASTIC_KERNELS,
-    TN__KERNEL_COUNT
+    TN__KERNEL_NORM_GRADIENT,
+    TN__KERNEL_NORM_GRADIENT_MEANS = TN__KERNEL_NORM_GRADIENT + TN__PRODUCE_KERNELS,
+    TN__KERNEL_ADAMW = TN__KERNEL_NORM_GRADIENT_MEANS + 3,
+    TN__KERNEL_ADAMW_ADVANCE = TN__KERNEL_ADAMW + 2 * 2,
+    TN__KERNEL_EMBED_GRADIENT,
+    TN__KERNEL_ROW_PRODUCTS = TN__KERNEL_EMBED_GRADIENT + 3,
+    TN__KERNEL_COUNT = TN__KERNEL_ROW_PRODUCTS + 3
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -81,7 +87,8 @@ int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
-/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS or NORM_BANDS. */
+/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS, NORM_BANDS or
+ * NORM_GRADIENT. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
 /* For rows that are moved by pieces or not. */
 int tn__kernel_of_norm_rows(int64_t cols, int vectors, tn_dtype x, tn_dtype format);
@@ -141,6 +148,19 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
 /* cuda_norm_table.c */
 size_t tn__cuda_norm_scratch_bytes(const tn__norm_work *work);
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream);
+
+/* cuda_train_table.c */
+tn_status tn__cuda_norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
+                                       tn_stream stream);
+tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
+                                 tn_stream stream);
+tn_status tn__cuda_row_products(tn_device *device, const tn__row_products_work *work,
+                                tn_stream stream);
+tn_status tn__cuda_embed_gradient(tn_device *device, const tn__embed_gradient_work *work,
+                                  tn_stream stream);
+tn_status tn__cuda_adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream);
+tn_status tn__cuda_adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
+                                 tn_stream stream);
 
 /* cuda_gemm.c and its parts: cuda_gemm.h */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);

@@ -10,6 +10,25 @@
 #include "cuda_produce_arguments.h"
 #include "cuda_quantize.cuh"
 
+/* ---- elements whose type is known only at run time: 0 fp32, 1 bf16, 2 fp16 ------------------ */
+
+__device__ __forceinline__ float load_as(int dtype, const void *from, int64_t at) {
+    if (dtype == 0) return element<float>::load(from, at);
+    if (dtype == 1) return element<__nv_bfloat16>::load(from, at);
+    return element<__half>::load(from, at);
+}
+
+__device__ __forceinline__ void store_as(int dtype, void *to, int64_t at, float value) {
+    if (dtype == 0)
+        element<float>::store(to, at, canonical_of<float>(value));
+    else if (dtype == 1)
+        element<__nv_bfloat16>::store(to, at, value);
+    else
+        element<__half>::store(to, at, value);
+}
+
+/* ---- pieces and patches --------------------------------------------------------------------- */
+
 /* VECTOR neighbours of one row as floats. */
 template <typename T> struct piece_values { float at[element<T>::VECTOR]; };
 
@@ -79,21 +98,14 @@ __device__ __forceinline__ void store_patch(void *value, const tn__cuda_quantize
     }
 }
 
-/* The sums of the tile's columns, in the order that tn_bias_gradient fixes: a lane adds up its 8
- * rows, then a warp its two groups, then a thread the 8 warps of one column. */
+/* The sums of the tile's columns, in the order that tn_bias_gradient fixes: `sum` is what a lane
+ * has of its 8 rows; a warp adds up its two groups, then a thread the 8 warps of one column. */
 template <typename T>
-__device__ __forceinline__ void
-store_tile_sums(float *tile_sums, const tn__cuda_quantize_arguments &a, const patch_place &at,
-                const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void store_lane_sums(float *tile_sums,
+                                                const tn__cuda_quantize_arguments &a,
+                                                const patch_place &at, const float (&sum)[PATCH]) {
     __shared__ __align__(16) float warp_sum[WARPS][TN__TILE];
-    float sum[PATCH], kept[4];
-#pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        sum[j] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            sum[j] = __fadd_rn(sum[j], element<T>::value(words[i], j));
-    }
+    float kept[4];
     const int upper = at.unit & 1; /* the upper half warp keeps columns 4 ... 7 */
 #pragma unroll
     for (int j = 0; j < 4; j++) {
@@ -111,6 +123,22 @@ store_tile_sums(float *tile_sums, const tn__cuda_quantize_arguments &a, const pa
     for (int w = 0; w < WARPS; w++)
         of_tile = __fadd_rn(of_tile, warp_sum[w][threadIdx.x]);
     tile_sums[at.tile_row * a.cols + col] = of_tile;
+}
+
+/* Those of the values in the patch. */
+template <typename T>
+__device__ __forceinline__ void
+store_tile_sums(float *tile_sums, const tn__cuda_quantize_arguments &a, const patch_place &at,
+                const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    float sum[PATCH];
+#pragma unroll
+    for (int j = 0; j < PATCH; j++) {
+        sum[j] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            sum[j] = __fadd_rn(sum[j], element<T>::value(words[i], j));
+    }
+    store_lane_sums<T>(tile_sums, a, at, sum);
 }
 
 /* All that is wanted of the tile; by all threads of the block. */

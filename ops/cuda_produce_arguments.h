@@ -38,6 +38,7 @@ typedef struct tn__cuda_column_sums_arguments {
     int64_t tiles;
     int64_t cols;
     int dtype; /* 0 fp32, 1 bf16, 2 fp16 */
+    int accumulate;
 } tn__cuda_column_sums_arguments;
 
 #endif

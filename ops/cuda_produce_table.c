@@ -78,7 +78,8 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
                                                .skip = work->skip,
                                                .tiles = work->tiles,
                                                .cols = cols,
-                                               .dtype = (int)work->sums.dtype - TN_FP32};
+                                               .dtype = (int)work->sums.dtype - TN_FP32,
+                                               .accumulate = work->accumulate};
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, TN__KERNEL_COLUMN_SUMS,
                              (cols + TN__SUM_COLUMNS - 1) / TN__SUM_COLUMNS, TN__FLAT_THREADS,

@@ -270,8 +270,101 @@ static tn_status column_sums(tn_device *device, const tn__column_sums_work *work
     ghost kernel = {.bytes = 0.0};
     touch_floats(&kernel, work->tile_sums, work->tiles * work->sums.cols, 0);
     touch_floats(&kernel, work->skip, 1, 0);
+    if (work->accumulate) touch_matrix(&kernel, &work->sums, 0);
     touch_matrix(&kernel, &work->sums, 1);
     return launch(device, "column_sums", &kernel, stream);
+}
+
+/* ---- training ------------------------------------------------------------------------------ */
+
+static void touch_norm_gradient(ghost *kernel, const tn__norm_gradient_work *work) {
+    const tn__matrix *x = &work->x;
+    const size_t bytes = (size_t)x->rows * (size_t)x->cols * tn_dtype_bytes(x->dtype);
+    touch_matrix(kernel, x, 0);
+    touch(kernel, work->dy, bytes, 0);
+    touch_floats(kernel, work->mean, x->rows, 0);
+    touch_floats(kernel, work->rstd, x->rows, 0);
+    if (work->gamma.data) touch_matrix(kernel, &work->gamma, 0);
+    touch_floats(kernel, work->skip, 1, 0);
+}
+
+static tn_status norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
+                                     tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_norm_gradient(&kernel, work);
+    touch_floats(&kernel, work->shift, work->x.rows, 1);
+    touch_floats(&kernel, work->tilt, work->x.rows, 1);
+    return launch(device, "norm_gradient_means", &kernel, stream);
+}
+
+static void touch_cast(ghost *kernel, const tn__quantize_work *cast) {
+    if (cast->src.data) touch_matrix(kernel, &cast->src, 1);
+    if (cast->has_row) touch_plane(kernel, &cast->row, 1);
+    if (cast->has_col) touch_plane(kernel, &cast->col, 1);
+}
+
+static tn_status norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
+                               tn_stream stream) {
+    const tn__matrix *x = &work->x;
+    const size_t bytes = (size_t)x->rows * (size_t)x->cols * tn_dtype_bytes(x->dtype);
+    const int64_t sums = (x->rows + TN__BLOCK - 1) / TN__BLOCK * x->cols;
+    ghost kernel = {.bytes = 0.0};
+    touch_norm_gradient(&kernel, work);
+    touch_floats(&kernel, work->shift, x->rows, 0);
+    touch_floats(&kernel, work->tilt, x->rows, 0);
+    if (work->added) touch(&kernel, work->added, bytes, 0);
+    touch_cast(&kernel, &work->cast);
+    touch_floats(&kernel, work->gamma_sums, sums, 1);
+    touch_floats(&kernel, work->beta_sums, sums, 1);
+    return launch(device, "norm_gradient", &kernel, stream);
+}
+
+static tn_status row_products(tn_device *device, const tn__row_products_work *work,
+                              tn_stream stream) {
+    const tn__matrix *x = &work->x;
+    const size_t bytes = (size_t)x->rows * (size_t)x->cols * tn_dtype_bytes(x->dtype);
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, x, 0);
+    touch(&kernel, work->dy, work->is_gated ? bytes / 2 : bytes, 0);
+    touch_floats(&kernel, work->skip, 1, 0);
+    touch_floats(&kernel, work->sums, x->rows, 1);
+    return launch(device, "row_products", &kernel, stream);
+}
+
+static tn_status embed_gradient(tn_device *device, const tn__embed_gradient_work *work,
+                                tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->tokens, (size_t)work->dy.rows, 0);
+    touch_matrix(&kernel, &work->dy, 0);
+    if (work->accumulate) touch_matrix(&kernel, &work->table, 0);
+    touch_matrix(&kernel, &work->table, 1);
+    touch_floats(&kernel, work->skip, 1, 0);
+    return launch(device, "embed_gradient", &kernel, stream);
+}
+
+static tn_status adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream) {
+    const tn__matrix *master = &work->cast.src;
+    const int64_t count = master->rows * master->cols;
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &work->gradient, 0);
+    touch_floats(&kernel, work->step, 3, 0);
+    touch_floats(&kernel, work->rate, 1, 0);
+    touch_floats(&kernel, work->gradient_scale, 1, 0);
+    touch_floats(&kernel, work->skip, 1, 0);
+    touch_floats(&kernel, work->first, count, 1);
+    touch_floats(&kernel, work->second, count, 1);
+    touch_cast(&kernel, &work->cast);
+    kernel.bytes += 3.0 * sizeof(float) * (double)count; /* both moments and the master are read */
+    if (work->plain.data) touch_matrix(&kernel, &work->plain, 1);
+    return launch(device, "adamw", &kernel, stream);
+}
+
+static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
+                               tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_floats(&kernel, work->step, 3, 1);
+    touch_floats(&kernel, work->skip, 1, 0);
+    return launch(device, "adamw_advance", &kernel, stream);
 }
 
 /* ---- gemm ---------------------------------------------------------------------------------- */
@@ -387,6 +480,12 @@ const tn__op_table tn__op_table_ghost = {
     .norm_scratch_bytes = norm_scratch_bytes,
     .norm = norm,
     .column_sums = column_sums,
+    .norm_gradient_means = norm_gradient_means,
+    .norm_gradient = norm_gradient,
+    .row_products = row_products,
+    .embed_gradient = embed_gradient,
+    .adamw = adamw,
+    .adamw_advance = adamw_advance,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .gemm_tune = tn__gemm_tune_nothing,

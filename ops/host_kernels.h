@@ -42,7 +42,19 @@ void tn__host_row_statistics(const tn__row_statistics_work *work);
 /* `count` values of one row that a NORM makes, not rounded. */
 void tn__host_norm_run(const tn__produce_work *work, int64_t row, int64_t col, int count,
                        float *out);
+/* `count` values of a vector of the columns, plus `base`; `absent` where it has no data. */
+void tn__host_norm_vector(const tn__matrix *vector, int64_t col, int count, float absent,
+                          float base, float *out);
 void tn__host_column_sums(const tn__column_sums_work *work);
+/* Values of one row of what an op makes, rounded to its type; and written, if it has data. */
+void tn__host_round_run(const tn__matrix *made, int64_t row, int64_t col, int count, float *values);
+
+void tn__host_norm_gradient_means(const tn__norm_gradient_work *work);
+void tn__host_norm_gradient(const tn__norm_gradient_work *work);
+void tn__host_row_products(const tn__row_products_work *work);
+void tn__host_embed_gradient(const tn__embed_gradient_work *work);
+void tn__host_adamw(const tn__adamw_work *work);
+void tn__host_adamw_advance(const tn__adamw_advance_work *work);
 
 /* Values of the plane at (row, col) and after, as it is stored; dst is not looked at. */
 void tn__host_plane_values(const tn__dequantize_work *work, int64_t row, int64_t col, int64_t count,

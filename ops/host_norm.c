@@ -79,8 +79,8 @@ void tn__host_row_statistics(const tn__row_statistics_work *work) {
 
 /* ---- what is made -------------------------------------------------------------------------- */
 
-static void load_vector(const tn__matrix *vector, int64_t col, int count, float absent, float base,
-                        float *out) {
+void tn__host_norm_vector(const tn__matrix *vector, int64_t col, int count, float absent,
+                          float base, float *out) {
     for (int i = 0; i < count; i++)
         out[i] = absent;
     if (!vector->data) return;
@@ -95,8 +95,8 @@ void tn__host_norm_run(const tn__produce_work *work, int64_t row, int64_t col, i
     const float mean = work->mean ? work->mean[row] : 0.0f, rstd = work->rstd[row];
     float value[TN__BLOCK], gamma[TN__BLOCK], beta[TN__BLOCK];
     tn__load_floats(x->dtype, x->data, row * x->cols + col, count, value);
-    load_vector(&work->gamma, col, count, 1.0f, work->gamma_base, gamma);
-    load_vector(&work->beta, col, count, 0.0f, 0.0f, beta);
+    tn__host_norm_vector(&work->gamma, col, count, 1.0f, work->gamma_base, gamma);
+    tn__host_norm_vector(&work->beta, col, count, 0.0f, 0.0f, beta);
     for (int i = 0; i < count; i++) {
         const float scaled = (value[i] - mean) * rstd;
         out[i] = work->beta.data ? fmaf(scaled, gamma[i], beta[i]) : scaled * gamma[i];

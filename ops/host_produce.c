@@ -5,19 +5,15 @@
  * row of a tile is rounded to its type, written if it is wanted, and handed on as it now is. So a
  * plane is by construction what tn_quantize makes of the value.
  */
-#include "host_kernels.h"
 #include "host_number.h"
+#include "host_tile_sums.h"
 
-enum {
-    GROUP_ROWS = 8,                  /* that are added up first */
-    GROUPS = TN__BLOCK / GROUP_ROWS, /* in a tile */
-    TILE_SUMS = 8                    /* that the tiles of a column are added up in */
-};
+enum { TILE_SUMS = 8 }; /* that the tiles of a column are added up in */
 
 /* Of one tile while its rows go by. */
 typedef struct maker {
     const tn__produce_work *work;
-    float group[GROUPS][TN__BLOCK];
+    tn__tile_sums sums;
 } maker;
 
 /* ---- a run of values ----------------------------------------------------------------------- */
@@ -119,8 +115,8 @@ static void make_run(const tn__produce_work *work, int64_t row, int64_t col, int
 
 /* ---- a row of a tile ----------------------------------------------------------------------- */
 
-/* Rounds to the type, and writes it if it is wanted. */
-static void round_run(const tn__matrix *made, int64_t row, int64_t col, int count, float *values) {
+void tn__host_round_run(const tn__matrix *made, int64_t row, int64_t col, int count,
+                        float *values) {
     float rounded[TN__BLOCK];
     const size_t item_bytes = tn_dtype_bytes(made->dtype);
     tn__store_floats(made->dtype, rounded, 0, count, values);
@@ -130,25 +126,12 @@ static void round_run(const tn__matrix *made, int64_t row, int64_t col, int coun
            (size_t)count * item_bytes);
 }
 
-/* After the last row of a tile: see tn_bias_gradient for the order. */
-static void finish_tile_sums(const maker *m, int64_t tile, int64_t col, int count) {
-    float *sums = m->work->tile_sums + tile * m->work->cast.src.cols + col;
-    for (int c = 0; c < count; c++) {
-        float sum = 0.0f;
-        for (int g = 0; g < GROUPS; g += 2)
-            sum += m->group[g][c] + m->group[g + 1][c];
-        sums[c] = sum;
-    }
-}
-
 static void add_to_tile_sums(maker *m, int64_t row, int64_t col, int count, const float *values) {
-    const int in_tile = (int)(row % TN__BLOCK);
-    float *group = m->group[in_tile / GROUP_ROWS];
-    if (in_tile == 0) memset(m->group, 0, sizeof m->group);
+    const tn__matrix *made = &m->work->cast.src;
+    float *group = tn__tile_sums_of(&m->sums, row);
     for (int c = 0; c < count; c++)
         group[c] += values[c];
-    if (in_tile == TN__BLOCK - 1 || row == m->work->cast.src.rows - 1)
-        finish_tile_sums(m, row / TN__BLOCK, col, count);
+    tn__tile_sums_end_row(&m->sums, row, made->rows, m->work->tile_sums, made->cols, col, count);
 }
 
 static void make_tile_row(void *context, int64_t row, int64_t col, int count, float *out) {
@@ -160,7 +143,7 @@ static void make_tile_row(void *context, int64_t row, int64_t col, int count, fl
         first = (int)tn__least(count, half - col);
     make_run(work, row, col, first, out);
     if (first < count) make_run(work, row, col + first, count - first, out + first);
-    round_run(&work->cast.src, row, col, count, out);
+    tn__host_round_run(&work->cast.src, row, col, count, out);
     if (work->tile_sums) add_to_tile_sums(m, row, col, count, out);
 }
 
@@ -181,6 +164,11 @@ void tn__host_column_sums(const tn__column_sums_work *work) {
         for (int half = TILE_SUMS / 2; half > 0; half /= 2) {
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];
+        }
+        if (work->accumulate) {
+            float before;
+            tn__load_floats(work->sums.dtype, work->sums.data, col, 1, &before);
+            sum[0] = before + sum[0];
         }
         tn__store_floats(work->sums.dtype, work->sums.data, col, 1, sum);
     }

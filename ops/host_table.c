@@ -30,6 +30,11 @@ typedef struct host_task {
         tn__produce_work produce;
         tn__column_sums_work column_sums;
         tn__norm_work norm;
+        tn__norm_gradient_work norm_gradient;
+        tn__row_products_work row_products;
+        tn__embed_gradient_work embed_gradient;
+        tn__adamw_work adamw;
+        tn__adamw_advance_work adamw_advance;
         tn__gemm_work gemm;
         tn__axpy_work axpy;
         conversion convert;
@@ -222,6 +227,65 @@ static tn_status column_sums(tn_device *device, const tn__column_sums_work *work
     return enqueue(device, &task, stream);
 }
 
+/* ---- training ------------------------------------------------------------------------------ */
+
+static void run_norm_gradient_means(const host_task *task) {
+    tn__host_norm_gradient_means(&task->work.norm_gradient);
+}
+
+static tn_status norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
+                                     tn_stream stream) {
+    host_task task = {.run = run_norm_gradient_means, .work.norm_gradient = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_norm_gradient(const host_task *task) {
+    tn__host_norm_gradient(&task->work.norm_gradient);
+}
+
+static tn_status norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
+                               tn_stream stream) {
+    host_task task = {.run = run_norm_gradient, .work.norm_gradient = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_row_products(const host_task *task) {
+    tn__host_row_products(&task->work.row_products);
+}
+
+static tn_status row_products(tn_device *device, const tn__row_products_work *work,
+                              tn_stream stream) {
+    host_task task = {.run = run_row_products, .work.row_products = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_embed_gradient(const host_task *task) {
+    tn__host_embed_gradient(&task->work.embed_gradient);
+}
+
+static tn_status embed_gradient(tn_device *device, const tn__embed_gradient_work *work,
+                                tn_stream stream) {
+    host_task task = {.run = run_embed_gradient, .work.embed_gradient = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_adamw(const host_task *task) { tn__host_adamw(&task->work.adamw); }
+
+static tn_status adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream) {
+    host_task task = {.run = run_adamw, .work.adamw = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_adamw_advance(const host_task *task) {
+    tn__host_adamw_advance(&task->work.adamw_advance);
+}
+
+static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
+                               tn_stream stream) {
+    host_task task = {.run = run_adamw_advance, .work.adamw_advance = *work};
+    return enqueue(device, &task, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -299,6 +363,12 @@ const tn__op_table tn__op_table_host = {
     .norm_scratch_bytes = norm_scratch_bytes,
     .norm = norm,
     .column_sums = column_sums,
+    .norm_gradient_means = norm_gradient_means,
+    .norm_gradient = norm_gradient,
+    .row_products = row_products,
+    .embed_gradient = embed_gradient,
+    .adamw = adamw,
+    .adamw_advance = adamw_advance,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .gemm_tune = tn__gemm_tune_nothing,

@@ -62,7 +62,7 @@ static tn_status require_output(const tn__op_call *call, int is_any) {
 
 tn_status tn_activation_forward(const tn_activation_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_activation_forward", stream);
-    const tn__matrix no_sums = {TN_FP32, NULL, 0, 0};
+    tn__column_sums no_sums = {.accumulate = 0};
     tn__produce_work work = {.producer = TN__PRODUCE_ACTIVATION};
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
@@ -88,28 +88,18 @@ tn_status tn_activation_forward(const tn_activation_args *args, tn_stream stream
 
 /* ---- backward ------------------------------------------------------------------------------ */
 
-/* The sums of the columns of what is made, rounded to their type. */
-static tn_status check_dbias(tn__op_call *call, tn_tensor dbias, int64_t cols,
-                             tn_tensor_info *info) {
-    if (tn__is_no_tensor(dbias)) return TN_OK;
-    return tn__op_require_vector(call, "dbias", dbias, cols, "one for each column", info);
-}
-
-static tn_status lease_dbias(tn__op_call *call, tn_tensor dbias, const tn_tensor_info *info,
-                             const float *skip, tn__matrix *sums) {
-    *sums = (tn__matrix){TN_FP32, NULL, 0, 0};
-    if (tn__is_no_tensor(dbias)) return TN_OK;
-    TN_TRY(tn__op_require_kept(call, skip, "dbias", dbias, TN_PLANE_DATA));
-    TN_TRY(tn__op_lease_matrix(call, dbias, info, TN_WRITE, sums));
-    sums->cols = info->rows * info->cols, sums->rows = 1;
-    return TN_OK;
-}
-
 typedef struct backward {
     operand of;
-    tn_tensor_info dy, dbias;
+    tn_tensor_info dy, dbias, dweights;
     tn__produced out;
 } backward;
+
+static tn_status check_dweights(tn__op_call *call, const tn_activation_backward_args *args,
+                                backward *b) {
+    if (tn__is_no_tensor(args->dweights)) return TN_OK;
+    return tn__op_require_fp32_vector(call, "dweights", args->dweights, b->of.x_info.rows,
+                                      "one for each row of x", &b->dweights);
+}
 
 static tn_status check_backward(tn__op_call *call, const tn_activation_backward_args *args,
                                 backward *b) {
@@ -126,35 +116,66 @@ static tn_status check_backward(tn__op_call *call, const tn_activation_backward_
                             .rows = x->rows,
                             .cols = x->cols};
     TN_TRY(tn__op_check_produced(call, &b->out));
-    TN_TRY(check_dbias(call, args->dbias, x->cols, &b->dbias));
-    return require_output(call, !tn__is_no_tensor(args->dx) ||
-                                    !tn__is_no_tensor(args->quantized.tensor) ||
-                                    !tn__is_no_tensor(args->dbias));
+    TN_TRY(tn__op_check_column_sums(call, "dbias", args->dbias, x->cols, &b->dbias));
+    TN_TRY(check_dweights(call, args, b));
+    return require_output(
+        call, !tn__is_no_tensor(args->dx) || !tn__is_no_tensor(args->quantized.tensor) ||
+                  !tn__is_no_tensor(args->dbias) || !tn__is_no_tensor(args->dweights));
+}
+
+static tn_status lease_dweights(tn__op_call *call, const tn_activation_backward_args *args,
+                                const tn__produce_work *work, tn__row_products_work *products) {
+    tn_plane_view view;
+    *products = (tn__row_products_work){.curve = work->curve,
+                                        .is_gated = work->is_gated,
+                                        .x = work->x,
+                                        .dy = work->dy,
+                                        .skip = work->skip};
+    if (tn__is_no_tensor(args->dweights)) return TN_OK;
+    TN_TRY(tn__op_require_kept(call, work->skip, "dweights", args->dweights, TN_PLANE_DATA));
+    TN_TRY(tn__op_lease(call, args->dweights, TN_PLANE_DATA, TN_WRITE, &view));
+    products->sums = view.data;
+    return TN_OK;
 }
 
 static tn_status lease_backward(tn__op_call *call, const tn_activation_backward_args *args,
-                                const backward *b, tn__produce_work *work, tn__matrix *sums) {
+                                const backward *b, tn__produce_work *work, tn__column_sums *sums,
+                                tn__row_products_work *products) {
     tn__matrix dy;
     TN_TRY(tn__op_lease_matrix(call, args->dy, &b->dy, TN_READ, &dy));
     work->dy = dy.data;
     TN_TRY(lease_operand(call, &b->of, work));
     TN_TRY(tn__op_lease_skip(call, args->skip, &work->skip));
-    TN_TRY(lease_dbias(call, args->dbias, &b->dbias, work->skip, sums));
+    TN_TRY(tn__op_lease_column_sums(call, "dbias", args->dbias, &b->dbias,
+                                    args->accumulate_dbias != 0, work->skip, sums));
+    TN_TRY(lease_dweights(call, args, work, products));
     return tn__op_lease_produced(call, &b->out, work->skip, &work->cast);
+}
+
+/* What is made of x and dy but for the sums over rows: nothing, if only those are wanted. */
+static tn_status run_backward(tn__op_call *call, const tn_activation_backward_args *args,
+                              tn__produce_work *work, tn__column_sums *sums,
+                              const tn__row_products_work *products) {
+    const tn__quantize_work *cast = &work->cast;
+    if (cast->src.data || cast->has_row || cast->has_col || sums->to.data)
+        TN_TRY(tn__op_produce(call, work, sums, args->scope));
+    if (!products->sums || work->x.rows == 0) return TN_OK;
+    return TN__OP_RUN(call, row_products, products);
 }
 
 tn_status tn_activation_backward(const tn_activation_backward_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_activation_backward", stream);
     tn__produce_work work = {.producer = TN__PRODUCE_GRADIENT};
-    tn__matrix sums;
+    tn__row_products_work products;
+    tn__column_sums sums;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
     backward b = {.of = {.x = args->x, .weights = args->weights}};
     TN_TRY(check_backward(&call, args, &b));
     work.curve = activations[args->activation].curve;
     work.is_gated = args->gated != 0;
-    tn_status status = lease_backward(&call, args, &b, &work, &sums);
-    if (status == TN_OK) status = tn__op_produce(&call, &work, &sums, args->scope);
+    tn_status status = lease_backward(&call, args, &b, &work, &sums, &products);
+    if (status == TN_OK) status = run_backward(&call, args, &work, &sums, &products);
     return tn__op_finish(&call, status);
 }
 
@@ -165,7 +186,7 @@ tn_status tn_bias_gradient(const tn_bias_gradient_args *args, tn_stream stream) 
     tn__produce_work work = {.producer = TN__PRODUCE_ACTIVATION,
                              .curve = {.kind = TN__CURVE_IDENTITY}};
     tn_tensor_info dy, dbias;
-    tn__matrix sums;
+    tn__column_sums sums;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
     TN_TRY(tn__op_tensor(&call, "dy", args->dy, &dy));
@@ -174,10 +195,12 @@ tn_status tn_bias_gradient(const tn_bias_gradient_args *args, tn_stream stream) 
         .quantized = args->quantized, .dtype = dy.dtype, .rows = dy.rows, .cols = dy.cols};
     TN_TRY(tn__op_check_produced(&call, &out));
     TN_TRY(require_output(&call, !tn__is_no_tensor(args->dbias)));
-    TN_TRY(check_dbias(&call, args->dbias, dy.cols, &dbias));
+    TN_TRY(tn__op_check_column_sums(&call, "dbias", args->dbias, dy.cols, &dbias));
     tn_status status = tn__op_lease_matrix(&call, args->dy, &dy, TN_READ, &work.x);
     if (status == TN_OK) status = tn__op_lease_skip(&call, args->skip, &work.skip);
-    if (status == TN_OK) status = lease_dbias(&call, args->dbias, &dbias, work.skip, &sums);
+    if (status == TN_OK)
+        status = tn__op_lease_column_sums(&call, "dbias", args->dbias, &dbias,
+                                          args->accumulate != 0, work.skip, &sums);
     if (status == TN_OK) status = tn__op_lease_produced(&call, &out, work.skip, &work.cast);
     if (status == TN_OK) status = tn__op_produce(&call, &work, &sums, args->scope);
     return tn__op_finish(&call, status);

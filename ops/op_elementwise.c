@@ -1,5 +1,7 @@
-/* The small operations of a trainer: tn_axpy, tn_convert, tn_embed, tn_cross_entropy. */
+/* The small operations of a trainer: tn_axpy, tn_convert, tn_embed and its gradient,
+ * tn_cross_entropy. */
 #include "op_call.h"
+#include "tenure_train.h"
 
 enum { VOCABULARY_MIN = 256, VOCABULARY_MAX = 65536, EMBED_ROWS = 256 };
 
@@ -90,6 +92,42 @@ tn_status tn_embed(const tn_embed_args *args, tn_stream stream) {
     if (status == TN_OK && !tn__is_empty(&y)) {
         work.tokens = bytes.data;
         status = TN__OP_RUN(&call, embed, &work);
+    }
+    return tn__op_finish(&call, status);
+}
+
+static tn_status check_embed_backward(tn__op_call *call, const tn_embed_backward_args *args,
+                                      tn_tensor_info *tokens, tn_tensor_info *dy,
+                                      tn_tensor_info *dtable) {
+    TN__OP_REQUIRE_ARGS(call->name, args);
+    TN_TRY(tn__op_tensor(call, "dy", args->dy, dy));
+    TN_TRY(tn__op_tensor(call, "dtable", args->dtable, dtable));
+    TN_TRY(tn__op_require_float(call, "dy", dy));
+    TN_TRY(tn__op_require_float(call, "dtable", dtable));
+    TN_TRY(tn__op_require_shape(call, "dtable", dtable, EMBED_ROWS, dy->cols,
+                                "one row for each byte, dy's columns"));
+    return check_bytes(call, "tokens", args->tokens, dy->rows, tokens);
+}
+
+tn_status tn_embed_backward(const tn_embed_backward_args *args, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_embed_backward", stream);
+    tn_tensor_info tokens = TN_TENSOR_INFO_INIT, dy = tokens, dtable = tokens;
+    tn__embed_gradient_work work = {.skip = NULL};
+    tn_plane_view bytes;
+    TN_TRY(tn__op_init());
+    TN_TRY(check_embed_backward(&call, args, &tokens, &dy, &dtable));
+    work.accumulate = args->accumulate != 0;
+    tn_status status = tn__op_lease_skip(&call, args->skip, &work.skip);
+    if (status == TN_OK) status = tn__op_lease(&call, args->tokens, TN_PLANE_DATA, TN_READ, &bytes);
+    if (status == TN_OK) status = tn__op_lease_matrix(&call, args->dy, &dy, TN_READ, &work.dy);
+    if (status == TN_OK)
+        status = tn__op_require_kept(&call, work.skip, "dtable", args->dtable, TN_PLANE_DATA);
+    if (status == TN_OK)
+        status = tn__op_lease_matrix(&call, args->dtable, &dtable,
+                                     work.accumulate ? TN_UPDATE : TN_WRITE, &work.table);
+    if (status == TN_OK && !tn__is_empty(&dtable)) {
+        work.tokens = bytes.data;
+        status = TN__OP_RUN(&call, embed_gradient, &work);
     }
     return tn__op_finish(&call, status);
 }

@@ -18,6 +18,7 @@
 
 #include "../alloc/driver.h"
 #include "exact_activation.h"
+#include "exact_adamw.h"
 #include "exact_rounding.h"
 #include "tenure_gemm.h"
 
@@ -235,11 +236,12 @@ typedef struct tn__produce_work {
     const float *skip;      /* NULL: never */
 } tn__produce_work;
 
-/* sums [cols], in its type, of the sums of tiles [tiles, cols]. */
+/* sums [cols], in its type, of the sums of tiles [tiles, cols]; added to what is there, or not. */
 typedef struct tn__column_sums_work {
     const float *tile_sums;
     int64_t tiles;
     tn__matrix sums;
+    int accumulate;
     const float *skip;
 } tn__column_sums_work;
 
@@ -262,6 +264,61 @@ typedef struct tn__norm_work {
     tn__produce_work made;
     void *scratch; /* of norm_scratch_bytes; NULL if 0 */
 } tn__norm_work;
+
+/* The gradient of a norm: see tn_norm_backward. The means of a row are made first, then the rest.
+ * dx is cast.src, of x's type, and written unless it has no data; the planes may be none. */
+typedef struct tn__norm_gradient_work {
+    tn__matrix x;
+    const void *dy;    /* of x's shape and type */
+    const void *added; /* likewise; NULL: nothing */
+    const float *mean; /* of the rows; NULL: RMS */
+    const float *rstd; /* of the rows */
+    tn__matrix gamma;  /* without data: 1 */
+    float gamma_base;  /* 1 where gamma counts from 1, else 0 */
+    float *shift;      /* of the rows: mean of dy gamma; NULL: RMS */
+    float *tilt;       /* of the rows: mean of dy gamma times what x was normalized to */
+    tn__quantize_work cast;
+    float *gamma_sums; /* [ceil(M/128), N]; NULL: not wanted */
+    float *beta_sums;  /* likewise */
+    const float *skip;
+} tn__norm_gradient_work;
+
+/* sums[m] = sum over n of dy[m, n] * curve(x[m, n]) (* x[m, N + n], if gated) */
+typedef struct tn__row_products_work {
+    tn__curve curve;
+    int is_gated;
+    tn__matrix x;
+    const void *dy; /* [M, N] of x's type */
+    float *sums;
+    const float *skip;
+} tn__row_products_work;
+
+/* table [rows, H] = (accumulate ? table : 0) + sum over t of dy[t, :] where tokens[t] is the row */
+typedef struct tn__embed_gradient_work {
+    const unsigned char *tokens;
+    tn__matrix dy, table;
+    int accumulate;
+    const float *skip;
+} tn__embed_gradient_work;
+
+/* See tn_adamw; the factors are those that tn_adamw_advance has left in step[1] and step[2]. */
+typedef struct tn__adamw_work {
+    tn__adamw_constants constants;
+    tn__matrix gradient;
+    float *first, *second; /* moments, as many as there are elements */
+    const float *step;     /* [3] */
+    const float *rate;     /* of one element; NULL: 1. Likewise gradient_scale */
+    const float *gradient_scale;
+    tn__matrix plain;       /* without data: not wanted */
+    tn__quantize_work cast; /* cast.src is the master copy, fp32; the planes may be none */
+    const float *skip;
+} tn__adamw_work;
+
+typedef struct tn__adamw_advance_work {
+    float *step; /* [3] */
+    float beta1, beta2;
+    const float *skip;
+} tn__adamw_advance_work;
 
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
@@ -291,6 +348,17 @@ typedef struct tn__op_table {
     /* Also called with rows of no columns, whose statistics are wanted all the same. */
     tn_status (*norm)(tn_device *device, const tn__norm_work *work, tn_stream stream);
     tn_status (*column_sums)(tn_device *device, const tn__column_sums_work *work, tn_stream stream);
+    tn_status (*norm_gradient_means)(tn_device *device, const tn__norm_gradient_work *work,
+                                     tn_stream stream);
+    tn_status (*norm_gradient)(tn_device *device, const tn__norm_gradient_work *work,
+                               tn_stream stream);
+    tn_status (*row_products)(tn_device *device, const tn__row_products_work *work,
+                              tn_stream stream);
+    tn_status (*embed_gradient)(tn_device *device, const tn__embed_gradient_work *work,
+                                tn_stream stream);
+    tn_status (*adamw)(tn_device *device, const tn__adamw_work *work, tn_stream stream);
+    tn_status (*adamw_advance)(tn_device *device, const tn__adamw_advance_work *work,
+                               tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);
     tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);

@@ -91,20 +91,55 @@ tn_status tn__op_lease_produced(tn__op_call *call, const tn__produced *out, cons
     return lease_planes(call, out, skip, cast);
 }
 
+/* ---- the sums of columns ------------------------------------------------------------------- */
+
+tn_status tn__op_check_column_sums(tn__op_call *call, const char *role, tn_tensor tensor,
+                                   int64_t cols, tn_tensor_info *info) {
+    if (tn__is_no_tensor(tensor)) return TN_OK;
+    return tn__op_require_vector(call, role, tensor, cols, "one for each column", info);
+}
+
+tn_status tn__op_lease_column_sums(tn__op_call *call, const char *role, tn_tensor tensor,
+                                   const tn_tensor_info *info, int accumulate, const float *skip,
+                                   tn__column_sums *out) {
+    *out = (tn__column_sums){.to = {TN_FP32, NULL, 0, 0}, .accumulate = accumulate};
+    if (tn__is_no_tensor(tensor)) return TN_OK;
+    TN_TRY(tn__op_require_kept(call, skip, role, tensor, TN_PLANE_DATA));
+    TN_TRY(tn__op_lease_matrix(call, tensor, info, accumulate ? TN_UPDATE : TN_WRITE, &out->to));
+    out->to.cols = info->rows * info->cols, out->to.rows = 1;
+    return TN_OK;
+}
+
+static int64_t tiles_of(int64_t rows) { return (rows + 127) / 128; }
+
+tn_status tn__op_tile_sums(tn__op_call *call, tn_scope scope, int64_t rows, tn__column_sums *sums) {
+    void *scratch = NULL;
+    if (!sums->to.data) return TN_OK;
+    const size_t floats = (size_t)tiles_of(rows) * (size_t)sums->to.cols;
+    TN_TRY(tn__op_scratch_bytes(call, scope, floats * sizeof(float), &scratch));
+    sums->tile_sums = scratch;
+    return TN_OK;
+}
+
+tn_status tn__op_add_up_tiles(tn__op_call *call, int64_t rows, const float *skip,
+                              const tn__column_sums *sums) {
+    const tn__column_sums_work work = {.tile_sums = sums->tile_sums,
+                                       .tiles = tiles_of(rows),
+                                       .sums = sums->to,
+                                       .accumulate = sums->accumulate,
+                                       .skip = skip};
+    if (!sums->to.data) return TN_OK;
+    return TN__OP_RUN(call, column_sums, &work);
+}
+
 /* ---- the work ------------------------------------------------------------------------------ */
 
-tn_status tn__op_produce(tn__op_call *call, tn__produce_work *work, const tn__matrix *sums,
+tn_status tn__op_produce(tn__op_call *call, tn__produce_work *work, tn__column_sums *sums,
                          tn_scope scope) {
     const tn__matrix *made = &work->cast.src;
-    const int64_t tiles = (made->rows + 127) / 128;
-    tn__column_sums_work columns = {.tiles = tiles, .sums = *sums, .skip = work->skip};
-    void *scratch = NULL;
     if (made->cols == 0) return TN_OK;
-    if (sums->data && tiles > 0)
-        TN_TRY(tn__op_scratch_bytes(call, scope, (size_t)tiles * (size_t)made->cols * sizeof(float),
-                                    &scratch));
-    work->tile_sums = scratch;
-    columns.tile_sums = scratch;
+    TN_TRY(tn__op_tile_sums(call, scope, made->rows, sums));
+    work->tile_sums = sums->tile_sums;
     if (made->rows > 0) TN_TRY(TN__OP_RUN(call, produce, work));
-    return sums->data ? TN__OP_RUN(call, column_sums, &columns) : TN_OK;
+    return tn__op_add_up_tiles(call, made->rows, work->skip, sums);
 }

@@ -29,8 +29,30 @@ tn_status tn__op_require_fp32_vector(tn__op_call *call, const char *role, tn_ten
 tn_status tn__op_require_vector(tn__op_call *call, const char *role, tn_tensor tensor,
                                 int64_t count, const char *reason, tn_tensor_info *info);
 
-/* Runs the work, and the sums of its columns into `sums` if that has data. */
-tn_status tn__op_produce(tn__op_call *call, tn__produce_work *work, const tn__matrix *sums,
+/* ---- the sums of columns -------------------------------------------------------------------- */
+
+/* What a vector of them goes to: an output of the caller's, or nothing. */
+typedef struct tn__column_sums {
+    tn__matrix to;    /* 1 x columns; without data: not wanted */
+    int accumulate;   /* to what it holds */
+    float *tile_sums; /* scratch; NULL: there are no rows */
+} tn__column_sums;
+
+/* A PLAIN vector with an element for each column, of any type; {0} is fine. */
+tn_status tn__op_check_column_sums(tn__op_call *call, const char *role, tn_tensor tensor,
+                                   int64_t cols, tn_tensor_info *info);
+tn_status tn__op_lease_column_sums(tn__op_call *call, const char *role, tn_tensor tensor,
+                                   const tn_tensor_info *info, int accumulate, const float *skip,
+                                   tn__column_sums *out);
+
+/* Scratch for the sums of the tiles of a matrix with so many rows; and when they are there, the
+ * rest. Nothing if they are not wanted. */
+tn_status tn__op_tile_sums(tn__op_call *call, tn_scope scope, int64_t rows, tn__column_sums *sums);
+tn_status tn__op_add_up_tiles(tn__op_call *call, int64_t rows, const float *skip,
+                              const tn__column_sums *sums);
+
+/* Runs the work, and the sums of its columns if they are wanted. */
+tn_status tn__op_produce(tn__op_call *call, tn__produce_work *work, tn__column_sums *sums,
                          tn_scope scope);
 
 #endif

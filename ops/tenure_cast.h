@@ -112,7 +112,13 @@ TN_API TN_MUST_USE tn_status tn_activation_forward(const tn_activation_args *arg
  *     dx[m, n]     = act'(x[m, n]) * g * x[m, N + n]    gated
  *     dx[m, N + n] = act(x[m, n]) * g
  *
- * in fp32 from the left, rounded once to x's type. dbias is that of tn_bias_gradient, of dx. */
+ * in fp32 from the left, rounded once to x's type. dbias is that of tn_bias_gradient, of dx.
+ *
+ *     dweights[m] = sum over n of dy[m, n] * act(x[m, n])               plain
+ *     dweights[m] = sum over n of dy[m, n] * (act(x[m, n]) * x[m, N + n])
+ *
+ * each product with dy fused to its sum, in this order: 256 sums from 0, column n goes to sum n mod
+ * 256 in rising order, then sums i and i + 128, i and i + 64, ..., i and i + 1 are added. */
 typedef struct tn_activation_backward_args {
     size_t size;
     tn_activation activation;
@@ -124,14 +130,14 @@ typedef struct tn_activation_backward_args {
     tn_quantized_out quantized; /* x's shape */
     tn_tensor dbias;            /* as many elements as x has columns; {0}: not wanted */
     tn_tensor skip;
-    tn_scope scope; /* scratch for dbias: 4 bytes for each 128 elements of x */
+    tn_scope scope;       /* scratch for dbias: 4 bytes for each 128 elements of x */
+    tn_tensor dweights;   /* PLAIN fp32, M elements; {0}: not wanted */
+    int accumulate_dbias; /* 1: it is added to what dbias holds, in fp32, and rounded once */
 } tn_activation_backward_args;
 #define TN_ACTIVATION_BACKWARD_ARGS_INIT                                                           \
     {                                                                                              \
         sizeof(tn_activation_backward_args), TN_ACTIVATION_GELU, 0, {0}, {0}, {0}, {0},            \
-            TN_QUANTIZED_OUT_INIT, {0}, {0}, {                                                     \
-            0                                                                                      \
-        }                                                                                          \
+            TN_QUANTIZED_OUT_INIT, {0}, {0}, {0}, {0}, 0                                           \
     }
 TN_API TN_MUST_USE tn_status tn_activation_backward(const tn_activation_backward_args *args,
                                                     tn_stream stream);
@@ -150,11 +156,10 @@ typedef struct tn_bias_gradient_args {
     tn_tensor dbias;            /* PLAIN fp32, bf16 or fp16, N elements */
     tn_tensor skip;
     tn_scope scope; /* scratch: 4 bytes for each 128 elements of dy */
+    int accumulate; /* 1: it is added to what dbias holds, in fp32, and rounded once */
 } tn_bias_gradient_args;
 #define TN_BIAS_GRADIENT_ARGS_INIT                                                                 \
-    {                                                                                              \
-        sizeof(tn_bias_gradient_args), {0}, TN_QUANTIZED_OUT_INIT, {0}, {0}, { 0 }                 \
-    }
+    { sizeof(tn_bias_gradient_args), {0}, TN_QUANTIZED_OUT_INIT, {0}, {0}, {0}, 0 }
 TN_API TN_MUST_USE tn_status tn_bias_gradient(const tn_bias_gradient_args *args, tn_stream stream);
 
 /* ---- norms ---------------------------------------------------------------------------------- */

@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const battery_table *const battery_tables[] = {&battery_casts,     &battery_formats,
-                                                      &battery_producers, &battery_groups,
-                                                      &battery_small_ops, &battery_near_ops};
+static const battery_table *const battery_tables[] = {
+    &battery_casts,     &battery_formats,  &battery_producers, &battery_groups,
+    &battery_small_ops, &battery_near_ops, &battery_training};
 enum { TABLE_COUNT = sizeof battery_tables / sizeof *battery_tables };
 
 typedef struct battery {

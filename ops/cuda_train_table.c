@@ -1,0 +1,165 @@
+/* The CUDA table's training operations: turns their work into kernels and arguments. */
+#include "cuda_launch.h"
+#include "cuda_train_arguments.h"
+
+static int float_number(tn_dtype dtype) { return (int)dtype - TN_FP32; }
+
+static int64_t blocks_of_rows(int64_t rows) {
+    const int64_t at_once = TN__FLAT_THREADS / 32; /* a warp takes a row */
+    return (rows + at_once - 1) / at_once;
+}
+
+/* ---- the gradient of a norm ---------------------------------------------------------------- */
+
+static tn__cuda_quantize_arguments norm_cast_of(const tn__norm_gradient_work *work) {
+    const tn__quantize_work *cast = &work->cast;
+    const tn__matrix *x = &work->x;
+    const int64_t row_bytes = tn__row_bytes_of(x);
+    tn__cuda_quantize_arguments argument = {
+        .src = x->data,
+        .rows = x->rows,
+        .cols = x->cols,
+        .tiles_across = (uint32_t)tn__tiles_of(x->cols),
+        .amax_epsilon = cast->amax_epsilon,
+        .is_pow2 = cast->scale_mode == TN_SCALE_POW2,
+        .src_vectors = tn__is_made_of(x->data, row_bytes, 16) &&
+                       tn__is_made_of(work->dy, row_bytes, 16) &&
+                       tn__is_made_of(work->added, row_bytes, 16) &&
+                       tn__is_made_of(cast->src.data, row_bytes, 16),
+    };
+    if (cast->has_row) argument.row = tn__cuda_plane_of(&cast->row, tn__vector_of(x->dtype));
+    if (cast->has_col) argument.col = tn__cuda_plane_of(&cast->col, 16);
+    return argument;
+}
+
+static tn__cuda_norm_gradient_arguments norm_argument(const tn__norm_gradient_work *work) {
+    tn__cuda_norm_gradient_arguments argument = {
+        .of = {.cast = norm_cast_of(work),
+               .half_cols = work->x.cols,
+               .dy = work->dy,
+               .value = work->cast.src.data,
+               .skip = work->skip},
+        .added = work->added,
+        .mean = work->mean,
+        .rstd = work->rstd,
+        .gamma = work->gamma.data,
+        .gamma_base = work->gamma_base,
+        .gamma_dtype = float_number(work->gamma.dtype),
+        .shift = work->shift,
+        .tilt = work->tilt,
+        .gamma_sums = work->gamma_sums,
+        .beta_sums = work->beta_sums,
+    };
+    return argument;
+}
+
+tn_status tn__cuda_norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
+                                       tn_stream stream) {
+    tn__cuda_context *context;
+    tn__cuda_norm_gradient_arguments argument = norm_argument(work);
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_NORM_GRADIENT_MEANS + float_number(work->x.dtype),
+                             blocks_of_rows(work->x.rows), TN__FLAT_THREADS, &argument, stream);
+}
+
+tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
+                                 tn_stream stream) {
+    tn__cuda_context *context;
+    tn__cuda_norm_gradient_arguments argument = norm_argument(work);
+    const int kernel =
+        tn__kernel_of_produce(TN__KERNEL_NORM_GRADIENT, work->cast.format == TN_FORMAT_FP8_BLOCK_1D,
+                              work->x.dtype, work->cast.dtype);
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&work->x), TN__TILE_THREADS,
+                             &argument, stream);
+}
+
+/* ---- products over rows, the embedding ----------------------------------------------------- */
+
+tn_status tn__cuda_row_products(tn_device *device, const tn__row_products_work *work,
+                                tn_stream stream) {
+    const tn__matrix *x = &work->x;
+    const int64_t half_cols = work->is_gated ? x->cols / 2 : x->cols;
+    const int64_t half_row_bytes = half_cols * (int64_t)tn_dtype_bytes(x->dtype);
+    tn__cuda_context *context;
+    tn__cuda_row_products_arguments argument = {
+        .x = x->data,
+        .dy = work->dy,
+        .sums = work->sums,
+        .skip = work->skip,
+        .rows = x->rows,
+        .half_cols = half_cols,
+        .curve = work->curve,
+        .is_gated = work->is_gated,
+        .vectors = tn__is_made_of(x->data, half_row_bytes, 16) &&
+                   tn__is_made_of(work->dy, half_row_bytes, 16),
+    };
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_ROW_PRODUCTS + float_number(x->dtype),
+                             blocks_of_rows(x->rows), TN__FLAT_THREADS, &argument, stream);
+}
+
+tn_status tn__cuda_embed_gradient(tn_device *device, const tn__embed_gradient_work *work,
+                                  tn_stream stream) {
+    const tn__matrix *table = &work->table;
+    const int64_t across = (table->cols + TN__FLAT_THREADS - 1) / TN__FLAT_THREADS;
+    tn__cuda_context *context;
+    tn__cuda_embed_gradient_arguments argument = {.tokens = work->tokens,
+                                                  .dy = work->dy.data,
+                                                  .table = table->data,
+                                                  .skip = work->skip,
+                                                  .token_count = work->dy.rows,
+                                                  .cols = table->cols,
+                                                  .blocks_across = (uint32_t)across,
+                                                  .dtype = float_number(table->dtype),
+                                                  .accumulate = work->accumulate};
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_EMBED_GRADIENT + float_number(work->dy.dtype),
+                             table->rows * across, TN__FLAT_THREADS, &argument, stream);
+}
+
+/* ---- AdamW --------------------------------------------------------------------------------- */
+
+/* Four elements at a time: 16 bytes of fp32, 8 of a 16-bit type. */
+static int moves_fours(const void *data, tn_dtype dtype, int64_t cols) {
+    const int64_t bytes = (int64_t)tn_dtype_bytes(dtype);
+    return tn__is_made_of(data, cols * bytes, 4 * bytes);
+}
+
+tn_status tn__cuda_adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream) {
+    const tn__quantize_work *cast = &work->cast;
+    const int64_t cols = cast->src.cols;
+    tn__cuda_context *context;
+    tn__cuda_adamw_arguments argument = {.cast = tn__cuda_quantize_argument(cast),
+                                         .gradient = work->gradient.data,
+                                         .first = work->first,
+                                         .second = work->second,
+                                         .step = work->step,
+                                         .rate = work->rate,
+                                         .gradient_scale = work->gradient_scale,
+                                         .plain = work->plain.data,
+                                         .constants = work->constants,
+                                         .gradient_dtype = float_number(work->gradient.dtype),
+                                         .plain_dtype = float_number(work->plain.dtype)};
+    argument.cast.skip = work->skip;
+    argument.cast.src_vectors = moves_fours(cast->src.data, TN_FP32, cols) &&
+                                moves_fours(work->first, TN_FP32, cols) &&
+                                moves_fours(work->second, TN_FP32, cols) &&
+                                moves_fours(work->gradient.data, work->gradient.dtype, cols) &&
+                                moves_fours(work->plain.data, work->plain.dtype, cols);
+    if (cast->has_row) argument.cast.row = tn__cuda_plane_of(&cast->row, tn__vector_of(TN_FP32));
+    const int kernel =
+        TN__KERNEL_ADAMW + (cast->format == TN_FORMAT_FP8_BLOCK_2D) * 2 + (cast->dtype == TN_E5M2);
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&cast->src), TN__TILE_THREADS,
+                             &argument, stream);
+}
+
+tn_status tn__cuda_adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
+                                 tn_stream stream) {
+    tn__cuda_context *context;
+    tn__cuda_adamw_advance_arguments argument = {
+        .step = work->step, .skip = work->skip, .beta1 = work->beta1, .beta2 = work->beta2};
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_ADAMW_ADVANCE, 1, 32, &argument, stream);
+}
