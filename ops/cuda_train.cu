@@ -156,6 +156,13 @@ __device__ __forceinline__ void embed_gradient(const tn__cuda_embed_gradient_arg
 
 /* ---- products over rows ------------------------------------------------------------------- */
 
+template <typename T> struct is_bf16 {
+    enum { VALUE = 0 };
+};
+template <> struct is_bf16<__nv_bfloat16> {
+    enum { VALUE = 1 };
+};
+
 template <typename T>
 __device__ __forceinline__ void row_products(const tn__cuda_row_products_arguments &a) {
     const int64_t row = (int64_t)blockIdx.x * (TN__FLAT_THREADS / 32) + threadIdx.x / 32;
@@ -170,7 +177,7 @@ __device__ __forceinline__ void row_products(const tn__cuda_row_products_argumen
         load_eight<T>(dy, dy_row, col, a.half_cols, a.vectors);
 #pragma unroll
         for (int j = 0; j < LANE_SUMS; j++) {
-            float made = tn__curve_at(a.curve, x[j]).value;
+            float made = tn__curve_at(a.curve, x[j], is_bf16<T>::VALUE).value;
             if (a.is_gated) made = __fmul_rn(made, gate[j]);
             if (col + j < a.half_cols) sum[j] = __fmaf_rn(dy[j], made, sum[j]);
         }

@@ -94,4 +94,11 @@ TN__EXACT tn__curve_point tn__corner_point(tn__curve_kind kind, float x) {
     return at;
 }
 
+/* Of any curve; as a sigmoid that is looked up is where x is bf16. */
+TN__EXACT tn__curve_point tn__curve_at(tn__curve curve, float x, int is_looked_up) {
+    if (curve.kind != TN__CURVE_SIGMOID) return tn__corner_point(curve.kind, x);
+    const float place = is_looked_up ? tn__sigmoid_place(x) : x;
+    return tn__sigmoid_point(curve, x, tn__exact_sigmoid(tn__curve_argument(curve, place)));
+}
+
 #endif

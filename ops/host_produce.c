@@ -29,9 +29,7 @@ typedef struct run {
 } run;
 
 TN__INLINE tn__curve_point point_at(const run *in, float x) {
-    if (in->curve.kind != TN__CURVE_SIGMOID) return tn__corner_point(in->curve.kind, x);
-    const float place = in->is_looked_up ? tn__sigmoid_place(x) : x;
-    return tn__sigmoid_point(in->curve, x, tn__exact_sigmoid(tn__curve_argument(in->curve, place)));
+    return tn__curve_at(in->curve, x, in->is_looked_up);
 }
 
 TN__INLINE void activate_body(const run *in, float *out) {

@@ -83,7 +83,7 @@ static float product_of_row(const tn__row_products_work *work, int64_t row) {
             tn__load_floats(x->dtype, x->data, row * x->cols + cols + col, count, gate);
         tn__load_floats(x->dtype, work->dy, row * cols + col, count, dy);
         for (int i = 0; i < count; i++) {
-            float made = tn__curve_at(work->curve, value[i]).value;
+            float made = tn__curve_at(work->curve, value[i], x->dtype == TN_BF16).value;
             if (work->is_gated) made = made * gate[i];
             sum[i] = fmaf(dy[i], made, sum[i]);
         }

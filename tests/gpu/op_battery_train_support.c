@@ -200,4 +200,4 @@ static const battery_op ops[] = {
     {"adamw", ADAMW_WAYS, prepare_adamw, launch_adamw},
 };
 
-const battery_table battery_training = {ops, sizeof ops / sizeof *ops};
+const battery_table battery_training = {ops, sizeof ops / sizeof *ops, 0};
