@@ -242,12 +242,8 @@ __device__ __forceinline__ void quantize_steps(const tn__cuda_quantize_arguments
     const int left = columns_left(at, first);
     float max[STEPS];
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-        max[s] = 0.0f;
-#pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++)
-            max[s] = fmaxf(max[s], fabsf(element<T>::value(words[s], j)));
-    }
+    for (int s = 0; s < STEPS; s++)
+        max[s] = row_maximum<T>(words[s]);
     steps_stay_packed<T, STEPS>(words);
     const float amax = half_warp_step_max<STEPS>(max, lane16);
     const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
@@ -265,8 +261,7 @@ __device__ __forceinline__ void quantize_steps(const tn__cuda_quantize_arguments
 #pragma unroll
         for (int j = 0; j < LANE_COLUMNS; j++)
             scaled[j] = __fmul_rn(element<T>::value(words[s], j), of_step);
-        const uint2 codes = make_uint2(cast_four<F>(scaled[0], scaled[1], scaled[2], scaled[3]),
-                                       cast_four<F>(scaled[4], scaled[5], scaled[6], scaled[7]));
+        const uint2 codes = cast_patch_row<F>(scaled);
         if constexpr (VECTORS) {
             *(uint2 *)(to + s * STEP_COLUMNS) = codes;
         } else {
