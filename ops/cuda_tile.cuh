@@ -295,38 +295,27 @@ __device__ __forceinline__ uint32_t transposed_word(const uint4 *tile, int colum
     return ((const uint32_t *)tile)[(column * UNITS + unit) * 2 + w % 2];
 }
 
-/* Writes the transposed tile to dst [cols, rows] where columns begin at any address. Memory takes
- * words where it has multiples of 4: each is put together from two of the tile's. What is left at
- * either end of a column, up to 3 bytes, goes byte by byte: an end a lane. Not inline: the casts,
- * which seldom need it, have no registers to spare for it. */
+/* Writes the first `height` bytes of a column of the transposed tile to any address; all lanes of
+ * a warp. Memory takes words where it has multiples of 4: each is put together from two of the
+ * tile's, and those that are not whole, at either end, go byte by byte. */
 template <int VECTOR>
-__device__ __attribute__((noinline)) void
-transposed_store_words(const uint4 *tile, unsigned char *dst, int64_t rows, int64_t cols,
-                       uint32_t tile_row, uint32_t tile_col) {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t first_row = (int64_t)tile_row * TN__TILE;
-    const int64_t first_col = (int64_t)tile_col * TN__TILE;
-    const int height = (int)min(rows - first_row, (int64_t)TN__TILE);
-    const int width = (int)min(cols - first_col, (int64_t)TN__TILE);
-    unsigned char *const first_byte = dst + (first_col + warp) * rows + first_row;
-    unsigned char *to = first_byte;
-#pragma unroll 4
-    for (int column = warp; column < TN__TILE; column += WARPS) {
-        const int before = (int)((uintptr_t)to % 4), first = 4 * lane - before;
-        const uint32_t low = transposed_word<VECTOR>(tile, column, max(lane - 1, 0));
-        const uint32_t high = transposed_word<VECTOR>(tile, column, lane);
-        if (column < width && first >= 0 && first + 4 <= height)
-            *(uint32_t *)(to + first) = __funnelshift_l(low, high, 8 * before);
-        to += WARPS * rows;
-    }
-    const int column = warp + lane / 2 * WARPS;
-    to = first_byte + lane / 2 * WARPS * rows;
-    const int head = min((int)(-(uintptr_t)to % 4), height);
-    const int from = lane % 2 ? head + (height - head) / 4 * 4 : 0;
-    const int end = lane % 2 ? height : head;
-    for (int r = from; r < end && column < width; r++) {
-        const int unit = (r / PATCH) ^ column_swizzle<VECTOR>(column);
-        to[r] = ((const unsigned char *)tile)[(column * UNITS + unit) * PATCH + r % PATCH];
+__device__ __forceinline__ void transposed_column_store(const uint4 *tile, int column,
+                                                        unsigned char *to, int height) {
+    const int before = (int)((uintptr_t)to % 4);
+#pragma unroll 1
+    for (int w = (int)(threadIdx.x % 32); 4 * w < height + before; w += 32) {
+        const int first = 4 * w - before;
+        const uint32_t low = w > 0 ? transposed_word<VECTOR>(tile, column, w - 1) : 0;
+        const uint32_t high = w < TN__TILE / 4 ? transposed_word<VECTOR>(tile, column, w) : 0;
+        const uint32_t word = __funnelshift_l(low, high, 8 * before);
+        if (first >= 0 && first + 4 <= height) {
+            *(uint32_t *)(to + first) = word;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (first + i >= 0 && first + i < height)
+                    to[first + i] = (unsigned char)(word >> (8 * i));
+        }
     }
 }
 
@@ -350,7 +339,12 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
         }
         return;
     }
-    transposed_store_words<VECTOR>(tile, dst, rows, cols, at.tile_row, at.tile_col);
+    const int height = (int)min(rows - at.tile_first_row, (int64_t)TN__TILE);
+    const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
+#pragma unroll 1
+    for (int column = (int)(threadIdx.x / 32); column < width; column += WARPS)
+        transposed_column_store<VECTOR>(
+            tile, column, dst + (at.tile_first_col + column) * rows + at.tile_first_row, height);
 }
 
 /* Reads src [cols, rows] into the transposed tile; the caller's barrier follows. Outside: 0. */
