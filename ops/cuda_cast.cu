@@ -224,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(TN__TILE_THREADS, 4)
 #define QUANTIZE(source, T, format, F)                                                             \
     TILE_KERNEL(quantize_1d_row_##source##_##format, tn__cuda_quantize_arguments, T, 3,            \
                 (quantize_tensor_1d<T, F, true, false>))                                           \
-    TILE_KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T, 3,            \
+    TILE_KERNEL(quantize_1d_col_##source##_##format, tn__cuda_quantize_arguments, T, 4,            \
                 (quantize_tensor_1d<T, F, false, true>))                                           \
     TILE_KERNEL(quantize_1d_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,           \
                 (quantize_tensor_1d<T, F, true, true>))                                            \

@@ -178,6 +178,15 @@ __device__ __forceinline__ P load_shared_by_blocks(const P *from) {
         return __ldg(from);
 }
 
+/* Of one element, by a load that the compiler does not move ahead: all 64 of a patch on their way at
+ * once take more registers than there are. */
+template <bool IS_FRESH, typename P> __device__ __forceinline__ P load_element(const P *from) {
+    if constexpr (IS_FRESH)
+        return __ldcg(from);
+    else
+        return *from;
+}
+
 /* Reads the patch; what lies outside of the matrix is 0. */
 template <typename T, bool IS_FRESH = false>
 __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<T>::COUNT],
@@ -215,9 +224,9 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
             uint32_t bits = 0;
             if (i < height && column < width) {
                 if constexpr (sizeof(T) == 4)
-                    bits = load_shared_by_blocks<IS_FRESH>((const uint32_t *)from + column);
+                    bits = load_element<IS_FRESH>((const uint32_t *)from + column);
                 else
-                    bits = load_shared_by_blocks<IS_FRESH>((const unsigned short *)from + column);
+                    bits = load_element<IS_FRESH>((const unsigned short *)from + column);
             }
             if constexpr (sizeof(T) == 4)
                 words[i][j] = bits;
