@@ -178,8 +178,8 @@ __device__ __forceinline__ P load_shared_by_blocks(const P *from) {
         return __ldg(from);
 }
 
-/* Of one element, by a load that the compiler does not move ahead: all 64 of a patch on their way at
- * once take more registers than there are. */
+/* Of one element, by a load that the compiler does not move ahead: all 64 of a patch on their way
+ * at once take more registers than there are. */
 template <bool IS_FRESH, typename P> __device__ __forceinline__ P load_element(const P *from) {
     if constexpr (IS_FRESH)
         return __ldcg(from);
