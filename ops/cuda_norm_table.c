@@ -44,7 +44,7 @@ static tn__cuda_quantize_arguments cast_of(const tn__norm_work *work) {
 /* As many threads as hold a short row in one step. */
 static int threads_of_row(int64_t cols) {
     int threads = TN__FLAT_THREADS;
-    while (threads > 32 && cols <= threads / 2 * TN__LANE_COLUMNS)
+    while (threads > 32 && cols <= (int64_t)threads / 2 * TN__LANE_COLUMNS)
         threads /= 2;
     return threads;
 }

@@ -90,7 +90,7 @@ static void write_col_codes(const tile *t, const tn_plane_view *col) {
 /* ---- the three kinds of block --------------------------------------------------------------- */
 
 static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
-    float factor[TN__BLOCK];
+    float factor[TN__BLOCK] = {0};
     float *scale = tn__scale_row(&work->row, t->left / TN__BLOCK) + t->top;
     for (int r = 0; r < t->rows; r++) {
         tn__block_scale block = scale_of(work, tn__host_row_amax(t->value[r], t->cols));
@@ -103,7 +103,7 @@ static void quantize_row_1d(const tn__quantize_work *work, tile *t) {
 
 static void quantize_col_1d(const tn__quantize_work *work, tile *t) {
     uint32_t amax[TN__BLOCK];
-    float factor[TN__BLOCK];
+    float factor[TN__BLOCK] = {0};
     float *scale = tn__scale_row(&work->col, t->top / TN__BLOCK) + t->left;
     col_amaxes(t, amax);
     for (int c = 0; c < t->cols; c++) {
@@ -117,7 +117,7 @@ static void quantize_col_1d(const tn__quantize_work *work, tile *t) {
 }
 
 static void quantize_2d(const tn__quantize_work *work, tile *t) {
-    float factor[TN__BLOCK];
+    float factor[TN__BLOCK] = {0};
     uint32_t amax = 0;
     int64_t tile_row = t->top / TN__BLOCK, tile_col = t->left / TN__BLOCK;
     for (int r = 0; r < t->rows; r++) {

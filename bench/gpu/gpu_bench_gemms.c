@@ -117,9 +117,10 @@ void gpu_bench_gemms(gpu_bench *bench, gpu_bench_section *section) {
         const rates of[] = {fprop(bench, m, n, k, flop), wgrad(bench, m, n, k, flop),
                             plain(bench, m, n, k, flop)};
         for (int kind = 0; kind < 3; kind++) {
-            row->figures[3 * kind] = of[kind].first;
-            row->figures[3 * kind + 1] = of[kind].tuned;
-            row->figures[3 * kind + 2] = of[kind].best;
+            double *figures = row->figures + (size_t)3 * (size_t)kind;
+            figures[0] = of[kind].first;
+            figures[1] = of[kind].tuned;
+            figures[2] = of[kind].best;
         }
     }
 }

@@ -176,8 +176,8 @@ static void the_vectors_scale_is_applied_before_the_tiles(void **state) {
     const float vector[] = {0x1.000002p0f, NAN, NAN, NAN}, tile[] = {0x1.8p0f, NAN, NAN, NAN};
     float d[2];
     for (int swaps = 0; swaps < 2; swaps++) {
-        tn__operand by_vector = {TN__OPERAND_VECTOR, TN_E4M3, three, 0, 1, vector, 4};
-        tn__operand by_tile = {TN__OPERAND_TILE, TN_E4M3, one, 0, 1, tile, 4};
+        tn__operand by_vector = {TN__OPERAND_VECTOR, TN_E4M3, three, 0, 1, vector, 4, 0};
+        tn__operand by_tile = {TN__OPERAND_TILE, TN_E4M3, one, 0, 1, tile, 4, 0};
         tn__matrix out = {TN_FP32, &d[swaps], 1, 1};
         tn__gemm_work work = {.a = swaps ? by_tile : by_vector,
                               .b = swaps ? by_vector : by_tile,
@@ -216,8 +216,8 @@ static void the_cpus_wide_clone_gives_the_same_bits(void **state) {
                    w = test_matrix_make(TN_FP32, n, depth, 6);
         tn__matrix d[2] = {test_matrix_make(TN_FP32, m, n, 3), test_matrix_make(TN_FP32, m, n, 3)};
         for (int is_plain = 0; is_plain < 2; is_plain++) {
-            tn__operand plain_a = {TN__OPERAND_PLAIN, TN_FP32, x.data, 0, m, NULL, 0};
-            tn__operand plain_b = {TN__OPERAND_PLAIN, TN_FP32, w.data, 0, n, NULL, 0};
+            tn__operand plain_a = {TN__OPERAND_PLAIN, TN_FP32, x.data, 0, m, NULL, 0, 0};
+            tn__operand plain_b = {TN__OPERAND_PLAIN, TN_FP32, w.data, 0, n, NULL, 0, 0};
             for (int is_narrow = 0; is_narrow < 2; is_narrow++) {
                 tn__gemm_work work = {.a = is_plain ? plain_a : a.operand,
                                       .b = is_plain ? plain_b : b.operand,
