@@ -3,11 +3,11 @@
  *     tenure gemm table 1
  *     device 9.0 NVIDIA H200
  *     cublaslt 130100
- *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61.250 0 <128 digits: the algorithm>
+ *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61250 0 <128 digits: the algorithm>
  *     end 1 <16 digits: FNV-1a of all before this line>
  *
  * A line is rows, columns, contracted, whether D is added to, whether cuBLASLt adds a bias, D's
- * type, of A and then of B: type, scaling, n or t (stored transposed); the time in us; workspace
+ * type, of A and then of B: type, scaling, n or t (stored transposed); the time in ns; workspace
  * bytes; cuBLASLt's own description of the algorithm, which holds for that version of cuBLASLt
  * alone. Only shapes that were measured are written.
  *
@@ -67,7 +67,8 @@ static void put_plan(writer *out, const tn__gemm_plan *plan) {
                        shape->has_bias != 0, tn_dtype_name(shape->d)));
     put_operand(out, &shape->a);
     put_operand(out, &shape->b);
-    grow(out, snprintf(end_of(out), LINE_BYTES, " %.3f %zu ", chosen->us, chosen->workspace_bytes));
+    grow(out, snprintf(end_of(out), LINE_BYTES, " %" PRId64 " %zu ",
+                       (int64_t)(chosen->us * 1000.0 + 0.5), chosen->workspace_bytes));
     for (int i = 0; i < ALGORITHM_WORDS; i++)
         grow(out,
              snprintf(end_of(out), LINE_BYTES, "%016" PRIx64, (uint64_t)chosen->algorithm.data[i]));
@@ -203,17 +204,19 @@ static tn_status read_plan(reader *of) {
     char words[7][WORD_BYTES], digits[ALGORITHM_WORDS * WORD_BYTES + 1];
     tn__blas_shape shape;
     tn__gemm_candidate candidate;
+    int64_t ns = 0;
     int used = 0;
     memset(&shape, 0, sizeof shape);
     memset(&candidate, 0, sizeof candidate);
     int fields =
         sscanf(of->line,
                "%" SCNd64 " %" SCNd64 " %" SCNd64 " %d %d %15s %15s %15s %15s %15s %15s %15s"
-               " %lf %zu %128s%n",
+               " %" SCNd64 " %zu %128s%n",
                &shape.rows, &shape.cols, &shape.contracted, &shape.has_beta, &shape.has_bias,
-               words[0], words[1], words[2], words[3], words[4], words[5], words[6], &candidate.us,
+               words[0], words[1], words[2], words[3], words[4], words[5], words[6], &ns,
                &candidate.workspace_bytes, digits, &used);
     if (fields != 15 || of->line[used]) return corrupt(of, "it is no line of a shape");
+    candidate.us = (double)ns / 1000.0; /* whole numbers are the same in every locale */
     if (!read_dtype(words[0], &shape.d) || !read_operand(words[1], words[2], words[3], &shape.a) ||
         !read_operand(words[4], words[5], words[6], &shape.b))
         return corrupt(of, "a type or a scaling is unknown");

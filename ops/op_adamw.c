@@ -33,12 +33,24 @@ static tn_status check_numbers(const tn__op_call *call, const tn_adamw_args *arg
 typedef struct update {
     tn_tensor_info master, gradient, first, second, step, rate, gradient_scale, plain;
     tn__produced out;
+    int is_dropped; /* COL of the weight, or there is no weight */
 } update;
 
 static tn_status check_factor(tn__op_call *call, const char *role, tn_tensor tensor,
                               tn_tensor_info *info) {
     if (tn__is_no_tensor(tensor)) return TN_OK;
     return tn__op_require_fp32_vector(call, role, tensor, 1, "it is one factor", info);
+}
+
+/* A view has no COL of its own that could go. */
+static tn_status require_no_view(tn__op_call *call, tn_tensor tensor) {
+    tn_tensor_info weight;
+    if (tn__is_no_tensor(tensor)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "weight", tensor, &weight));
+    TN_REQUIRE(tn__is_no_tensor(weight.base),
+               "%s: weight (tensor %s) is a view, whose COL is its base's: give the base",
+               call->name, weight.name);
+    return TN_OK;
 }
 
 static tn_status check_update(tn__op_call *call, const tn_adamw_args *args, update *u) {
@@ -57,6 +69,7 @@ static tn_status check_update(tn__op_call *call, const tn_adamw_args *args, upda
     TN_TRY(check_factor(call, "gradient_scale", args->gradient_scale, &u->gradient_scale));
     if (!tn__is_no_tensor(args->plain))
         TN_TRY(tn__op_require_vector(call, "plain", args->plain, count, reason, &u->plain));
+    TN_TRY(require_no_view(call, args->weight));
     u->out = (tn__produced){.quantized = {args->weight, TN_QUANTIZE_ROW, args->amax_epsilon},
                             .dtype = TN_FP32,
                             .rows = u->master.rows,
@@ -88,20 +101,23 @@ static tn_status lease_inputs(tn__op_call *call, const tn_adamw_args *args, cons
 }
 
 /* COL, where ROW can take its place, goes before the weight is written: what does not let go of it
- * is then found before anything has changed. */
-static tn_status drop_old_columns(const tn__op_call *call, tn_tensor weight) {
+ * is then found before anything has changed. Where COL is all that there is, it goes at the end. */
+static tn_status drop_old_columns(const tn__op_call *call, tn_tensor weight, int *is_dropped) {
     tn_plane_state row;
     TN_TRY(tn_plane_state_get(weight, TN_PLANE_ROW, &row));
-    return row == TN_PLANE_VALID ? tn_plane_drop(weight, TN_PLANE_COL, call->stream) : TN_OK;
+    *is_dropped = row == TN_PLANE_VALID;
+    return *is_dropped ? tn_plane_drop(weight, TN_PLANE_COL, call->stream) : TN_OK;
 }
 
-static tn_status lease_weight(tn__op_call *call, const tn_adamw_args *args, const update *u,
+static tn_status lease_weight(tn__op_call *call, const tn_adamw_args *args, update *u,
                               tn__adamw_work *work) {
-    if (!tn__is_no_tensor(args->weight)) TN_TRY(drop_old_columns(call, args->weight));
+    u->is_dropped = 1;
+    if (!tn__is_no_tensor(args->weight))
+        TN_TRY(drop_old_columns(call, args->weight, &u->is_dropped));
     return tn__op_lease_produced(call, &u->out, work->skip, &work->cast);
 }
 
-static tn_status lease_outputs(tn__op_call *call, const tn_adamw_args *args, const update *u,
+static tn_status lease_outputs(tn__op_call *call, const tn_adamw_args *args, update *u,
                                tn__adamw_work *work) {
     tn__matrix master;
     work->plain = (tn__matrix){TN_FP32, NULL, 0, 0};
@@ -138,8 +154,8 @@ tn_status tn_adamw(const tn_adamw_args *args, tn_stream stream) {
     if (status == TN_OK) status = lease_outputs(&call, args, &u, &work);
     if (status == TN_OK && !tn__is_empty(&u.master)) status = TN__OP_RUN(&call, adamw, &work);
     status = tn__op_finish(&call, status);
-    if (status != TN_OK || tn__is_no_tensor(args->weight)) return status;
-    return tn_plane_drop(args->weight, TN_PLANE_COL, stream); /* where it was all that there was */
+    if (status != TN_OK || u.is_dropped) return status;
+    return tn_plane_drop(args->weight, TN_PLANE_COL, stream);
 }
 
 tn_status tn_adamw_advance(const tn_adamw_advance_args *args, tn_stream stream) {

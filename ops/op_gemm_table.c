@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "host_alloc.h"
 
@@ -18,11 +19,13 @@ static tn_status require_path(const char *call, const tn_device *device, const c
 }
 
 static tn_status write_file(const char *path, const char *text, size_t bytes) {
-    size_t part_bytes = strlen(path) + sizeof ".part";
+    static unsigned saves; /* processes and threads may save to one path at the same time */
+    size_t part_bytes = strlen(path) + 48;
     char *part = tn__host_alloc(part_bytes, 1);
     if (!part) return TN_OUT_OF_HOST_MEMORY;
-    snprintf(part, part_bytes, "%s.part", path);
-    FILE *file = fopen(part, "we");
+    snprintf(part, part_bytes, "%s.%ld.%u.part", path, (long)getpid(),
+             __atomic_add_fetch(&saves, 1, __ATOMIC_RELAXED));
+    FILE *file = fopen(part, "wxe");
     int error = file ? 0 : errno;
     if (file && fwrite(text, 1, bytes, file) != bytes) error = errno;
     if (file && fclose(file) != 0 && !error) error = errno;

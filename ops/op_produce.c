@@ -128,7 +128,7 @@ tn_status tn__op_add_up_tiles(tn__op_call *call, int64_t rows, const float *skip
                                        .sums = sums->to,
                                        .accumulate = sums->accumulate,
                                        .skip = skip};
-    if (!sums->to.data) return TN_OK;
+    if (!sums->to.data || (sums->accumulate && work.tiles == 0)) return TN_OK;
     return TN__OP_RUN(call, column_sums, &work);
 }
 

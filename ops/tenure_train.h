@@ -121,7 +121,7 @@ TN_API TN_MUST_USE tn_status tn_adamw_advance(const tn_adamw_advance_args *args,
  * `rate`. Out of the new master copy, in the same pass: `plain` is it rounded to its type, and
  * `weight` has the ROW plane that tn_quantize would make of it. COL of `weight` is dropped: it was
  * of the old weights, and whoever reads it next has it derived again. A failure after that has
- * left COL absent.
+ * left COL absent. `weight` is no view.
  *
  * Bytes for each element, with a gradient of s bytes: 12 read, 12 written, s, and 1 for ROW. */
 typedef struct tn_adamw_args {

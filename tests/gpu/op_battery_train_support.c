@@ -189,8 +189,9 @@ static tn_status launch_adamw(gpu_side *side, const battery_case *c,
     if (c->way % 4 == 2) args.gradient_scale = operands->in[ADAMW_FACTOR];
     args.skip = advance.skip = operands->skip;
     advance.step = args.step;
-    tn_status status = tn_adamw_advance(&advance, side->stream);
-    return status == TN_OK ? tn_adamw(&args, side->stream) : status;
+    tn_status status = tn_adamw(&args, side->stream);
+    if (status != TN_OK || c->rows == 0 || c->cols == 0) return status;
+    return tn_adamw_advance(&advance, side->stream);
 }
 
 static const battery_op ops[] = {
