@@ -86,6 +86,16 @@ static tn__op_lease_slot *slot_at(const tn__op_call *call, int index) {
     return &call->more_leases[index - TN__OP_LEASES_MAX];
 }
 
+/* The blocks of an output. A view begins inside of one: its pool is told at the end of its lease. */
+static tn_status keep_blocks(tn__op_lease_slot *slot, tn_tensor tensor, const tn_plane_view *view) {
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    TN_TRY(tn_tensor_info_get(tensor, &info));
+    const int is_view = !tn__is_no_tensor(info.base);
+    slot->blocks[0] = is_view ? NULL : view->data;
+    slot->blocks[1] = is_view ? NULL : view->scale;
+    return TN_OK;
+}
+
 /* Tells the pool of an output's use: before any work, so that nothing that follows the work needs
  * memory for it. */
 static tn_status announce(const tn__op_call *call, const tn__op_lease_slot *slot) {
@@ -99,11 +109,11 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
     tn__op_lease_slot *slot = slot_at(call, call->lease_count);
     TN_TRY(tn_lease_begin(tensor, plane, access, call->stream, &slot->lease, view));
     slot->is_output = access != TN_READ && !is_scratch(call, tensor);
-    slot->blocks[0] = view->data;
-    slot->blocks[1] = view->scale;
     slot->runs_before = call->runs;
     call->lease_count++;
-    return slot->is_output ? announce(call, slot) : TN_OK;
+    if (!slot->is_output) return TN_OK;
+    TN_TRY(keep_blocks(slot, tensor, view));
+    return announce(call, slot);
 }
 
 tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,

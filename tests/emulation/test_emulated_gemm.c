@@ -7,6 +7,7 @@
 #include "emulator.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
+#include "tenure_lifetime.h"
 
 static gpu_side device, host;
 
@@ -187,12 +188,38 @@ static void plain_equals_the_host_to_the_bit(void **state) {
     gpu_count_report("GEMM on the emulated device, plain");
 }
 
+/* Rows of a view begin where they begin. What is refused for that has not been started: D, which
+ * was to be added to, is what it was, and so are the rows beside it. */
+static void a_view_that_is_not_aligned_is_refused_and_kept(void **state) {
+    (void)state;
+    gemm_case c = fp8_case(4, 4, 16);
+    c.weight = TN_FORMAT_PLAIN;
+    c.a = c.b = c.d = TN_BF16;
+    tn_gemm_args args = make_args(&device, &c);
+    tn_tensor base = make_operand(&device, &c, TN_FORMAT_PLAIN, TN_BF16, 0, 5, 4, 3);
+    gpu_copy before = gpu_download(&device, base, TN_PLANE_DATA);
+    gpu_destroy(&device, args.d);
+    args.accumulate = 1;
+    EXPECT_OK(tn_tensor_view_rows(base, 1, 4, device.scope, &args.d));
+    assert_int_equal(tn_gemm(&args, device.stream), TN_INVALID_ARGUMENT);
+    assert_non_null(strstr(tn_error_last(), "aligned to 16 bytes"));
+    gpu_copy after = gpu_download(&device, base, TN_PLANE_DATA);
+    assert_true(gpu_copies_equal(&after, &before, "rows of a refused product"));
+    gpu_copy_end(&before);
+    gpu_copy_end(&after);
+    gpu_destroy(&device, args.d);
+    gpu_destroy(&device, base);
+    gpu_destroy(&device, args.a);
+    gpu_destroy(&device, args.b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fp8_equals_the_host_to_the_bit),
         cmocka_unit_test(one_scale_a_tensor_equals_the_host_to_the_bit),
         cmocka_unit_test(a_bias_equals_the_host_to_the_bit),
         cmocka_unit_test(plain_equals_the_host_to_the_bit),
+        cmocka_unit_test(a_view_that_is_not_aligned_is_refused_and_kept),
     };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();

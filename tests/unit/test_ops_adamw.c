@@ -274,6 +274,8 @@ static void test_bad_input_is_refused(void **state) {
     const tn_tensor wide = test_weight(f.ops.scope, ROWS, COLS + 1, 0, TN_POLICY_KEEP);
     tn_adamw_args args;
     tn_adamw_advance_args advance = f.advance;
+    tn_tensor view;
+    EXPECT_OK(tn_tensor_view_rows(f.args.weight, 0, ROWS, f.ops.scope, &view));
 #define ROW(change, status, words) args = f.args, change, expect_refused(&f, &args, status, words)
     ROW(args.size = 0, TN_INVALID_ARGUMENT, "args->size");
     ROW(args.beta1 = 1.0f, TN_INVALID_ARGUMENT, "beta1 is 1");
@@ -296,6 +298,7 @@ static void test_bad_input_is_refused(void **state) {
     ROW(args.gradient_scale = args.step, TN_INVALID_ARGUMENT, "gradient_scale (tensor");
     ROW(args.weight = args.plain, TN_INVALID_ARGUMENT, "quantized (tensor");
     ROW(args.weight = wide, TN_INVALID_ARGUMENT, "quantized (tensor");
+    ROW(args.weight = view, TN_INVALID_ARGUMENT, "is a view");
     ROW(args.plain = narrow, TN_INVALID_ARGUMENT, "plain (tensor");
     ROW(args.plain = args.master, TN_IN_USE, "");
     ROW(args.amax_epsilon = -1.0f, TN_INVALID_ARGUMENT, "amax_epsilon");

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "host_alloc.h"
+#include "tenure_lifetime.h"
 
 static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D};
 static const tn_dtype sources[] = {TN_FP32, TN_BF16, TN_FP16};
@@ -220,6 +221,29 @@ static void a_task_that_finds_no_room_on_its_stream_is_freed(void **state) {
     sem_destroy(&gate);
 }
 
+/* A view of rows begins inside of a block. */
+static void an_op_writes_rows_through_a_view(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    tn__matrix old = test_matrix_make(TN_FP32, 5, 7, 1), row = test_matrix_make(TN_FP32, 2, 7, 2);
+    tn_tensor base = test_tensor_of(&ops, ops.scope, &old);
+    tn_convert_args args = TN_CONVERT_ARGS_INIT;
+    args.x = test_tensor_of(&ops, ops.scope, &row);
+    EXPECT_OK(tn_tensor_view_rows(base, 2, 2, ops.scope, &args.y));
+    EXPECT_OK(tn_convert(&args, ops.stream));
+    tn__matrix now = test_fetch_matrix(&ops, base);
+    for (int64_t r = 0; r < 5; r++) {
+        for (int64_t c = 0; c < 7; c++) {
+            const int is_in = r == 2 || r == 3;
+            const float want =
+                is_in ? test_matrix_get(&row, r - 2, c) : test_matrix_get(&old, r, c);
+            assert_memory_equal(&want, (float *)now.data + r * 7 + c, sizeof want);
+        }
+    }
+    test_matrix_free(&old), test_matrix_free(&row), test_matrix_free(&now);
+    test_ops_close_host(&ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantizing_makes_the_planes_that_are_asked_for),
@@ -229,6 +253,7 @@ int main(void) {
         cmocka_unit_test(reading_an_absent_2d_plane_derives_it),
         cmocka_unit_test(empty_tensors_are_done_without_a_launch),
         cmocka_unit_test(a_front_does_not_wait_for_the_device),
+        cmocka_unit_test(an_op_writes_rows_through_a_view),
         cmocka_unit_test(a_task_that_finds_no_room_on_its_stream_is_freed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
