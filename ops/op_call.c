@@ -86,7 +86,7 @@ static tn__op_lease_slot *slot_at(const tn__op_call *call, int index) {
     return &call->more_leases[index - TN__OP_LEASES_MAX];
 }
 
-/* The blocks of an output. A view begins inside of one: its pool is told at the end of its lease. */
+/* The blocks of an output. A view begins inside of one: the pool is told when its lease ends. */
 static tn_status keep_blocks(tn__op_lease_slot *slot, tn_tensor tensor, const tn_plane_view *view) {
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
     TN_TRY(tn_tensor_info_get(tensor, &info));
