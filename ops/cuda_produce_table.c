@@ -61,7 +61,10 @@ tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_s
                                            .curve = work->curve};
     const int family = family_of(work, &argument);
     if (family == TN__KERNEL_DIFFERENTIATE_PAIRS) tiles /= 2;
-    argument.tiles = tiles <= INT32_MAX ? (uint32_t)tiles : 0; /* or the launch refuses it */
+    if (tiles > INT32_MAX)
+        return TN_FAIL(TN_UNSUPPORTED, "%lld tiles of 128 x 128 are more than a kernel counts",
+                       (long long)tiles);
+    argument.tiles = (uint32_t)tiles;
     TN_TRY(tn__cuda_context_of(device, &context));
     const int kernel = tn__kernel_of_produce(family, cast->format == TN_FORMAT_FP8_BLOCK_1D,
                                              x->dtype, cast->dtype);

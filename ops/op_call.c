@@ -139,6 +139,14 @@ tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out
     return TN_OK;
 }
 
+tn_status tn__op_require_whole_16(const tn__op_call *call, uintptr_t addresses) {
+    if (call->ops->is_whole) return TN_OK;
+    TN_REQUIRE(addresses % 16 == 0,
+               "%s: an operand is not aligned to 16 bytes, as a view may be: give it a copy",
+               call->name);
+    return TN_OK;
+}
+
 tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,
                               tn_tensor tensor, tn_plane plane) {
     tn_plane_state state;

@@ -103,6 +103,10 @@ tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tens
  * element, under READ; NULL for {0}. With one, outputs must be valid before. */
 tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out);
 
+/* A GPU's kernels that work on whole 16 bytes take no other addresses (all of them, or-ed). Asked
+ * before anything runs: then outputs are what they were. */
+tn_status tn__op_require_whole_16(const tn__op_call *call, uintptr_t addresses);
+
 /* With a skip flag, an output must be valid before: asked of all of a tensor's planes before the
  * first is leased for WRITE, which makes the others stale. */
 tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,

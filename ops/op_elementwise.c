@@ -31,7 +31,8 @@ tn_status tn_axpy(const tn_axpy_args *args, tn_stream stream) {
     tn_status status = tn__op_lease_matrix(&call, args->x, &x, TN_READ, &work.x);
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->y, &y, TN_UPDATE, &work.y);
     if (status == TN_OK && !tn__is_empty(&y)) {
-        status = TN__OP_RUN(&call, axpy, &work);
+        status = tn__op_require_whole_16(&call, (uintptr_t)work.x.data | (uintptr_t)work.y.data);
+        if (status == TN_OK) status = TN__OP_RUN(&call, axpy, &work);
     }
     return tn__op_finish(&call, status);
 }
@@ -46,7 +47,8 @@ tn_status tn_convert(const tn_convert_args *args, tn_stream stream) {
     tn_status status = tn__op_lease_matrix(&call, args->x, &x, TN_READ, &from);
     if (status == TN_OK) status = tn__op_lease_matrix(&call, args->y, &y, TN_WRITE, &to);
     if (status == TN_OK && !tn__is_empty(&y)) {
-        status = TN__OP_RUN(&call, convert, &from, &to);
+        status = tn__op_require_whole_16(&call, (uintptr_t)from.data | (uintptr_t)to.data);
+        if (status == TN_OK) status = TN__OP_RUN(&call, convert, &from, &to);
     }
     return tn__op_finish(&call, status);
 }

@@ -52,18 +52,12 @@ tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_in
     return tn__op_scratch_bytes(call, scope, work->scratch_bytes, &work->scratch);
 }
 
-/* A GPU's engines take addresses of whole 16 bytes, if they do not copy the operand. Asked before
- * anything runs: then D is what it was. */
 static tn_status require_aligned(const tn__op_call *call, const tn__gemm_work *work) {
     uintptr_t all = (uintptr_t)work->bias.data | (uintptr_t)work->a.scale;
     all |= (uintptr_t)work->b.scale | (work->d_is_unaligned ? 0 : (uintptr_t)work->d.data);
     all |= work->a.is_unaligned ? 0 : (uintptr_t)work->a.data;
     all |= work->b.is_unaligned ? 0 : (uintptr_t)work->b.data;
-    if (call->ops->is_whole) return TN_OK;
-    TN_REQUIRE(all % 16 == 0,
-               "%s: an operand is not aligned to 16 bytes, as a view may be: give it a copy",
-               call->name);
-    return TN_OK;
+    return tn__op_require_whole_16(call, all);
 }
 
 tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work) {

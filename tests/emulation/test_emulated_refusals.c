@@ -7,6 +7,7 @@
 #include "emulated_driver.h"
 #include "emulator.h"
 #include "op_battery_support.h"
+#include "tenure_lifetime.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -309,10 +310,37 @@ static void nothing_is_success_without_a_launch(void **state) {
     assert_int_equal(battery_failures(BATTERY_SKIPPED), 0);
 }
 
+/* Rows of 3 halves: the second begins at 6 bytes. */
+static void a_view_that_is_not_aligned_is_refused(void **state) {
+    (void)state;
+    tn_tensor base = gpu_plain(&device, TN_BF16, 4, 3), view;
+    gpu_poison(&device, base, TN_PLANE_DATA);
+    tn_tensor other_rows = gpu_plain(&device, TN_BF16, 1, 3);
+    gpu_poison(&device, other_rows, TN_PLANE_DATA);
+    EXPECT_OK(tn_tensor_view_rows(base, 1, 1, device.scope, &view));
+    tn_convert_args convert = TN_CONVERT_ARGS_INIT;
+    tn_axpy_args axpy = TN_AXPY_ARGS_INIT;
+    const uint64_t launches = emulated_launch_count();
+    convert.x = axpy.x = view, convert.y = axpy.y = other_rows;
+    assert_int_equal(tn_convert(&convert, device.stream), TN_INVALID_ARGUMENT);
+    assert_int_equal(tn_axpy(&axpy, device.stream), TN_INVALID_ARGUMENT);
+    convert.x = axpy.x = other_rows, convert.y = axpy.y = view;
+    assert_int_equal(tn_convert(&convert, device.stream), TN_INVALID_ARGUMENT);
+    assert_int_equal(tn_axpy(&axpy, device.stream), TN_INVALID_ARGUMENT);
+    assert_int_equal(emulated_launch_count(), launches);
+    tn_plane_state state_of;
+    EXPECT_OK(tn_plane_state_get(base, TN_PLANE_DATA, &state_of));
+    assert_int_equal(state_of, TN_PLANE_VALID);
+    gpu_destroy(&device, view);
+    gpu_destroy(&device, base);
+    gpu_destroy(&device, other_rows);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mistake_is_refused_and_changes_nothing),
         cmocka_unit_test(nothing_is_success_without_a_launch),
+        cmocka_unit_test(a_view_that_is_not_aligned_is_refused),
     };
     gpu_open(&device);
     gpu_open(&other);
