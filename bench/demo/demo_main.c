@@ -6,10 +6,10 @@
 #include <getopt.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "demo_budget.h"
 #include "demo_report.h"
+#include "option_values.h"
 
 /* In narrower models the head's 256 logits a token, not the stack's backward, make the peak that
  * the report compares. A single step shows no fall of the loss. */
@@ -56,42 +56,15 @@ static int bad_usage(const char *what, const char *value) {
 
 /* ---- options -------------------------------------------------------------------------------- */
 
-/* The programs are built two folders below the project's own. */
-static void default_path(const char *name, char *out) {
-    char program[PATH_BYTES / 2] = "";
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length > 0) program[length] = 0;
-    char *slash = strrchr(program, '/');
-    if (slash) *slash = 0;
-    snprintf(out, PATH_BYTES, "%s/../../%s", program, name);
-}
-
-static int parse_count(const char *text, long least, long most, long *out) {
-    char *end = NULL;
-    const long value = strtol(text, &end, 10);
-    if (end == text || *end || value < least || value > most) return 0;
-    *out = value;
-    return 1;
-}
-
-static int parse_driver(const char *text, tn_driver_kind *out) {
-    static const char *const names[] = {"auto", "cuda", "host"};
-    static const tn_driver_kind kinds[] = {TN_DRIVER_AUTO, TN_DRIVER_CUDA, TN_DRIVER_HOST};
-    for (int i = 0; i < 3; i++) {
-        if (strcmp(text, names[i]) == 0) return *out = kinds[i], 1;
-    }
-    return 0;
-}
-
 static int parse_one(int option, const char *value, demo_options *options) {
     switch (option) {
     case 'j': options->json = 1; return 1;
-    case 'd': return parse_driver(value, &options->driver);
-    case 'l': return parse_count(value, 1, 1000, &options->layers);
-    case 'h': return parse_count(value, HIDDEN_MIN, 65536, &options->hidden);
-    case 't': return parse_count(value, 1, 1 << 20, &options->tokens);
-    case 's': return parse_count(value, STEPS_MIN, 10000, &options->steps);
-    case 'b': return parse_count(value, 1, DEMO_BUDGET_POINTS_MAX, &options->budget_points);
+    case 'd': return option_driver(value, &options->driver);
+    case 'l': return option_count(value, 1, 1000, &options->layers);
+    case 'h': return option_count(value, HIDDEN_MIN, 65536, &options->hidden);
+    case 't': return option_count(value, 1, 1 << 20, &options->tokens);
+    case 's': return option_count(value, STEPS_MIN, 10000, &options->steps);
+    case 'b': return option_count(value, 1, DEMO_BUDGET_POINTS_MAX, &options->budget_points);
     case 'x': return snprintf(options->text_path, PATH_BYTES, "%s", value) < PATH_BYTES;
     default:
         options->has_own_trace = 1;
@@ -122,22 +95,6 @@ static int parse_options(int argc, char **argv, demo_options *options) {
     }
     if (optind < argc) return 1 + bad_usage("unexpected argument", argv[optind]);
     return 0;
-}
-
-static unsigned char *read_text(const char *path, size_t *bytes) {
-    FILE *file = fopen(path, "rb");
-    unsigned char *text = NULL;
-    if (!file) return NULL;
-    if (fseek(file, 0, SEEK_END) == 0 && (*bytes = (size_t)ftell(file)) >= TEXT_BYTES_MIN) {
-        rewind(file);
-        text = malloc(*bytes);
-        if (text && fread(text, 1, *bytes, file) != *bytes) {
-            free(text);
-            text = NULL;
-        }
-    }
-    fclose(file);
-    return text;
 }
 
 /* ---- the job -------------------------------------------------------------------------------- */
@@ -197,7 +154,7 @@ static int run_training(const demo_options *options, demo_report *report) {
     tn_device *device = NULL;
     size_t text_bytes = 0;
     int holds = 1;
-    unsigned char *text = read_text(options->text_path, &text_bytes);
+    unsigned char *text = option_read_file(options->text_path, TEXT_BYTES_MIN, &text_bytes);
     if (!text) return bad_usage("no file with at least 1024 bytes", options->text_path);
     config.driver = options->driver;
     tn_status status = tn_device_create(&config, &device);
@@ -241,22 +198,17 @@ static int run_demo(const demo_options *options, demo_report *report) {
     return all_claims_hold(report) ? 0 : 1;
 }
 
-static const char *name_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
-}
-
 int main(int argc, char **argv) {
     demo_options options = {0};
-    default_path("LICENSE", options.text_path);
-    default_path("bench/traces/lora.csv.gz", options.trace_path);
+    (void)option_project_path("LICENSE", options.text_path, PATH_BYTES);
+    (void)option_project_path("bench/traces/lora.csv.gz", options.trace_path, PATH_BYTES);
     const int end = parse_options(argc, argv, &options);
     if (end) return end - 1;
     demo_report *report = calloc(1, sizeof *report);
     if (!report) return report_failure("start", "no memory");
     report->device = (tn_device_info)TN_DEVICE_INFO_INIT;
-    report->text_name = name_of(options.text_path);
-    report->trace_name = name_of(options.trace_path);
+    report->text_name = option_file_name(options.text_path);
+    report->trace_name = option_file_name(options.trace_path);
     report->is_shipped_trace = !options.has_own_trace;
     const int status = run_demo(&options, report);
     demo_train_result_free(&report->keep);

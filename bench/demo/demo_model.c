@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "demo_fill.h"
+#include "random_fill.h"
 
 static tn_status make_scope(tn_scope parent, tn_pool *pool, tn_scope_kind kind, const char *name,
                             tn_scope *out) {
@@ -47,7 +47,7 @@ static tn_status make_random(demo_model *model, tn_scope scope, int64_t rows, in
     size_t bytes = (size_t)rows * (size_t)cols * sizeof(uint16_t);
     uint16_t *values = malloc(bytes);
     if (!values) return TN_OUT_OF_HOST_MEMORY;
-    demo_fill_bf16(values, (size_t)rows * (size_t)cols, deviation, seed);
+    random_fill_bf16(values, (size_t)rows * (size_t)cols, deviation, seed);
     tn_status status = make_matrix(scope, TN_BF16, rows, cols, name, out);
     if (status == TN_OK) {
         status = tn_plane_write(*out, TN_PLANE_DATA, values, bytes, NULL, 0, model->stream);
@@ -60,7 +60,7 @@ static tn_status make_random(demo_model *model, tn_scope scope, int64_t rows, in
 static tn_status make_frozen_weight(demo_model *model, int layer, tn_plane_policy policy) {
     const int64_t hidden = model->shape.hidden;
     /* Each layer adds about a quarter of its input's length: 16 layers stay near it. */
-    const float deviation = demo_deviation_of_gain(0.25f, hidden);
+    const float deviation = random_deviation_of_gain(0.25f, hidden);
     tn_tensor source = {0};
     DEMO_TRY(make_random(model, model->scratch, hidden, hidden, deviation, 1000 + (uint64_t)layer,
                          "weight source", &source));
@@ -98,9 +98,9 @@ static tn_status make_adapter(demo_model *model, int index) {
     const int64_t hidden = model->shape.hidden, rank = model->shape.rank;
     demo_adapter *adapter = &model->adapters[index];
     const uint64_t seed = 5000 + 2 * (uint64_t)index;
-    DEMO_TRY(make_random(model, model->trained, rank, hidden, demo_deviation_of_gain(1.0f, hidden),
-                         seed, "adapter A", &adapter->a));
-    DEMO_TRY(make_random(model, model->trained, hidden, rank, demo_deviation_of_gain(0.1f, rank),
+    DEMO_TRY(make_random(model, model->trained, rank, hidden,
+                         random_deviation_of_gain(1.0f, hidden), seed, "adapter A", &adapter->a));
+    DEMO_TRY(make_random(model, model->trained, hidden, rank, random_deviation_of_gain(0.1f, rank),
                          seed + 1, "adapter B", &adapter->b));
     DEMO_TRY(make_master(model, adapter->a, rank, hidden, "master A", &adapter->master_a,
                          &adapter->grad_a));
@@ -112,8 +112,8 @@ static tn_status make_all(demo_model *model, tn_plane_policy policy) {
     const int64_t hidden = model->shape.hidden;
     DEMO_TRY(make_scopes(model));
     DEMO_TRY(make_random(model, model->edges, 256, hidden, 1.0f, 1, "embedding", &model->table));
-    DEMO_TRY(make_random(model, model->edges, 256, hidden, demo_deviation_of_gain(1.0f, hidden), 2,
-                         "head", &model->head));
+    DEMO_TRY(make_random(model, model->edges, 256, hidden, random_deviation_of_gain(1.0f, hidden),
+                         2, "head", &model->head));
     for (int i = 0; i < model->shape.layers; i++)
         DEMO_TRY(make_frozen_weight(model, i, policy));
     for (int i = 0; i <= model->shape.layers; i++)
