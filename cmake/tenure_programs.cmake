@@ -42,6 +42,9 @@ if(TARGET tenure_bench_support)
     tenure_add_program(tenure-demo SOURCES bench/demo/*.c LINK tenure_bench_support tenure-ops)
     tenure_add_program(tenure-bench-gpu SOURCES bench/gpu/*.c
       LINK tenure_bench_support tenure-ops)
+    tenure_add_program(tenure-bench-layer SOURCES bench/layer/*.c bench/gpu/gpu_bench_measure.c
+      LINK tenure_bench_support tenure-ops)
+    target_include_directories(tenure-bench-layer-program PRIVATE bench/gpu)
     tenure_add_program(tenure-bench-tensor SOURCES bench/tensor/*.c
       LINK tenure_bench_support tenure-ops Threads::Threads)
   endif()

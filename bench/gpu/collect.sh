@@ -5,10 +5,10 @@
 # usage: bench/gpu/collect.sh BUILD OUT [PART...]
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
-# for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, castpeers,
-# peers, replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and JAX, float8 and
-# castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line for each cast
-# and size; the lines of cast_peers.csv can be held to them.
+# for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, layer,
+# castpeers, peers, replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and JAX,
+# float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line for
+# each cast and size; the lines of cast_peers.csv can be held to them.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
@@ -17,7 +17,8 @@ set -u
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-parts=${*:-tests battery demo tensor dlpack float8 bench castpeers peers replay sanitizer soak}
+all="tests battery demo tensor dlpack float8 bench layer castpeers peers replay sanitizer soak"
+parts=${*:-$all}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 traces=${TRACES:-$root/bench/traces}
 plugins=${PLUGINS:-$build/plugins}
@@ -64,6 +65,7 @@ for part in $parts; do
         record float8.txt python3 "$root/tests/gpu/float8_conversions.py" --libraries "$build"
         ;;
     bench) record bench_gpu.txt "$build/tenure-bench-gpu" --csv "$out/casts.csv" ;;
+    layer) record bench_layer.txt "$build/tenure-bench-layer" ;;
     castpeers) record cast_peers.csv python3 "$root/bench/peers/cast_peers.py" ;;
     peers)
         set -- "$build/tenure-bench-peers"

@@ -1,4 +1,5 @@
-/* What the measurements of tenure-bench-gpu share: the GPU, tensors of random data, times, rows.
+/* What the measurements of tenure-bench-gpu and tenure-bench-layer share: the GPU, tensors of
+ * random data, times, rows.
  *
  * A time is taken with the host's clock over many launches. The launches are put behind a gate, a
  * host task that blocks the stream, and the clock starts when the gate opens: so the GPU works
@@ -63,6 +64,8 @@ typedef void (*gpu_bench_work)(gpu_bench *bench, void *argument, int turn);
 
 /* Seconds of one piece of work on the GPU: the median of the batches. */
 double gpu_bench_device_seconds(gpu_bench *bench, gpu_bench_work work, void *argument);
+/* Of one piece of work in one batch of `turns`, which must fit the queue. */
+double gpu_bench_gated_seconds(gpu_bench *bench, gpu_bench_work work, void *argument, int turns);
 /* Seconds that the host needs to put one piece of work on the stream: likewise. */
 double gpu_bench_host_seconds(gpu_bench *bench, gpu_bench_work work, void *argument);
 

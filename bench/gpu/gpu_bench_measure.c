@@ -15,13 +15,12 @@ static const double batch_seconds = 0.004;
 
 void gpu_bench_require(tn_status status, const char *call) {
     if (status == TN_OK) return;
-    fprintf(stderr, "tenure-bench-gpu: %s: %s: %s\n", call, tn_status_name(status),
-            tn_error_last());
+    fprintf(stderr, "tenure-bench: %s: %s: %s\n", call, tn_status_name(status), tn_error_last());
     exit(EXIT_FAILURE);
 }
 
 void gpu_bench_out_of_memory(void) {
-    fprintf(stderr, "tenure-bench-gpu: out of host memory\n");
+    fprintf(stderr, "tenure-bench: out of host memory\n");
     exit(EXIT_FAILURE);
 }
 
@@ -59,12 +58,12 @@ static int open_device(gpu_bench *bench, int ordinal) {
     config.driver = bench->is_rehearsal ? TN_DRIVER_HOST : TN_DRIVER_CUDA;
     config.ordinal = ordinal;
     if (tn_device_create(&config, &bench->device) != TN_OK) {
-        fprintf(stderr, "tenure-bench-gpu: no GPU: %s\n", tn_error_last());
+        fprintf(stderr, "tenure-bench: no GPU: %s\n", tn_error_last());
         return 0;
     }
     GPU_BENCH_TRY(tn_device_info_get(bench->device, &bench->info));
     if (!bench->info.simulated) return 1;
-    fprintf(stderr, "tenure-bench-gpu: no GPU: the CUDA driver is the simulated one\n");
+    fprintf(stderr, "tenure-bench: no GPU: the CUDA driver is the simulated one\n");
     GPU_BENCH_TRY(tn_device_destroy(bench->device));
     return 0;
 }
@@ -212,7 +211,7 @@ static void pass_gate(void *argument) {
     pthread_mutex_unlock(&gate);
 }
 
-static double gated_seconds(gpu_bench *bench, gpu_bench_work work, void *argument, int turns) {
+double gpu_bench_gated_seconds(gpu_bench *bench, gpu_bench_work work, void *argument, int turns) {
     const tn__driver *driver = tn__device_driver(bench->device);
     GPU_BENCH_TRY(tn_stream_synchronize(bench->device, bench->stream));
     pthread_mutex_lock(&gate);
@@ -242,14 +241,14 @@ static int turns_max(const gpu_bench *bench, uint64_t launches_before, int turns
 double gpu_bench_device_seconds(gpu_bench *bench, gpu_bench_work work, void *argument) {
     double seconds[GPU_BENCH_BATCHES];
     const uint64_t before = launches_so_far(bench);
-    if (bench->is_rehearsal) return gated_seconds(bench, work, argument, 2);
+    if (bench->is_rehearsal) return gpu_bench_gated_seconds(bench, work, argument, 2);
     for (int turn = 0; turn < WARM_TURNS; turn++)
         work(bench, argument, turn);
     const int most = turns_max(bench, before, WARM_TURNS);
-    double turns = batch_seconds / gated_seconds(bench, work, argument, 2 * WARM_TURNS);
+    double turns = batch_seconds / gpu_bench_gated_seconds(bench, work, argument, 2 * WARM_TURNS);
     int count = turns < LEAST_TURNS ? LEAST_TURNS : turns > most ? most : (int)turns;
     for (int i = 0; i < GPU_BENCH_BATCHES; i++)
-        seconds[i] = gated_seconds(bench, work, argument, count);
+        seconds[i] = gpu_bench_gated_seconds(bench, work, argument, count);
     return gpu_bench_median(seconds, GPU_BENCH_BATCHES);
 }
 

@@ -1,0 +1,96 @@
+/* What tenure-bench-layer measures: the products of a transformer layer, forward and backward, in
+ * block-scaled FP8 and in bf16, and what each of their steps takes and would take at its limit.
+ *
+ * A *side* is one way to do the work: a list of steps, each one call of a public op, in the order
+ * in which the layers of ops/ make them. Sides come in pairs, FP8 and bf16, that take turns: what
+ * happens to the chip's clock happens to both. The tensors live as long as the program, so that a
+ * step can be repeated alone.
+ */
+#ifndef TENURE_LAYER_BENCH_H
+#define TENURE_LAYER_BENCH_H
+
+#include "gpu_bench.h"
+#include "tenure_cast.h"
+#include "tenure_gemm.h"
+#include "tenure_train.h"
+
+enum {
+    LAYER_STEPS_MAX = 40,
+    LAYER_ROUNDS_MAX = 99,
+    LAYER_TURNS = 4 /* of a side behind one gate: their launches fit the driver's queue */
+};
+
+typedef enum layer_pair {
+    LAYER_PRODUCTS = 0, /* the four products with their casts: values come unquantized */
+    LAYER_WHOLE,        /* with norms and GELU, which quantize what they make */
+    LAYER_PAIRS
+} layer_pair;
+
+typedef enum layer_kind {
+    LAYER_CAST = 0,
+    LAYER_NORM,
+    LAYER_ACTIVATION,
+    LAYER_FPROP,
+    LAYER_DGRAD,
+    LAYER_WGRAD,
+    LAYER_KINDS
+} layer_kind;
+
+/* What a step calls. */
+typedef union layer_arguments {
+    tn_quantize_args quantize;
+    tn_transpose_args transpose;
+    tn_gemm_args gemm;
+    tn_norm_args norm;
+    tn_norm_backward_args norm_backward;
+    tn_activation_args activation;
+    tn_activation_backward_args activation_backward;
+} layer_arguments;
+
+typedef struct layer_step {
+    char name[40];
+    layer_kind kind;
+    gpu_bench_work work;
+    layer_arguments arguments;
+    double bytes;   /* that must move; 0 for products */
+    double flop;    /* of products */
+    double seconds; /* alone, again and again */
+    double limit;   /* seconds: bytes at the copy's rate, or the best algorithm's time alone */
+} layer_step;
+
+typedef struct layer_side {
+    const char *name;
+    int is_fp8;
+    layer_step steps[LAYER_STEPS_MAX];
+    int count;
+    double rounds[LAYER_ROUNDS_MAX]; /* seconds of the whole, one round each */
+    double seconds;                  /* their median */
+    double host_seconds;             /* to put the whole on the stream */
+} layer_side;
+
+typedef struct layer_shape {
+    int64_t tokens, hidden, ffn;
+    tn_dtype main_gradient; /* what weight gradients are added to: fp32 or bf16 */
+} layer_shape;
+
+enum { LAYER_FP8 = 0, LAYER_BF16, LAYER_SIDES };
+
+typedef struct layer_report {
+    layer_shape shape;
+    layer_side sides[LAYER_PAIRS][LAYER_SIDES];
+    double ratio[LAYER_PAIRS]; /* median over the rounds of bf16's time / FP8's */
+    double copy_rate;          /* bytes read and written in a second */
+    int rounds;
+} layer_report;
+
+/* Makes all tensors in the bench's scope, and the steps. */
+void layer_sides_make(gpu_bench *bench, layer_report *report);
+
+/* Fills in all that is measured. */
+void layer_measure(gpu_bench *bench, layer_report *report);
+
+/* 1 on success. */
+int layer_report_print(const layer_report *report, const char *device, FILE *stream);
+int layer_report_print_json(const layer_report *report, const char *device, FILE *stream);
+
+#endif
