@@ -44,6 +44,11 @@ static tn__blas_operand operand_of(const tn__operand *operand) {
     return of;
 }
 
+/* Of a PLAIN operand, whose rows cuBLASLt takes as they are: all of it, in whole 16 bytes. */
+static int64_t plain_bytes(const tn__operand *operand, int64_t contracted) {
+    return round_up(operand->rows * contracted * (int64_t)tn_dtype_bytes(operand->dtype), 16);
+}
+
 static int is_padded(const tn__gemm_work *work, const tn__blas_shape *shape) {
     return shape->rows != work->a.rows || shape->cols != work->b.rows;
 }
@@ -68,11 +73,13 @@ static tn__gemm_layout layout_of(const tn__gemm_work *work, int adds_bias) {
     int64_t blocks = (work->contracted + TN__TILE - 1) / TN__TILE;
     int is_short = shape->contracted != work->contracted;
     if (is_short || shape->rows != a->rows || a->is_unaligned)
-        of.a = take(&of, shape->rows * shape->contracted);
+        of.a =
+            take(&of, is_fp8 ? shape->rows * shape->contracted : plain_bytes(a, work->contracted));
     if (a->kind == TN__OPERAND_VECTOR && a->scale_stride != shape->rows)
         of.a_scale = take(&of, blocks * shape->rows * (int64_t)sizeof(float));
     if (is_short || shape->cols != b->rows || b->is_unaligned)
-        of.b = take(&of, shape->cols * shape->contracted);
+        of.b =
+            take(&of, is_fp8 ? shape->cols * shape->contracted : plain_bytes(b, work->contracted));
     if (b->kind == TN__OPERAND_VECTOR && b->scale_stride != shape->cols)
         of.b_scale = take(&of, blocks * shape->cols * (int64_t)sizeof(float));
     of.shape.has_bias = adds_bias && can_have_bias(work, shape);
@@ -177,7 +184,11 @@ static tn_status place_operand(const tn__gemm_preparation *by, const tn__gemm_wo
     int64_t float_bytes = (int64_t)sizeof(float);
     *data_out = operand->data;
     *scale_out = operand->scale;
-    if (data->bytes > 0) {
+    if (data->bytes > 0 && operand->kind == TN__OPERAND_PLAIN) {
+        int64_t bytes = operand->rows * work->contracted * (int64_t)tn_dtype_bytes(operand->dtype);
+        *data_out = in_scratch(work, data);
+        TN_TRY(pad(by, work, data, operand->data, 1, bytes, bytes, (int64_t)data->bytes, stream));
+    } else if (data->bytes > 0) {
         *data_out = in_scratch(work, data);
         TN_TRY(pad(by, work, data, operand->data, operand->rows, work->contracted, work->contracted,
                    by->layout.shape.contracted, stream));

@@ -110,6 +110,7 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
     TN_TRY(tn_lease_begin(tensor, plane, access, call->stream, &slot->lease, view));
     slot->is_output = access != TN_READ && !is_scratch(call, tensor);
     slot->runs_before = call->runs;
+    slot->derived = (tn__op_derived){{0}, plane};
     call->lease_count++;
     if (!slot->is_output) return TN_OK;
     TN_TRY(keep_blocks(slot, tensor, view));
@@ -158,17 +159,12 @@ tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const 
                    call->name, tn_plane_name(plane), role);
 }
 
-static void note_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane) {
-    TN_CHECK(call->derived_count < TN__OP_DERIVED_MAX);
-    call->derived[call->derived_count++] = (tn__op_derived){tensor, plane};
-}
-
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view) {
     tn_plane_state before = TN_PLANE_VALID;
     TN_TRY(tn_plane_state_get(tensor, plane, &before));
     TN_TRY(tn__op_lease(call, tensor, plane, TN_READ, view));
-    if (before == TN_PLANE_ABSENT) note_derived(call, tensor, plane);
+    if (before == TN_PLANE_ABSENT) slot_at(call, call->lease_count - 1)->derived.tensor = tensor;
     return TN_OK;
 }
 
@@ -184,8 +180,10 @@ tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plan
         tn__error_restore(&error);
         return TN_OK;
     }
-    if (status == TN_OK && before == TN_PLANE_ABSENT) note_derived(call, tensor, plane);
-    return status;
+    if (status != TN_OK || before != TN_PLANE_ABSENT) return status;
+    TN_CHECK(call->derived_count < TN__OP_DERIVED_MAX);
+    call->derived[call->derived_count++] = (tn__op_derived){tensor, plane};
+    return TN_OK;
 }
 
 tn_status tn__op_end_lease(tn__op_call *call, int index) {
@@ -274,18 +272,22 @@ static tn_status give_up_lease(const tn__op_call *call, const tn__op_lease_slot 
     return tn_lease_abandon(slot->lease);
 }
 
-/* A scratch tensor that can not be destroyed now ends with its scope. */
+static tn_status drop_derived(const tn__op_call *call, const tn__op_derived *of) {
+    if (tn__is_no_tensor(of->tensor)) return TN_OK;
+    return tn_plane_drop(of->tensor, of->plane, call->stream);
+}
+
+/* What can not be destroyed or dropped now ends with its scope. */
 static void undo(tn__op_call *call) {
     for (int i = call->lease_count - 1; i >= 0; i--) {
         tn__op_lease_slot *slot = slot_at(call, i);
         if (slot->lease.value != 0 && give_up_lease(call, slot) == TN_OK) slot->lease.value = 0;
     }
     (void)destroy_scratch(call);
-    while (call->derived_count > 0) {
-        const tn__op_derived *last = &call->derived[call->derived_count - 1];
-        if (tn_plane_drop(last->tensor, last->plane, call->stream) != TN_OK) return;
-        call->derived_count--;
-    }
+    for (int i = call->lease_count - 1; i >= 0; i--)
+        if (drop_derived(call, &slot_at(call, i)->derived) != TN_OK) return;
+    for (int i = call->derived_count - 1; i >= 0; i--)
+        if (drop_derived(call, &call->derived[i]) != TN_OK) return;
 }
 
 tn_status tn__op_finish(tn__op_call *call, tn_status status) {

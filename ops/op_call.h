@@ -19,7 +19,7 @@
 
 #include "op_kernels.h"
 
-enum { TN__OP_LEASES_MAX = 16, TN__OP_SCRATCH_MAX = 4, TN__OP_DERIVED_MAX = 2 };
+enum { TN__OP_LEASES_MAX = 16, TN__OP_SCRATCH_MAX = 12, TN__OP_DERIVED_MAX = 2 };
 
 /* A plane that the call had derived: dropped again if the call fails. */
 typedef struct tn__op_derived {
@@ -28,10 +28,11 @@ typedef struct tn__op_derived {
 } tn__op_derived;
 
 typedef struct tn__op_lease_slot {
-    tn_lease lease;  /* {0}: ended */
-    int is_output;   /* of the caller's: ends last */
-    int runs_before; /* call->runs when it began */
-    void *blocks[2]; /* the plane's memory: data and scales */
+    tn_lease lease;         /* {0}: ended */
+    int is_output;          /* of the caller's: ends last */
+    int runs_before;        /* call->runs when it began */
+    void *blocks[2];        /* the plane's memory: data and scales */
+    tn__op_derived derived; /* that it is on, if the lease derived it; else {0} */
 } tn__op_lease_slot;
 
 typedef struct tn__op_call {
@@ -46,7 +47,7 @@ typedef struct tn__op_call {
     int lease_count;
     tn_tensor scratch[TN__OP_SCRATCH_MAX];
     int scratch_count;
-    tn__op_derived derived[TN__OP_DERIVED_MAX];
+    tn__op_derived derived[TN__OP_DERIVED_MAX]; /* ahead, without a lease */
     int derived_count;
 } tn__op_call;
 

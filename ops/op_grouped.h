@@ -33,8 +33,9 @@ tn_status tn__op_require_distinct(const tn__op_call *call, const tn_tensor *tens
  * groups of ceil(rows / unit). */
 int64_t tn__groups_units_max(int64_t groups, int64_t rows, int64_t unit);
 
+/* Rounded up, also of what no tensor has: sizes that a caller gives are counted before refused. */
 static inline int64_t tn__units_of(int64_t extent, int64_t unit) {
-    return (extent + unit - 1) / unit;
+    return extent / unit + (extent % unit != 0);
 }
 
 /* fp32 scales, with padding, of one group of rows x cols. */

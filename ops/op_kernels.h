@@ -176,7 +176,7 @@ typedef struct tn__operand {
     int64_t rows;
     const float *scale;
     int64_t scale_stride;
-    int is_unaligned; /* FP8 only: data is no multiple of 16 bytes */
+    int is_unaligned; /* data is no multiple of 16 bytes */
 } tn__operand;
 
 /* d [a.rows, b.rows] = (accumulate ? d : 0) + (sum over k of a[r, k] * b[c, k] + bias[c]) */

@@ -90,16 +90,16 @@ TN_API TN_MUST_USE tn_status tn_grouped_quantize(const tn_grouped_quantize_args 
  *     DGRAD   rows of dx, [m, k]           dy [m, n], ROW    weights[e] [n, k], 2D, COL
  *     WGRAD   d[e] = dw of group e [n, k]  dy [m, n], COL    x [m, k], COL
  *
- * a and b are grouped planes, 1D, as tn_grouped_quantize makes them. A group without rows has
- * nothing to write in FPROP and DGRAD; in WGRAD its d[e] is 0, or stays where `accumulate`. Rows of
- * y and dx from offsets[groups] on are left alone. Each group's result is that of tn_gemm on the
- * group alone: to the bit on the host, on CUDA wherever cuBLASLt takes the same algorithm for both.
+ * a and b are grouped planes, 1D, as tn_grouped_quantize makes them; or, with scale {0}, data is a
+ * PLAIN matrix of such rows, and the weights are PLAIN of its type. A group without rows has
+ * nothing to read or write in FPROP and DGRAD; in WGRAD its d[e] is 0, or stays if `accumulate`.
+ * Rows of y and dx from offsets[groups] on are left alone. Each group's result is that of tn_gemm
+ * on it alone: to the bit on the host, on CUDA wherever cuBLASLt takes the same algorithm for both.
  *
  * offsets are on the host, as a loop over groups needs them: NULL is TN_UNSUPPORTED. On CUDA the
  * products follow each other; groups that begin at no multiple of 16 bytes are copied, and each new
  * m costs the lookup of an algorithm. Scratch is what the largest product wants. A COL plane of a
- * weight that is absent is derived and stays by the policy of its tensor, also if the call fails.
- * Errors as tn_gemm. */
+ * weight that is absent is derived and stays by the policy of its tensor. Errors as tn_gemm. */
 typedef struct tn_grouped_gemm_args {
     size_t size;
     tn_gemm_form form;
@@ -108,18 +108,17 @@ typedef struct tn_grouped_gemm_args {
     int64_t n, k;
     tn_grouped_plane a;
     tn_grouped_plane b;        /* of WGRAD */
-    tn_dtype a_dtype, b_dtype; /* E4M3 or E5M2 */
+    tn_dtype a_dtype, b_dtype; /* of grouped planes: E4M3 or E5M2 */
     const tn_tensor *weights;  /* of FPROP and DGRAD: one for each group */
     const tn_tensor *d;        /* PLAIN: of FPROP and DGRAD one, of WGRAD one for each group */
     int accumulate;
     tn_scope scope;
+    const tn_tensor *biases; /* of FPROP: tn_gemm's, one for each group, {0}: none; NULL: none */
 } tn_grouped_gemm_args;
 #define TN_GROUPED_GEMM_ARGS_INIT                                                                  \
     {                                                                                              \
         sizeof(tn_grouped_gemm_args), TN_GEMM_FPROP, 0, NULL, 0, 0, {{0}, {0}}, {{0}, {0}},        \
-            TN_E4M3, TN_E4M3, NULL, NULL, 0, {                                                     \
-            0                                                                                      \
-        }                                                                                          \
+            TN_E4M3, TN_E4M3, NULL, NULL, 0, {0}, NULL                                             \
     }
 TN_API TN_MUST_USE tn_status tn_grouped_gemm(const tn_grouped_gemm_args *args, tn_stream stream);
 

@@ -1,5 +1,5 @@
-/* tn_grouped_gemm on planes of tn_grouped_quantize: the host against tn_gemm of each group alone,
- * and the emulated device against the host, to the bit. */
+/* tn_grouped_gemm on planes of tn_grouped_quantize and on PLAIN rows: the host against tn_gemm of
+ * each group alone, and the emulated device against the host, to the bit. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +19,8 @@ typedef struct grouped_case {
     int64_t n, k;
     tn_dtype d;
     int accumulate;
+    int is_plain; /* of bf16 */
+    int has_bias; /* in fp32, of FPROP */
 } grouped_case;
 
 static int is_wgrad(const grouped_case *c) { return c->form == TN_GEMM_WGRAD; }
@@ -61,6 +63,13 @@ static tn_grouped_plane grouped_plane(gpu_side *side, const grouped_case *c, int
     return made;
 }
 
+static tn_grouped_plane operand_of(gpu_side *side, const grouped_case *c, int is_col, int64_t cols,
+                                   uint64_t seed) {
+    if (!c->is_plain) return grouped_plane(side, c, is_col, cols, seed);
+    tn_grouped_plane made = {rows_of_source(side, 0, c->offsets[GROUPS], cols, seed), {0}};
+    return made;
+}
+
 static void end_plane(gpu_side *side, const tn_grouped_plane *plane) {
     gpu_destroy(side, plane->data), gpu_destroy(side, plane->scale);
 }
@@ -76,7 +85,17 @@ static tn_tensor quantized(gpu_side *side, tn_tensor source, tn_format format, i
     return args.dst;
 }
 
+static tn_tensor bias_of(gpu_side *side, const grouped_case *c, int64_t e) {
+    float *data = malloc((size_t)c->n * sizeof *data);
+    gpu_fill_values(GPU_FILL_NORMAL, TN_FP32, 9000 + (uint64_t)e, data, (size_t)c->n);
+    tn_tensor made = gpu_plain(side, TN_FP32, 1, c->n);
+    gpu_upload(side, made, data);
+    free(data);
+    return made;
+}
+
 static tn_tensor weight_of(gpu_side *side, const grouped_case *c, int64_t e) {
+    if (c->is_plain) return rows_of_source(side, e * 1000, c->n, c->k, 7);
     return quantized(side, rows_of_source(side, e * 1000, c->n, c->k, 7), TN_FORMAT_FP8_BLOCK_2D, 0,
                      c->n, c->k);
 }
@@ -110,16 +129,19 @@ static void end_results(results *of) {
 }
 
 static results grouped(gpu_side *side, const grouped_case *c) {
-    tn_tensor weights[GROUPS], d[GROUPS];
+    tn_tensor weights[GROUPS], d[GROUPS], biases[GROUPS];
     tn_grouped_gemm_args args = TN_GROUPED_GEMM_ARGS_INIT;
     results of = {.count = is_wgrad(c) ? GROUPS : 1};
     args.form = c->form, args.groups = GROUPS, args.offsets = c->offsets;
     args.n = c->n, args.k = c->k, args.accumulate = c->accumulate;
     args.scope = side->scope, args.weights = weights, args.d = d;
-    args.a = grouped_plane(side, c, is_wgrad(c), a_cols(c), 1);
-    if (is_wgrad(c)) args.b = grouped_plane(side, c, 1, c->k, 2);
+    args.a = operand_of(side, c, is_wgrad(c), a_cols(c), 1);
+    if (is_wgrad(c)) args.b = operand_of(side, c, 1, c->k, 2);
     for (int64_t e = 0; e < GROUPS && !is_wgrad(c); e++)
         weights[e] = weight_of(side, c, e);
+    for (int64_t e = 0; e < GROUPS && c->has_bias; e++)
+        biases[e] = e == 2 ? (tn_tensor){0} : bias_of(side, c, e);
+    if (c->has_bias) args.biases = biases;
     for (int i = 0; i < of.count; i++)
         d[i] = is_wgrad(c) ? output_of(side, c, (int64_t)i * 1000, c->n, c->k)
                            : output_of(side, c, 0, c->offsets[GROUPS], d_cols(c));
@@ -130,9 +152,19 @@ static results grouped(gpu_side *side, const grouped_case *c) {
     }
     for (int64_t e = 0; e < GROUPS && !is_wgrad(c); e++)
         gpu_destroy(side, weights[e]);
+    for (int64_t e = 0; e < GROUPS && c->has_bias; e++)
+        gpu_destroy(side, biases[e]);
     end_plane(side, &args.a);
     if (is_wgrad(c)) end_plane(side, &args.b);
     return of;
+}
+
+/* Rows of the group alone, as tn_gemm takes them. */
+static tn_tensor alone(gpu_side *side, const grouped_case *c, int64_t first, int64_t rows,
+                       int64_t cols, uint64_t seed) {
+    tn_tensor source = rows_of_source(side, first, rows, cols, seed);
+    if (c->is_plain) return source;
+    return quantized(side, source, TN_FORMAT_FP8_BLOCK_1D, is_wgrad(c), rows, cols);
 }
 
 /* What tn_gemm makes of group e, compared with its part of the results. */
@@ -140,11 +172,9 @@ static void check_group(gpu_side *side, const grouped_case *c, int64_t e, const 
     int64_t first = c->offsets[e], rows = c->offsets[e + 1] - first;
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
     args.form = c->form, args.accumulate = c->accumulate, args.scope = side->scope;
-    args.a = quantized(side, rows_of_source(side, first, rows, a_cols(c), 1),
-                       TN_FORMAT_FP8_BLOCK_1D, is_wgrad(c), rows, a_cols(c));
-    args.b = is_wgrad(c) ? quantized(side, rows_of_source(side, first, rows, c->k, 2),
-                                     TN_FORMAT_FP8_BLOCK_1D, 1, rows, c->k)
-                         : weight_of(side, c, e);
+    args.a = alone(side, c, first, rows, a_cols(c), 1);
+    args.b = is_wgrad(c) ? alone(side, c, first, rows, c->k, 2) : weight_of(side, c, e);
+    if (c->has_bias && e != 2) args.bias = bias_of(side, c, e);
     args.d = is_wgrad(c) ? output_of(side, c, e * 1000, c->n, c->k)
                          : output_of(side, c, first, rows, d_cols(c));
     EXPECT_OK(tn_gemm(&args, side->stream));
@@ -154,6 +184,7 @@ static void check_group(gpu_side *side, const grouped_case *c, int64_t e, const 
     gpu_count("each group alone", gpu_copies_equal(&part, &alone, "a group"));
     gpu_copy_end(&alone);
     gpu_destroy(side, args.a), gpu_destroy(side, args.b), gpu_destroy(side, args.d);
+    gpu_destroy(side, args.bias);
 }
 
 static void check(const grouped_case *c) {
@@ -173,12 +204,14 @@ static void groups_equal_products_of_their_own(void **state) {
     static const int64_t sizes[][2] = {{48, 32}, {20, 130}, {7, 5}, {16, 144}};
     static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
     (void)state;
-    for (int i = 0; i < 2 * 4 * 3 * 2; i++) {
+    for (int i = 0; i < 2 * 4 * 3 * 2 * 2; i++) {
         grouped_case c = {.form = (tn_gemm_form)(i % 3),
                           .n = sizes[i / 3 % 4][0],
                           .k = sizes[i / 3 % 4][1],
                           .d = types[(i + i / 3) % 3],
-                          .accumulate = i / 24};
+                          .accumulate = i / 24 % 2,
+                          .is_plain = i / 48};
+        c.has_bias = c.form == TN_GEMM_FPROP && i / 3 % 2 == 1;
         for (int e = 0; e < GROUPS; e++)
             c.offsets[e + 1] = c.offsets[e] + counts[i / 12 % 2][e];
         check(&c);
