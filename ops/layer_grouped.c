@@ -1,0 +1,290 @@
+/* The linear layer of a mixture's experts: what is common, and forward.
+ *
+ * What is alive when (R rows in all groups, weights 2D of [n, k]):
+ *
+ *     forward    x ROW   (weights ROW)                  [saved: x COL, if one is trainable]
+ *     backward   dy ROW  (one weight's COL at a time)   dgrad, group by group
+ *                dy COL  (saved x COL)                  wgrad
+ *
+ * Invariants:
+ * - One cast, one launch, makes both planes of x (or dy) for all groups.
+ * - Planes have exactly the bytes that the groups need, as the host knows them. Where the device's
+ *   offsets say otherwise nothing is written: the caller's error word tells.
+ * - What is kept beyond a call is made by it, and ended by it if it fails.
+ */
+#include "layer_grouped.h"
+
+#include "host_alloc.h"
+#include "op_produce.h"
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static tn_status check_weight(tn__op_call *call, const tn__experts *of, int64_t e,
+                              tn_tensor_info *info) {
+    const tn_tensor_info *first = &of->weight;
+    TN_TRY(tn__op_tensor(call, "weight", of->args->weights[e], info));
+    if (e == 0) return TN_OK;
+    TN_TRY(tn__op_require_format(call, "weight", info, first->format));
+    TN_TRY(tn__op_require_dtype(call, "weight", info, first->dtype));
+    TN_REQUIRE(info->scale_mode == first->scale_mode,
+               "%s: weight (tensor %s) has scale mode %d, expected %d, the first one's (tensor %s)",
+               call->name, info->name, (int)info->scale_mode, (int)first->scale_mode, first->name);
+    return tn__op_require_shape(call, "weight", info, first->rows, first->cols,
+                                "the shape of the first one");
+}
+
+static tn_status check_recipe(const tn__op_call *call, tn__experts *of) {
+    const tn_tensor_info *weight = &of->weight;
+    const tn_format scaled_1d = TN_FORMAT_FP8_BLOCK_1D;
+    of->is_plain = weight->format == TN_FORMAT_PLAIN;
+    of->fprop.b = of->dgrad.b = TN_PLANE_DATA;
+    if (of->is_plain) return tn__op_require_float(call, "weight", weight);
+    if (weight->format != TN_FORMAT_FP8_BLOCK_2D)
+        return TN_FAIL(TN_UNSUPPORTED, "%s: weight (tensor %s) is %s: experts take %s or %s",
+                       call->name, weight->name, tn_format_name(weight->format),
+                       tn_format_name(TN_FORMAT_FP8_BLOCK_2D), tn_format_name(TN_FORMAT_PLAIN));
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_FPROP, scaled_1d, weight->format, &of->fprop));
+    return tn__gemm_planes(call, TN_GEMM_DGRAD, scaled_1d, weight->format, &of->dgrad);
+}
+
+tn_status tn__experts_check(tn__op_call *call, const tn_experts *args, tn__experts *out) {
+    *out = (tn__experts){.args = args, .weight = TN_TENSOR_INFO_INIT, .is_plain = 1};
+    TN_TRY(tn__group_list_check(call, args->groups, args->offsets, &out->groups));
+    if (args->groups == 0) return TN_OK;
+    TN_REQUIRE(args->weights, "%s: experts.weights is NULL", call->name);
+    for (int64_t e = 0; e < args->groups; e++) {
+        tn_tensor_info info;
+        TN_TRY(check_weight(call, out, e, &info));
+        if (e == 0) out->weight = info;
+        out->is_any_trainable |= !info.frozen;
+    }
+    TN_TRY(check_recipe(call, out));
+    if (out->is_plain) return TN_OK;
+    TN_TRY(tn__op_check_groups(call, args->device_offsets, args->error, &out->device));
+    TN_REQUIRE(out->device.count == args->groups,
+               "%s: device_offsets has %lld numbers, expected %lld: one more than groups",
+               call->name, (long long)out->device.count + 1, (long long)args->groups + 1);
+    return TN_OK;
+}
+
+tn_status tn__experts_check_rows(tn__op_call *call, const char *role, tn_tensor tensor,
+                                 const tn__experts *of, int64_t cols, int is_operand,
+                                 tn_tensor_info *info) {
+    TN_TRY(tn__op_tensor(call, role, tensor, info));
+    TN_TRY(tn__op_require_float(call, role, info));
+    if (of->groups.count == 0) return TN_OK;
+    TN_REQUIRE(info->rows >= of->groups.rows && info->cols == cols,
+               "%s: %s (tensor %s) is %lld x %lld, expected at least %lld x %lld", call->name, role,
+               info->name, (long long)info->rows, (long long)info->cols, (long long)of->groups.rows,
+               (long long)cols);
+    return of->is_plain && is_operand ? tn__op_require_dtype(call, role, info, of->weight.dtype)
+                                      : TN_OK;
+}
+
+/* ---- planes of all groups -------------------------------------------------------------------- */
+
+static tn_status destroy(tn_tensor *tensor, tn_stream stream) {
+    TN_TRY(tn_tensor_destroy(*tensor, stream));
+    tensor->value = 0;
+    return TN_OK;
+}
+
+void tn__grouped_plane_end(tn_grouped_plane *plane, tn_stream stream) {
+    tn__saved_error error;
+    tn__error_save(&error);
+    if (destroy(&plane->data, stream) != TN_OK || destroy(&plane->scale, stream) != TN_OK)
+        tn__error_restore(&error);
+}
+
+/* In `keep_scope`, to stay; else scratch. */
+static tn_status make_tensor(tn__op_call *call, tn_scope scope, int is_kept, const char *name,
+                             tn_dtype dtype, int64_t rows, int64_t cols, tn_tensor *out) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor_info info;
+    config.dtype = dtype;
+    config.rank = 2;
+    config.shape[0] = rows, config.shape[1] = cols;
+    config.name = name;
+    if (!is_kept) return tn__op_scratch(call, scope, &config, out);
+    TN_TRY(tn_tensor_create(scope, &config, out));
+    return tn__op_tensor(call, name, *out, &info);
+}
+
+/* A plane as it is written, and as it is read after that. */
+static tn_status make_plane(tn__op_call *call, const tn__experts *of, tn_scope scope, int is_kept,
+                            const char *const names[2], const tn__experts_cast *cast,
+                            tn_grouped_plane *plane, int64_t *floats, tn_plane_view *view,
+                            tn__grouped_operand *operand) {
+    const int is_col = operand == &cast->col;
+    const tn_plane which = is_col ? TN_PLANE_COL : TN_PLANE_ROW;
+    const int64_t cols = cast->info->cols;
+    *floats = tn__grouped_floats(&of->groups, which, cols);
+    TN_TRY(
+        make_tensor(call, scope, is_kept, names[0], TN_BYTE, of->groups.rows, cols, &plane->data));
+    TN_TRY(make_tensor(call, scope, is_kept, names[1], TN_FP32, 1, *floats, &plane->scale));
+    *operand = (tn__grouped_operand){.is_along_rows = is_col, .dtype = cast->dtype, .cols = cols};
+    TN_TRY(tn__grouped_plane_lease(call, plane, TN_WRITE, operand));
+    *view = (tn_plane_view){.data = (void *)operand->data, .scale = (void *)operand->scale};
+    return TN_OK;
+}
+
+/* Once a call: every cast reads the one table and tells the one word. */
+static tn_status lease_groups(tn__op_call *call, tn__experts *of, tn_scope scope) {
+    if (of->is_leased) return TN_OK;
+    TN_TRY(tn__op_lease_offsets(call, of->args->device_offsets, &of->device));
+    TN_TRY(tn__op_scratch_bytes(call, scope, call->ops->list_scratch_bytes(of->groups.count),
+                                &of->table));
+    TN_TRY(tn__op_lease_error(call, of->args->error, &of->device));
+    of->is_leased = 1;
+    return TN_OK;
+}
+
+tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scope,
+                               tn__experts_cast *cast) {
+    static const char *const row_names[] = {"experts' row data", "experts' row scales"};
+    static const char *const col_names[] = {"experts' col data", "experts' col scales"};
+    const tn_scope col_scope = cast->keeps_col ? cast->keep_scope : scope;
+    tn_grouped_plane row = {{0}, {0}}, scratch_col = {{0}, {0}};
+    tn__grouped_quantize_work work = {.all = {.format = TN_FORMAT_FP8_BLOCK_1D,
+                                              .scale_mode = of->weight.scale_mode,
+                                              .dtype = cast->dtype,
+                                              .has_row = cast->has_row,
+                                              .has_col = cast->has_col}};
+    if (!cast->has_row && !cast->has_col) return TN_OK;
+    TN_TRY(tn__op_lease_matrix(call, cast->src, cast->info, TN_READ, &work.all.src));
+    work.all.src.rows = of->groups.rows;
+    if (cast->has_row)
+        TN_TRY(make_plane(call, of, scope, 0, row_names, cast, &row, &work.row_scale_floats,
+                          &work.all.row, &cast->row));
+    if (cast->has_col)
+        TN_TRY(make_plane(call, of, col_scope, cast->keeps_col, col_names, cast,
+                          cast->keeps_col ? &cast->kept : &scratch_col, &work.col_scale_floats,
+                          &work.all.col, &cast->col));
+    TN_TRY(lease_groups(call, of, scope));
+    if (work.all.src.rows == 0 || work.all.src.cols == 0) return TN_OK;
+    work.groups = of->device;
+    work.scratch = of->table;
+    return TN__OP_RUN(call, grouped_quantize, &work);
+}
+
+tn_status tn__experts_outline_weight(const tn__experts *of, int64_t e, tn_gemm_form form,
+                                     tn__operand *out) {
+    const tn_plane plane = form == TN_GEMM_FPROP ? of->fprop.b : of->dgrad.b;
+    const tn__matrix matrix = {of->weight.dtype, NULL, of->weight.rows, of->weight.cols};
+    tn_plane_view view = {.dtype = of->weight.dtype};
+    *out = tn__gemm_plain_operand(&matrix, form == TN_GEMM_DGRAD);
+    if (of->is_plain) return TN_OK;
+    TN_TRY(tn_plane_layout_get(of->args->weights[e], plane, &view.layout));
+    *out = tn__gemm_operand(of->weight.format, &view);
+    return TN_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+typedef struct forward {
+    const tn_grouped_linear_forward_args *args;
+    tn__experts experts;
+    tn_tensor_info x, y;
+    tn__experts_cast cast; /* of x */
+    tn__grouped_operand x_rows;
+    tn__gemm_work *works; /* of the groups */
+} forward;
+
+static tn_status check_bias(tn__op_call *call, const forward *f, int64_t e, tn_tensor_info *info) {
+    const tn_tensor bias = tn__tensor_at(f->args->biases, e);
+    if (tn__is_no_tensor(bias)) return TN_OK;
+    TN_TRY(tn__op_require_vector(call, "bias", bias, f->experts.weight.rows,
+                                 "one for each column of y", info));
+    TN_REQUIRE(f->experts.weight.cols > 0, "%s: a bias is given, but there is nothing to contract",
+               call->name);
+    return TN_OK;
+}
+
+static tn_status check_forward(tn__op_call *call, const tn_grouped_saved *saved, forward *f) {
+    const tn_grouped_linear_forward_args *args = f->args;
+    const tn__experts *experts = &f->experts;
+    TN__OP_REQUIRE_ARGS(call->name, args);
+    TN_TRY(tn__experts_check(call, &args->experts, &f->experts));
+    TN_TRY(tn__experts_check_rows(call, "x", args->x, experts, experts->weight.cols, 1, &f->x));
+    TN_TRY(tn__experts_check_rows(call, "y", args->y, experts, experts->weight.rows, 0, &f->y));
+    for (int64_t e = 0; e < args->experts.groups; e++) {
+        tn_tensor_info bias;
+        TN_TRY(check_bias(call, f, e, &bias));
+    }
+    TN_REQUIRE(saved || args->saved_scope.value == 0,
+               "%s: saved is NULL, but saved_scope is given: there is no place for what is saved",
+               call->name);
+    f->cast = (tn__experts_cast){.src = args->x,
+                                 .info = &f->x,
+                                 .dtype = TN__EXPERTS_X_DTYPE,
+                                 .has_row = !experts->is_plain,
+                                 .keeps_col = 1,
+                                 .keep_scope = args->saved_scope};
+    f->cast.has_col =
+        !experts->is_plain && args->saved_scope.value != 0 && experts->is_any_trainable;
+    return TN_OK;
+}
+
+/* Of a group without rows neither weight nor bias is read. */
+static tn_status lease_group(tn__op_call *call, forward *f, int64_t e) {
+    const tn__experts *experts = &f->experts;
+    const tn_tensor bias = tn__tensor_at(f->args->biases, e);
+    tn__gemm_work *work = &f->works[e];
+    tn_tensor_info info;
+    tn_plane_view weight;
+    work->a = tn__grouped_operand_take(&f->x_rows, &experts->groups, e);
+    work->contracted = experts->weight.cols;
+    tn__grouped_outline_rows(&experts->groups, e, &f->y, work);
+    if (work->d.rows == 0) return TN_OK;
+    TN_TRY(tn__experts_outline_weight(experts, e, TN_GEMM_FPROP, &work->b));
+    TN_TRY(tn__op_lease_derived(call, experts->args->weights[e], experts->fprop.b, &weight));
+    work->b.data = weight.data, work->b.scale = weight.scale;
+    if (tn__is_no_tensor(bias)) return TN_OK;
+    TN_TRY(check_bias(call, f, e, &info));
+    TN_TRY(tn__op_lease_matrix(call, bias, &info, TN_READ, &work->bias));
+    work->bias.rows = 1, work->bias.cols = experts->weight.rows;
+    return TN_OK;
+}
+
+static tn_status begin_x(tn__op_call *call, forward *f) {
+    const tn_grouped_plane x = {f->args->x, {0}};
+    if (!f->experts.is_plain) {
+        TN_TRY(tn__experts_quantize(call, &f->experts, f->args->scope, &f->cast));
+        f->x_rows = f->cast.row;
+        return TN_OK;
+    }
+    f->x_rows = (tn__grouped_operand){.is_plain = 1, .dtype = f->x.dtype, .cols = f->x.cols};
+    return tn__grouped_plane_lease(call, &x, TN_READ, &f->x_rows);
+}
+
+static tn_status run_forward(tn__op_call *call, forward *f) {
+    const int64_t groups = f->experts.groups.count;
+    tn__matrix y;
+    if (groups == 0) return TN_OK;
+    TN_TRY(tn__op_reserve_leases(call, 2 * (int)groups + 16));
+    f->works = tn__host_alloc((size_t)groups, sizeof *f->works);
+    if (!f->works) return TN_OUT_OF_HOST_MEMORY;
+    TN_TRY(begin_x(call, f));
+    for (int64_t e = 0; e < groups; e++)
+        TN_TRY(lease_group(call, f, e));
+    TN_TRY(tn__grouped_scratch(call, f->args->scope, f->works, groups));
+    TN_TRY(tn__op_lease_matrix(call, f->args->y, &f->y, TN_WRITE, &y));
+    for (int64_t e = 0; e < groups; e++) {
+        tn__grouped_address_rows(&f->experts.groups, e, &y, &f->works[e]);
+        TN_TRY(tn__gemm_launch(call, &f->works[e]));
+    }
+    return TN_OK;
+}
+
+tn_status tn_grouped_linear_forward(const tn_grouped_linear_forward_args *args,
+                                    tn_grouped_saved *saved, tn_stream stream) {
+    tn__op_call call = tn__op_begin("tn_grouped_linear_forward", stream);
+    forward f = {.args = args};
+    TN_TRY(tn__op_init());
+    TN_TRY(check_forward(&call, saved, &f));
+    tn_status status = tn__op_finish(&call, run_forward(&call, &f));
+    tn__host_free(f.works);
+    if (status != TN_OK) tn__grouped_plane_end(&f.cast.kept, stream);
+    if (status == TN_OK && args->saved_scope.value != 0) saved->x = f.cast.kept;
+    return status;
+}
