@@ -66,11 +66,17 @@ tn_status tn__op_require_shape(const tn__op_call *call, const char *role,
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static int is_scratch(const tn__op_call *call, tn_tensor tensor) {
-    for (int i = 0; i < call->scratch_count; i++) {
-        if (call->scratch[i].value == tensor.value) return 1;
+static int is_one_of(const tn_tensor *tensors, int count, tn_tensor tensor) {
+    for (int i = 0; i < count; i++) {
+        if (tensors[i].value == tensor.value) return 1;
     }
     return 0;
+}
+
+/* Made by the call. */
+static int is_own(const tn__op_call *call, tn_tensor tensor) {
+    return is_one_of(call->scratch, call->scratch_count, tensor) ||
+           is_one_of(call->saved, call->saved_count, tensor);
 }
 
 tn_status tn__op_reserve_leases(tn__op_call *call, int count) {
@@ -108,13 +114,25 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
     TN_CHECK(call->lease_count < TN__OP_LEASES_MAX + (call->more_leases ? call->more_count : 0));
     tn__op_lease_slot *slot = slot_at(call, call->lease_count);
     TN_TRY(tn_lease_begin(tensor, plane, access, call->stream, &slot->lease, view));
-    slot->is_output = access != TN_READ && !is_scratch(call, tensor);
+    slot->tensor = tensor;
+    slot->plane = plane;
+    slot->is_output = access != TN_READ && !is_own(call, tensor);
     slot->runs_before = call->runs;
-    slot->derived = (tn__op_derived){{0}, plane};
+    slot->is_derived = 0;
     call->lease_count++;
     if (!slot->is_output) return TN_OK;
     TN_TRY(keep_blocks(slot, tensor, view));
     return announce(call, slot);
+}
+
+void tn__op_hold(tn__op_call *call) { slot_at(call, call->lease_count - 1)->is_held = 1; }
+
+void tn__op_hold_no_more(tn__op_call *call) {
+    for (int i = 0; i < call->lease_count; i++) {
+        tn__op_lease_slot *slot = slot_at(call, i);
+        if (slot->is_held) slot->runs_before = call->runs;
+        slot->is_held = 0;
+    }
 }
 
 tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
@@ -164,7 +182,7 @@ tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane pla
     tn_plane_state before = TN_PLANE_VALID;
     TN_TRY(tn_plane_state_get(tensor, plane, &before));
     TN_TRY(tn__op_lease(call, tensor, plane, TN_READ, view));
-    if (before == TN_PLANE_ABSENT) slot_at(call, call->lease_count - 1)->derived.tensor = tensor;
+    if (before == TN_PLANE_ABSENT) slot_at(call, call->lease_count - 1)->is_derived = 1;
     return TN_OK;
 }
 
@@ -194,6 +212,15 @@ tn_status tn__op_end_lease(tn__op_call *call, int index) {
     return TN_OK;
 }
 
+tn_status tn__op_end_plane(tn__op_call *call, tn_tensor tensor, tn_plane plane) {
+    for (int i = 0; i < call->lease_count; i++) {
+        const tn__op_lease_slot *slot = slot_at(call, i);
+        if (slot->lease.value == 0 || slot->tensor.value != tensor.value) continue;
+        if (slot->plane == plane) TN_TRY(tn__op_end_lease(call, i));
+    }
+    return TN_OK;
+}
+
 tn_status tn__op_ran(tn__op_call *call, tn_status status) {
     if (status == TN_OK || !call->ops->is_whole) call->runs++;
     return status;
@@ -210,6 +237,33 @@ tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_conf
     TN_TRY(tn_tensor_create(scope, config, out));
     call->scratch[call->scratch_count++] = *out;
     return tn__op_tensor(call, "scratch", *out, &info);
+}
+
+tn_status tn__op_let_go(tn__op_call *call, tn_tensor tensor) {
+    TN_CHECK(is_own(call, tensor));
+    for (int plane = 0; plane < TN_PLANE_COUNT; plane++)
+        TN_TRY(tn__op_end_plane(call, tensor, (tn_plane)plane));
+    for (int i = 0; i < call->scratch_count; i++) {
+        if (call->scratch[i].value != tensor.value) continue;
+        TN_TRY(tn_tensor_destroy(tensor, call->stream));
+        call->scratch[i] = call->scratch[--call->scratch_count];
+    }
+    return TN_OK;
+}
+
+tn_status tn__op_saved(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
+                       tn_tensor *out) {
+    tn_tensor_info info;
+    TN_CHECK(call->saved_count < TN__OP_SAVED_MAX);
+    TN_TRY(tn_tensor_create(scope, config, out));
+    call->saved[call->saved_count++] = *out;
+    return tn__op_tensor(call, "saved", *out, &info);
+}
+
+void tn__op_spend(tn__op_call *call, tn_tensor *tensor) {
+    if (tn__is_no_tensor(*tensor)) return;
+    TN_CHECK(call->spent_count < TN__OP_SPENT_MAX);
+    call->spent[call->spent_count++] = tensor;
 }
 
 tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, void **out) {
@@ -239,10 +293,20 @@ static tn_status end_leases(tn__op_call *call, int outputs) {
     return TN_OK;
 }
 
-static tn_status destroy_scratch(tn__op_call *call) {
-    while (call->scratch_count > 0) {
-        TN_TRY(tn_tensor_destroy(call->scratch[call->scratch_count - 1], call->stream));
-        call->scratch_count--;
+static tn_status destroy_all(const tn__op_call *call, const tn_tensor *tensors, int *count) {
+    while (*count > 0) {
+        TN_TRY(tn_tensor_destroy(tensors[*count - 1], call->stream));
+        --*count;
+    }
+    return TN_OK;
+}
+
+static tn_status destroy_spent(tn__op_call *call) {
+    while (call->spent_count > 0) {
+        tn_tensor *last = call->spent[call->spent_count - 1];
+        TN_TRY(tn_tensor_destroy(*last, call->stream));
+        last->value = 0;
+        call->spent_count--;
     }
     return TN_OK;
 }
@@ -261,20 +325,16 @@ static tn_status announce_outputs(const tn__op_call *call) {
 /* Outputs become valid only after all else that can fail has been done. */
 static tn_status complete(tn__op_call *call) {
     TN_TRY(end_leases(call, 0));
-    TN_TRY(destroy_scratch(call));
+    TN_TRY(destroy_all(call, call->scratch, &call->scratch_count));
+    TN_TRY(destroy_spent(call));
     TN_TRY(announce_outputs(call));
     return end_leases(call, 1);
 }
 
 /* An output that no work can have touched is what it was. */
 static tn_status give_up_lease(const tn__op_call *call, const tn__op_lease_slot *slot) {
-    if (slot->runs_before == call->runs) return tn__lease_undo(slot->lease);
+    if (slot->is_held || slot->runs_before == call->runs) return tn__lease_undo(slot->lease);
     return tn_lease_abandon(slot->lease);
-}
-
-static tn_status drop_derived(const tn__op_call *call, const tn__op_derived *of) {
-    if (tn__is_no_tensor(of->tensor)) return TN_OK;
-    return tn_plane_drop(of->tensor, of->plane, call->stream);
 }
 
 /* What can not be destroyed or dropped now ends with its scope. */
@@ -283,11 +343,17 @@ static void undo(tn__op_call *call) {
         tn__op_lease_slot *slot = slot_at(call, i);
         if (slot->lease.value != 0 && give_up_lease(call, slot) == TN_OK) slot->lease.value = 0;
     }
-    (void)destroy_scratch(call);
-    for (int i = call->lease_count - 1; i >= 0; i--)
-        if (drop_derived(call, &slot_at(call, i)->derived) != TN_OK) return;
-    for (int i = call->derived_count - 1; i >= 0; i--)
-        if (drop_derived(call, &call->derived[i]) != TN_OK) return;
+    (void)destroy_all(call, call->scratch, &call->scratch_count);
+    (void)destroy_all(call, call->saved, &call->saved_count);
+    for (int i = call->lease_count - 1; i >= 0; i--) {
+        const tn__op_lease_slot *slot = slot_at(call, i);
+        if (!slot->is_derived) continue;
+        if (tn_plane_drop(slot->tensor, slot->plane, call->stream) != TN_OK) return;
+    }
+    for (int i = call->derived_count - 1; i >= 0; i--) {
+        const tn__op_derived *last = &call->derived[i];
+        if (tn_plane_drop(last->tensor, last->plane, call->stream) != TN_OK) return;
+    }
 }
 
 tn_status tn__op_finish(tn__op_call *call, tn_status status) {

@@ -9,7 +9,7 @@
  *
  * Invariants:
  * - Every lease that a call holds is in `leases`, every scratch tensor in `scratch`; only
- *   tn__op_finish and tn__op_end_lease give them up.
+ *   tn__op_finish, tn__op_end_lease, tn__op_end_plane and tn__op_let_go give them up.
  * - Once a call is finished, nothing of it is left: after success every output is valid; after a
  *   failure one that work may have touched is not, others are what they were, planes that it made
  *   are freed, and this thread's last error is the failure, whatever went wrong after it.
@@ -19,7 +19,13 @@
 
 #include "op_kernels.h"
 
-enum { TN__OP_LEASES_MAX = 16, TN__OP_SCRATCH_MAX = 12, TN__OP_DERIVED_MAX = 2 };
+enum {
+    TN__OP_LEASES_MAX = 16,
+    TN__OP_SCRATCH_MAX = 12,
+    TN__OP_SAVED_MAX = 6,
+    TN__OP_SPENT_MAX = 6,
+    TN__OP_DERIVED_MAX = 2
+};
 
 /* A plane that the call had derived: dropped again if the call fails. */
 typedef struct tn__op_derived {
@@ -28,11 +34,14 @@ typedef struct tn__op_derived {
 } tn__op_derived;
 
 typedef struct tn__op_lease_slot {
-    tn_lease lease;         /* {0}: ended */
-    int is_output;          /* of the caller's: ends last */
-    int runs_before;        /* call->runs when it began */
-    void *blocks[2];        /* the plane's memory: data and scales */
-    tn__op_derived derived; /* that it is on, if the lease derived it; else {0} */
+    tn_lease lease; /* {0}: ended */
+    tn_tensor tensor;
+    tn_plane plane;
+    int is_output;   /* of the caller's: ends last */
+    int is_held;     /* no work has had its address yet */
+    int is_derived;  /* the lease derived the plane */
+    int runs_before; /* call->runs when it began, or was held no more */
+    void *blocks[2]; /* the plane's memory: data and scales */
 } tn__op_lease_slot;
 
 typedef struct tn__op_call {
@@ -47,6 +56,10 @@ typedef struct tn__op_call {
     int lease_count;
     tn_tensor scratch[TN__OP_SCRATCH_MAX];
     int scratch_count;
+    tn_tensor saved[TN__OP_SAVED_MAX]; /* made for the caller: destroyed if the call fails */
+    int saved_count;
+    tn_tensor *spent[TN__OP_SPENT_MAX]; /* the caller's: destroyed if the call succeeds */
+    int spent_count;
     tn__op_derived derived[TN__OP_DERIVED_MAX]; /* ahead, without a lease */
     int derived_count;
 } tn__op_call;
@@ -100,6 +113,11 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
 tn_status tn__op_lease_matrix(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
                               tn_access access, tn__matrix *matrix);
 
+/* The output that was leased last is written only by work that comes after tn__op_hold_no_more:
+ * if the call fails before, it is what it was. */
+void tn__op_hold(tn__op_call *call);
+void tn__op_hold_no_more(tn__op_call *call);
+
 /* The flag in device memory that says whether to leave all outputs alone: an fp32 tensor of one
  * element, under READ; NULL for {0}. With one, outputs must be valid before. */
 tn_status tn__op_lease_skip(tn__op_call *call, tn_tensor skip, const float **out);
@@ -132,9 +150,24 @@ tn_status tn__op_ran(tn__op_call *call, tn_status status);
 /* Ends one lease before the rest: `index` was call->lease_count when it was begun. */
 tn_status tn__op_end_lease(tn__op_call *call, int index);
 
+/* The same for the lease of a plane, if there is one. */
+tn_status tn__op_end_plane(tn__op_call *call, tn_tensor tensor, tn_plane plane);
+
 /* A tensor in the caller's scope that lives until tn__op_finish. */
 tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
                          tn_tensor *out);
+
+/* Ends all leases of a tensor of the call's own, and the tensor if it is scratch: before the rest,
+ * in the stream's order. */
+tn_status tn__op_let_go(tn__op_call *call, tn_tensor tensor);
+
+/* A tensor in the caller's scope that is the caller's if the call succeeds, and else destroyed. Its
+ * leases end before those of outputs. */
+tn_status tn__op_saved(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
+                       tn_tensor *out);
+
+/* A tensor of the caller's that the call uses up: if it succeeds it is destroyed, and {0}. */
+void tn__op_spend(tn__op_call *call, tn_tensor *tensor);
 
 /* `bytes` of scratch memory; NULL for 0. */
 tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, void **out);

@@ -52,7 +52,7 @@ tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_in
     return tn__op_scratch_bytes(call, scope, work->scratch_bytes, &work->scratch);
 }
 
-static tn_status require_aligned(const tn__op_call *call, const tn__gemm_work *work) {
+tn_status tn__gemm_require_aligned(const tn__op_call *call, const tn__gemm_work *work) {
     uintptr_t all = (uintptr_t)work->bias.data | (uintptr_t)work->a.scale;
     all |= (uintptr_t)work->b.scale | (work->d_is_unaligned ? 0 : (uintptr_t)work->d.data);
     all |= work->a.is_unaligned ? 0 : (uintptr_t)work->a.data;
@@ -68,7 +68,7 @@ tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work) {
         if (work->accumulate) return TN_OK;
         return tn__op_ran(call, tn_fill(call->device, d->data, 0, bytes, call->stream));
     }
-    TN_TRY(require_aligned(call, work));
+    TN_TRY(tn__gemm_require_aligned(call, work));
     return TN__OP_RUN(call, gemm, work);
 }
 

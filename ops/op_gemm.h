@@ -28,6 +28,10 @@ tn_status tn__gemm_planes(const tn__op_call *call, tn_gemm_form form, tn_format 
 /* An FP8 plane as an operand. */
 tn__operand tn__gemm_operand(tn_format format, const tn_plane_view *view);
 
+/* The same without addresses, of a plane that may not be there yet. */
+tn_status tn__gemm_outline(tn_tensor tensor, const tn_tensor_info *info, tn_plane plane,
+                           tn__operand *out);
+
 /* A PLAIN matrix; turned: it is stored [contracted, rows]. */
 tn__operand tn__gemm_plain_operand(const tn__matrix *matrix, int is_turned);
 
@@ -68,6 +72,9 @@ tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_t
  * d's shape but not its memory, so that it can be made before the outputs are leased. */
 tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_info *d,
                            tn__gemm_work *work);
+
+/* Whether the device takes the addresses; tn__gemm_launch asks it, too. */
+tn_status tn__gemm_require_aligned(const tn__op_call *call, const tn__gemm_work *work);
 
 /* Puts it on the call's stream: nothing without elements, a fill for nothing to contract. */
 tn_status tn__gemm_launch(tn__op_call *call, const tn__gemm_work *work);

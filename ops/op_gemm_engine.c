@@ -92,8 +92,8 @@ static tn_status lease_own(tn__op_call *call, const tn_gemm_args *args, const tn
     return TN_OK;
 }
 
-static tn_status outline_operand(tn_tensor tensor, const tn_tensor_info *info, tn_plane plane,
-                                 tn__operand *out) {
+tn_status tn__gemm_outline(tn_tensor tensor, const tn_tensor_info *info, tn_plane plane,
+                           tn__operand *out) {
     tn_plane_view view = {.dtype = info->dtype};
     TN_TRY(tn_plane_layout_get(tensor, plane, &view.layout));
     *out = tn__gemm_operand(info->format, &view);
@@ -114,8 +114,8 @@ static tn_status outline_own(const tn_gemm_args *args, const tn__gemm_tensors *t
         outline_plain(args, t, t->a.dtype, work);
         return TN_OK;
     }
-    TN_TRY(outline_operand(args->a, &t->a, t->planes.a, &work->a));
-    return outline_operand(args->b, &t->b, t->planes.b, &work->b);
+    TN_TRY(tn__gemm_outline(args->a, &t->a, t->planes.a, &work->a));
+    return tn__gemm_outline(args->b, &t->b, t->planes.b, &work->b);
 }
 
 static int is_host(const tn__op_call *call) { return call->ops == &tn__op_table_host; }

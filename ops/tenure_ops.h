@@ -1,4 +1,4 @@
-/* Tenure: FP8 block-scaled operations on tensors: casts, GEMMs, a Linear layer.
+/* Tenure: FP8 block-scaled operations on tensors: casts, GEMMs, small ops of a trainer.
  *
  *     tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
  *     quantize.src = activation;                       (PLAIN, bf16, M x K)
@@ -241,58 +241,6 @@ typedef struct tn_cross_entropy_args {
         sizeof(tn_cross_entropy_args), {0}, {0}, {0}, { 0 }                                        \
     }
 TN_API TN_MUST_USE tn_status tn_cross_entropy(const tn_cross_entropy_args *args, tn_stream stream);
-
-/* ---- Linear layer --------------------------------------------------------------------------- */
-
-/* y = x w^T with block-scaled FP8: x [M, K] PLAIN is quantized to 1D ROW in scratch, as E4M3 in
- * the weight's scale mode; w [N, K] is FP8_BLOCK_2D. If the weight is trainable, `saved_x` (an E4M3
- * FP8_BLOCK_1D tensor of that scale mode without planes, which the caller made in its
- * saved-for-backward scope) receives x's COL plane, which wgrad reads; for a frozen weight nothing
- * is saved and saved_x is {0}.
- *
- * next_weight is for the last layer: the weight whose dgrad comes first, which is this one's again,
- * has its COL plane derived on `side` while the product runs, as in tn_linear_backward. */
-typedef struct tn_linear_forward_args {
-    size_t size;
-    tn_tensor x;
-    tn_tensor weight;
-    tn_tensor y;
-    tn_tensor saved_x;
-    tn_scope scope;
-    tn_tensor next_weight; /* whose backward comes next; {0}: not told, or a forward comes next */
-    tn_stream side;        /* of next_weight's derivation; another one than `stream` */
-} tn_linear_forward_args;
-#define TN_LINEAR_FORWARD_ARGS_INIT                                                                \
-    { sizeof(tn_linear_forward_args), {0}, {0}, {0}, {0}, {0}, {0}, NULL }
-TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *args,
-                                               tn_stream stream);
-
-/* dx = dy w (skipped if dx is {0}) and dw = dy^T x (skipped if dw is {0}; needs saved_x). dgrad
- * reads w's COL plane, deriving it if it is absent, and calls tn_plane_release on it directly
- * after, also on a layer that computes no dgrad. dy is quantized once for both. saved_x is not
- * freed: it ends with its scope.
- *
- * next_weight (an FP8_BLOCK_2D weight, of any size) has its COL plane derived on `side` while dgrad
- * runs, if it is not valid: what the next call reads is there when it comes, for one plane more
- * alive at a time. Where its policy is SCRATCH the slot needs two buffers. If there is no memory or
- * no free buffer for it, nothing is derived ahead, and that is no failure; nor is anything without
- * dgrad. In a capture the next call must come in the same one, or `side` is not joined again. */
-typedef struct tn_linear_backward_args {
-    size_t size;
-    tn_tensor dy;
-    tn_tensor weight;
-    tn_tensor saved_x;
-    tn_tensor dx;
-    tn_tensor dw;
-    int accumulate_dw;
-    tn_scope scope;
-    tn_tensor next_weight; /* whose backward comes next; {0}: not told */
-    tn_stream side;        /* of next_weight's derivation; another one than `stream` */
-} tn_linear_backward_args;
-#define TN_LINEAR_BACKWARD_ARGS_INIT                                                               \
-    { sizeof(tn_linear_backward_args), {0}, {0}, {0}, {0}, {0}, 0, {0}, {0}, NULL }
-TN_API TN_MUST_USE tn_status tn_linear_backward(const tn_linear_backward_args *args,
-                                                tn_stream stream);
 
 #ifdef __cplusplus
 }

@@ -14,7 +14,7 @@
 #ifndef TENURE_DEMO_MODEL_H
 #define TENURE_DEMO_MODEL_H
 
-#include "tenure_ops.h"
+#include "tenure_layers.h"
 
 /* Returns from the calling function with the status of `call` if that is not TN_OK. */
 #define DEMO_TRY(call)                                                                             \

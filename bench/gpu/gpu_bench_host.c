@@ -3,6 +3,8 @@
 
 #include <stdio.h>
 
+#include "tenure_layers.h"
+
 enum { PAIRS = 20000, TINY = 128 };
 
 /* ---- the pool ------------------------------------------------------------------------------ */
@@ -49,7 +51,7 @@ static void multiply(gpu_bench *bench, void *argument, int turn) {
 
 static void forward(gpu_bench *bench, void *argument, int turn) {
     (void)turn;
-    GPU_BENCH_TRY(tn_linear_forward(argument, bench->stream));
+    GPU_BENCH_TRY(tn_linear_forward(argument, NULL, bench->stream));
 }
 
 static void fill(gpu_bench *bench, void *argument, int turn) {
@@ -92,14 +94,14 @@ static void add_gemms(gpu_bench *bench, gpu_bench_section *section) {
 static void add_linear(gpu_bench *bench, gpu_bench_section *section) {
     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
     args.x = gpu_bench_random(bench, TN_BF16, TINY, TINY);
-    args.weight =
+    args.w.weight =
         gpu_bench_random_quantized(bench, TN_FORMAT_FP8_BLOCK_2D, TN_QUANTIZE_ROW, TINY, TINY);
     args.y = gpu_bench_zeros(bench, TN_BF16, TINY, TINY);
-    args.scope = bench->scope;
-    GPU_BENCH_TRY(tn_tensor_set_frozen(args.weight, 1));
+    args.common.scope = bench->scope;
+    GPU_BENCH_TRY(tn_tensor_set_frozen(args.w.weight, 1));
     add(bench, section, "tn_linear_forward", forward, &args);
     gpu_bench_destroy(bench, args.x);
-    gpu_bench_destroy(bench, args.weight);
+    gpu_bench_destroy(bench, args.w.weight);
     gpu_bench_destroy(bench, args.y);
 }
 

@@ -16,11 +16,16 @@ ELSEWHERE = {
     "tn_gemm": "tests/gpu/test_gemm_accuracy.c",
     "tn_gemm_tune": "tests/gpu/test_gemm_lists.c",
     "tn_grouped_gemm": "tests/emulation/test_emulated_gemm_grouped.c",
+    "tn_grouped_linear_forward": "tests/support/test_experts.c",
+    "tn_grouped_linear_backward": "tests/support/test_experts.c",
+    "tn_grouped_linear_weight_gradient": "tests/unit/test_layer_grouped.c",
     "tn_linear_forward": "tests/gpu/test_frozen_stack.c",
     "tn_linear_backward": "tests/gpu/test_frozen_stack.c",
+    "tn_weight_gradient": "tests/unit/test_layer_arguments.c",
 }
 DECLARED = re.compile(r"TN_API\s+TN_MUST_USE\s+tn_status\s+(tn_\w+)\("
-                      r"const tn_\w+_args \*args,\s*tn_stream stream\)")
+                      r"(?:const tn_\w+_args \*args|tn_delayed_gradient \*\w+),[\w\s*,]*"
+                      r"tn_stream stream\)")
 
 
 def declared_ops(text):

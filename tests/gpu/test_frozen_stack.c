@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tenure_layers.h"
 #include "tenure_lifetime.h"
 
 enum { LAYERS_MAX = 16, STEPS = 3, REPLAYS = 3 };
@@ -150,12 +151,12 @@ static void forward(stack *of) {
     for (int i = 0; i < size.layers; i++) {
         tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
         args.x = of->activation[i];
-        args.weight = of->weight[i];
+        args.w.weight = of->weight[i];
         args.y = of->activation[i + 1];
-        args.scope = of->op;
-        args.side = side;
-        if (of->how->goes_ahead && i == size.layers - 1) args.next_weight = of->weight[i];
-        EXPECT_OK(tn_linear_forward(&args, gpu.stream));
+        args.common.scope = of->op;
+        args.common.side = side;
+        if (of->how->goes_ahead && i == size.layers - 1) args.common.next_weight = of->weight[i];
+        EXPECT_OK(tn_linear_forward(&args, NULL, gpu.stream));
     }
 }
 
@@ -163,12 +164,12 @@ static void backward(stack *of) {
     for (int i = size.layers - 1; i >= 0; i--) {
         tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
         args.dy = of->gradient[i + 1];
-        args.weight = of->weight[i];
+        args.w.weight = of->weight[i];
         args.dx = of->gradient[i];
-        args.scope = of->op;
-        args.side = side;
-        if (of->how->goes_ahead && i > 0) args.next_weight = of->weight[i - 1];
-        EXPECT_OK(tn_linear_backward(&args, gpu.stream));
+        args.common.scope = of->op;
+        args.common.side = side;
+        if (of->how->goes_ahead && i > 0) args.common.next_weight = of->weight[i - 1];
+        EXPECT_OK(tn_linear_backward(&args, NULL, NULL, gpu.stream));
     }
 }
 

@@ -5,6 +5,7 @@
 #include "test_graphs.h"
 #include "test_ops.h"
 
+#include "tenure_layers.h"
 #include "tenure_lifetime.h"
 
 enum { LAYERS = 3, TOKENS = 130 };
@@ -67,12 +68,12 @@ static void backward(const captured_stack *s, tn_scope op) {
     for (int i = LAYERS - 1; i >= 0; i--) {
         tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
         args.dy = s->gradient[i + 1];
-        args.weight = s->weight[i];
+        args.w.weight = s->weight[i];
         args.dx = s->gradient[i];
-        args.scope = op;
-        args.side = s->side;
-        if (s->goes_ahead && i > 0) args.next_weight = s->weight[i - 1];
-        EXPECT_OK(tn_linear_backward(&args, s->ops.stream));
+        args.common.scope = op;
+        args.common.side = s->side;
+        if (s->goes_ahead && i > 0) args.common.next_weight = s->weight[i - 1];
+        EXPECT_OK(tn_linear_backward(&args, NULL, NULL, s->ops.stream));
     }
 }
 

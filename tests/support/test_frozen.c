@@ -1,6 +1,8 @@
 /* The stack of frozen layers: see test_frozen.h. */
 #include "test_frozen.h"
 
+#include "tenure_layers.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +12,7 @@ typedef struct frozen_stack {
     tn_scope weights_scope, op;
     tn_tensor weights[FROZEN_LAYERS_MAX];
     tn_tensor activations[FROZEN_LAYERS_MAX + 1]; /* x, and each layer's y */
-    tn_tensor saved[FROZEN_LAYERS_MAX];           /* of trainable layers */
+    tn_linear_saved saved[FROZEN_LAYERS_MAX];     /* nothing of frozen layers */
     tn_scope step;
     tn_stream side;
 } frozen_stack;
@@ -75,28 +77,26 @@ static void layer_forward(frozen_stack *s, int layer) {
     const frozen_config *config = s->config;
     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
     args.x = s->activations[layer];
-    args.weight = s->weights[layer];
+    args.w.weight = s->weights[layer];
     args.y = test_plain(s->step, TN_BF16, config->tokens, config->width);
-    args.scope = s->op;
-    if (is_trainable(s, layer)) {
-        args.saved_x =
-            test_fp8(s->step, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, config->tokens, config->width);
-    }
+    args.common.scope = s->op;
+    args.common.saved_scope = s->step;
     if (config->derives_ahead && layer == config->layers - 1 && layer >= config->first_with_dgrad) {
-        args.next_weight = s->weights[layer];
-        args.side = s->side;
+        args.common.next_weight = s->weights[layer];
+        args.common.side = s->side;
     }
-    EXPECT_OK(tn_linear_forward(&args, s->ops->stream));
-    s->saved[layer] = args.saved_x;
+    EXPECT_OK(tn_linear_forward(&args, &s->saved[layer], s->ops->stream));
+    assert_int_equal(s->saved[layer].x.value != 0, is_trainable(s, layer));
     s->activations[layer + 1] = args.y;
 }
 
 /* What is computed again is thrown away: here only its planes matter. */
 static void layer_forward_again(frozen_stack *s, int layer) {
-    tn_tensor output = s->activations[layer + 1], saved = s->saved[layer];
+    const tn_linear_saved saved = s->saved[layer];
+    tn_tensor output = s->activations[layer + 1];
     layer_forward(s, layer);
     EXPECT_OK(tn_tensor_destroy(s->activations[layer + 1], s->ops->stream));
-    EXPECT_OK(tn_tensor_destroy(s->saved[layer], s->ops->stream));
+    EXPECT_OK(tn_tensor_destroy(s->saved[layer].x, s->ops->stream));
     s->activations[layer + 1] = output;
     s->saved[layer] = saved;
 }
@@ -106,20 +106,19 @@ static tn_tensor layer_backward(frozen_stack *s, int layer, tn_tensor dy) {
     tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
     if (config->recomputes) layer_forward_again(s, layer);
     args.dy = dy;
-    args.weight = s->weights[layer];
-    args.scope = s->op;
+    args.w.weight = s->weights[layer];
+    args.common.scope = s->op;
     if (layer >= config->first_with_dgrad)
         args.dx = test_plain(s->step, TN_BF16, config->tokens, config->width);
-    if (is_trainable(s, layer)) {
-        args.saved_x = s->saved[layer];
-        args.dw = test_plain(s->step, TN_FP32, config->width, config->width);
-    }
+    if (is_trainable(s, layer))
+        args.gradient.dweight = test_plain(s->step, TN_FP32, config->width, config->width);
     if (config->derives_ahead && layer > config->first_with_dgrad) {
-        args.next_weight = s->weights[layer - 1];
-        args.side = s->side;
+        args.common.next_weight = s->weights[layer - 1];
+        args.common.side = s->side;
     }
-    EXPECT_OK(tn_linear_backward(&args, s->ops->stream));
-    if (args.dw.value) EXPECT_OK(tn_tensor_destroy(args.dw, s->ops->stream));
+    EXPECT_OK(tn_linear_backward(&args, &s->saved[layer], NULL, s->ops->stream));
+    assert_int_equal(s->saved[layer].x.value, 0);
+    EXPECT_OK(tn_tensor_destroy(args.gradient.dweight, s->ops->stream));
     EXPECT_OK(tn_tensor_destroy(dy, s->ops->stream));
     return args.dx;
 }

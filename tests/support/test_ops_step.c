@@ -1,6 +1,8 @@
 /* A training step that may fail anywhere: see test_ops_step.h. */
 #include "test_ops_step.h"
 
+#include "tenure_layers.h"
+
 #include <stdio.h>
 
 #define TRY(stack, call)                                                                           \
@@ -79,7 +81,7 @@ tn_status test_stack_load(test_stack *stack, tn_scope scope, tn_stream stream) {
 typedef struct step {
     tn_scope scope, op;
     tn_tensor inputs[TEST_LAYERS_MAX + 1]; /* of each layer; the last is the stack's output */
-    tn_tensor saved[TEST_LAYERS_MAX];
+    tn_linear_saved saved[TEST_LAYERS_MAX];
 } step;
 
 static tn_status forward_pass(test_stack *stack, step *s, tn_stream stream) {
@@ -88,16 +90,12 @@ static tn_status forward_pass(test_stack *stack, step *s, tn_stream stream) {
     for (int layer = 0; layer < stack->layers; layer++) {
         tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
         TRY(stack, new_tensor(s->scope, TN_FORMAT_PLAIN, stack->tokens, stack->width, &args.y));
-        if (stack->trainable) {
-            TRY(stack, new_tensor(s->scope, TN_FORMAT_FP8_BLOCK_1D, stack->tokens, stack->width,
-                                  &args.saved_x));
-        }
         args.x = s->inputs[layer];
-        args.weight = stack->weights[layer];
-        args.scope = s->op;
-        TRY(stack, tn_linear_forward(&args, stream));
+        args.w.weight = stack->weights[layer];
+        args.common.scope = s->op;
+        args.common.saved_scope = s->scope;
+        TRY(stack, tn_linear_forward(&args, &s->saved[layer], stream));
         s->inputs[layer + 1] = args.y;
-        s->saved[layer] = args.saved_x;
     }
     return TN_OK;
 }
@@ -109,13 +107,13 @@ static tn_status backward_pass(test_stack *stack, step *s, tn_stream stream) {
         tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
         TRY(stack, new_tensor(s->scope, TN_FORMAT_PLAIN, stack->tokens, stack->width, &args.dx));
         if (stack->trainable) {
-            TRY(stack, new_tensor(s->scope, TN_FORMAT_PLAIN, stack->width, stack->width, &args.dw));
-            args.saved_x = s->saved[layer];
+            TRY(stack, new_tensor(s->scope, TN_FORMAT_PLAIN, stack->width, stack->width,
+                                  &args.gradient.dweight));
         }
         args.dy = dy;
-        args.weight = stack->weights[layer];
-        args.scope = s->op;
-        TRY(stack, tn_linear_backward(&args, stream));
+        args.w.weight = stack->weights[layer];
+        args.common.scope = s->op;
+        TRY(stack, tn_linear_backward(&args, &s->saved[layer], NULL, stream));
         TRY(stack, tn_tensor_destroy(dy, stream));
         dy = args.dx;
     }

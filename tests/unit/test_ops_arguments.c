@@ -153,9 +153,6 @@ typedef enum op {
     CONVERT,
     EMBED,
     CROSS_ENTROPY,
-    FORWARD,
-    FORWARD_SAVING,
-    BACKWARD,
     OP_COUNT
 } op;
 
@@ -168,8 +165,6 @@ typedef union any_args {
     tn_convert_args convert;
     tn_embed_args embed;
     tn_cross_entropy_args cross_entropy;
-    tn_linear_forward_args forward;
-    tn_linear_backward_args backward;
 } any_args;
 
 static any_args gemm_args(const fixture *f, tn_gemm_form form, which a, which b, which d) {
@@ -177,23 +172,6 @@ static any_args gemm_args(const fixture *f, tn_gemm_form form, which a, which b,
     args.gemm.form = form;
     args.gemm.a = f->tensor[a], args.gemm.b = f->tensor[b], args.gemm.d = f->tensor[d];
     args.gemm.scope = f->op;
-    return args;
-}
-
-static any_args linear_args(const fixture *f, op operation) {
-    const tn_tensor *t = f->tensor;
-    any_args args;
-    if (operation == BACKWARD) {
-        args.backward = (tn_linear_backward_args)TN_LINEAR_BACKWARD_ARGS_INIT;
-        args.backward.dy = t[BF16_OUT], args.backward.weight = t[TILES];
-        args.backward.saved_x = t[VECTORS], args.backward.dx = t[BF16];
-        args.backward.dw = t[BF16_OUT_IN], args.backward.scope = f->op;
-        return args;
-    }
-    args.forward = (tn_linear_forward_args)TN_LINEAR_FORWARD_ARGS_INIT;
-    args.forward.x = t[BF16], args.forward.y = t[BF16_OUT], args.forward.scope = f->op;
-    args.forward.weight = t[operation == FORWARD ? TILES_FROZEN : TILES];
-    if (operation == FORWARD_SAVING) args.forward.saved_x = t[VECTORS_NEW];
     return args;
 }
 
@@ -233,9 +211,6 @@ static any_args right_args(const fixture *f, op operation) {
     case DGRAD: return gemm_args(f, TN_GEMM_DGRAD, VECTORS_OUT, TILES, BF16);
     case WGRAD: return gemm_args(f, TN_GEMM_WGRAD, VECTORS_OUT, VECTORS, BF16_OUT_IN);
     case PLAIN_GEMM: return gemm_args(f, TN_GEMM_FPROP, BF16, BF16_OUT_IN, BF16_OUT);
-    case FORWARD:
-    case FORWARD_SAVING:
-    case BACKWARD: return linear_args(f, operation);
     default: return small_args(f, operation);
     }
 }
@@ -252,10 +227,7 @@ static tn_status call(op operation, const any_args *args, tn_stream stream) {
     case AXPY: return tn_axpy(&args->axpy, stream);
     case CONVERT: return tn_convert(&args->convert, stream);
     case EMBED: return tn_embed(&args->embed, stream);
-    case CROSS_ENTROPY: return tn_cross_entropy(&args->cross_entropy, stream);
-    case FORWARD:
-    case FORWARD_SAVING: return tn_linear_forward(&args->forward, stream);
-    default: return tn_linear_backward(&args->backward, stream);
+    default: return tn_cross_entropy(&args->cross_entropy, stream);
     }
 }
 
@@ -347,32 +319,6 @@ static const mistake mistakes[] = {
     {CROSS_ENTROPY, AT(tn_cross_entropy_args, loss), FP32, BAD, "loss"},
     {CROSS_ENTROPY, AT(tn_cross_entropy_args, dlogits), BF16, BAD, "dlogits"},
     {CROSS_ENTROPY, AT(tn_cross_entropy_args, dlogits), BF16_OUT, TN_IN_USE, "READ"},
-
-    {FORWARD, AT(tn_linear_forward_args, x), VECTORS, BAD, "x (tensor"},
-    {FORWARD, AT(tn_linear_forward_args, x), BF16_WIDE, BAD, "its columns are x's"},
-    {FORWARD, AT(tn_linear_forward_args, weight), BF16_OUT_IN, BAD, "weight"},
-    {FORWARD, AT(tn_linear_forward_args, weight), TILES, BAD, "saved_x is {0}"},
-    {FORWARD, AT(tn_linear_forward_args, y), BF16, BAD, "y (tensor"},
-    {FORWARD, AT(tn_linear_forward_args, y), BUSY_OUT, TN_IN_USE, "WRITE"},
-    {FORWARD, AT(tn_linear_forward_args, saved_x), VECTORS_NEW, BAD, "frozen"},
-    {FORWARD_SAVING, AT(tn_linear_forward_args, saved_x), BF16, BAD, "saved_x"},
-    {FORWARD_SAVING, AT(tn_linear_forward_args, saved_x), VECTORS_TALL, BAD, "saved_x"},
-    {FORWARD_SAVING, AT(tn_linear_forward_args, saved_x), VECTORS_E5M2, BAD, "saved_x"},
-    {FORWARD_SAVING, AT(tn_linear_forward_args, saved_x), VECTORS_FP32, BAD, "scale mode"},
-    {FORWARD_SAVING, AT(tn_linear_forward_args, weight), TILES_NEW, TN_INVALID_STATE, "ROW"},
-    {FORWARD_SAVING, AT(tn_linear_forward_args, y), BUSY_OUT, TN_IN_USE, "WRITE"},
-
-    {BACKWARD, AT(tn_linear_backward_args, dy), BF16, BAD, "its columns are weight's rows"},
-    {BACKWARD, AT(tn_linear_backward_args, dy), VECTORS_OUT, BAD, "dy"},
-    {BACKWARD, AT(tn_linear_backward_args, weight), TILES_FROZEN, BAD, "frozen"},
-    {BACKWARD, AT(tn_linear_backward_args, weight), TILES_NEW, TN_INVALID_STATE, ""},
-    {BACKWARD, AT(tn_linear_backward_args, saved_x), NONE, BAD, "saved_x"},
-    {BACKWARD, AT(tn_linear_backward_args, saved_x), VECTORS_TALL, BAD, "saved_x"},
-    {BACKWARD, AT(tn_linear_backward_args, dx), BF16_WIDE, BAD, "dx"},
-    {BACKWARD, AT(tn_linear_backward_args, dx), VECTORS, BAD, "dx"},
-    {BACKWARD, AT(tn_linear_backward_args, dx), BUSY, TN_IN_USE, "WRITE"},
-    {BACKWARD, AT(tn_linear_backward_args, dw), BF16, BAD, "dw"},
-    {BACKWARD, AT(tn_linear_backward_args, dw), TILES, BAD, "dw"},
 };
 
 typedef struct states {
@@ -451,7 +397,6 @@ static void arguments_of_another_size_are_refused(void **state) {
     }
     EXPECT_STATUS(tn_quantize(NULL, f.ops.stream), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_gemm(NULL, f.ops.stream), TN_INVALID_ARGUMENT);
-    EXPECT_STATUS(tn_linear_backward(NULL, f.ops.stream), TN_INVALID_ARGUMENT);
     states after = states_of(&f);
     expect_nothing_changed(&before, &after, -1);
     close_fixture(&f);
@@ -490,16 +435,10 @@ static void scratch_needs_a_scope_that_is_alive(void **state) {
     states before = states_of(&f);
     tn_scope closed = test_ops_scope(&f.ops, TN_SCOPE_OP, "closed");
     EXPECT_OK(tn_scope_close(closed));
-    const op operations[] = {FPROP, FORWARD, FORWARD_SAVING, BACKWARD};
-    for (int i = 0; i < 8; i++) {
-        op operation = operations[i / 2];
-        any_args args = right_args(&f, operation);
-        tn_scope *scope = operation == FPROP      ? &args.gemm.scope
-                          : operation == BACKWARD ? &args.backward.scope
-                                                  : &args.forward.scope;
-        *scope = i % 2 ? closed : (tn_scope){0};
-        EXPECT_STATUS(call(operation, &args, f.ops.stream),
-                      i % 2 ? TN_STALE_HANDLE : TN_INVALID_ARGUMENT);
+    for (int i = 0; i < 2; i++) {
+        any_args args = right_args(&f, FPROP);
+        args.gemm.scope = i ? closed : (tn_scope){0};
+        EXPECT_STATUS(call(FPROP, &args, f.ops.stream), i ? TN_STALE_HANDLE : TN_INVALID_ARGUMENT);
         states after = states_of(&f);
         expect_nothing_changed(&before, &after, i);
     }
@@ -509,15 +448,11 @@ static void scratch_needs_a_scope_that_is_alive(void **state) {
 static void accumulating_needs_something_to_add_to(void **state) {
     (void)state;
     fixture f = open_fixture();
-    const op operations[] = {FPROP, PLAIN_GEMM, BACKWARD};
-    for (int i = 0; i < 3; i++) {
+    const op operations[] = {FPROP, PLAIN_GEMM};
+    for (int i = 0; i < 2; i++) {
         any_args args = right_args(&f, operations[i]);
-        int is_backward = operations[i] == BACKWARD;
-        tn_tensor d =
-            test_plain(f.ops.scope, TN_FP32, is_backward ? OUT : ROWS, is_backward ? COLS : OUT);
-        if (is_backward) args.backward.dw = d, args.backward.accumulate_dw = 1;
-        if (is_backward) args.backward.dx = (tn_tensor){0};
-        if (!is_backward) args.gemm.d = d, args.gemm.accumulate = 1;
+        tn_tensor d = test_plain(f.ops.scope, TN_FP32, ROWS, OUT);
+        args.gemm.d = d, args.gemm.accumulate = 1;
         states before = states_of(&f);
         EXPECT_STATUS(call(operations[i], &args, f.ops.stream), TN_INVALID_STATE);
         states after = states_of(&f);

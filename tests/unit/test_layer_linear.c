@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "options.h"
+#include "tenure_layers.h"
 
 enum { M = 70, N = 200, K = 300 };
 
@@ -42,25 +43,22 @@ static void close_layer(layer *l) {
     test_ops_close_host(&l->ops);
 }
 
-static tn_tensor new_saved_x(const layer *l) {
-    return test_fp8(l->saved, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, M, K);
-}
-
 static tn_linear_forward_args forward_args(const layer *l, tn_dtype dtype) {
     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
     args.x = l->x;
-    args.weight = l->weight;
+    args.w.weight = l->weight;
     args.y = test_plain(l->ops.scope, dtype, M, N);
-    args.scope = l->op;
+    args.common.scope = l->op;
+    args.common.saved_scope = l->saved;
     return args;
 }
 
 static tn_linear_backward_args backward_args(const layer *l, tn_dtype dtype) {
     tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
     args.dy = l->dy;
-    args.weight = l->weight;
+    args.w.weight = l->weight;
     args.dx = test_plain(l->ops.scope, dtype, M, K);
-    args.scope = l->op;
+    args.common.scope = l->op;
     return args;
 }
 
@@ -93,24 +91,24 @@ static void expect_product(const layer *l, tn_gemm_form form, tn_tensor a, tn_te
 
 static void a_layer_is_its_quantizations_and_products(void **state) {
     (void)state;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     layer l = open_layer(0, TN_POLICY_KEEP);
     const unsigned both = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
     tn_linear_forward_args forward = forward_args(&l, TN_BF16);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-    forward.saved_x = new_saved_x(&l);
-    backward.saved_x = forward.saved_x;
-    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
-    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
+    EXPECT_OK(tn_linear_forward(&forward, &saved, l.ops.stream));
+    assert_int_equal(test_state(saved.x, TN_PLANE_ROW), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(saved.x, TN_PLANE_COL), TN_PLANE_VALID);
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
+    assert_int_equal(saved.x.value, 0);
     expect_no_scratch_left(&l);
 
     tn_tensor x = test_quantized(&l.ops, l.ops.scope, &l.x_values, TN_FORMAT_FP8_BLOCK_1D, both);
     tn_tensor dy = test_quantized(&l.ops, l.ops.scope, &l.dy_values, TN_FORMAT_FP8_BLOCK_1D, both);
     expect_product(&l, TN_GEMM_FPROP, x, l.weight, forward.y);
     expect_product(&l, TN_GEMM_DGRAD, dy, l.weight, backward.dx);
-    expect_product(&l, TN_GEMM_WGRAD, dy, x, backward.dw);
-    assert_int_equal(test_state(forward.saved_x, TN_PLANE_ROW), TN_PLANE_ABSENT);
-    assert_int_equal(test_state(forward.saved_x, TN_PLANE_COL), TN_PLANE_VALID);
+    expect_product(&l, TN_GEMM_WGRAD, dy, x, backward.gradient.dweight);
     close_layer(&l);
 }
 
@@ -118,16 +116,16 @@ static void a_layer_is_its_quantizations_and_products(void **state) {
  * 1/8, and a sum of products by 1/8 of the sum of magnitudes. */
 static void gradients_are_near_double_of_the_unquantized(void **state) {
     (void)state;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     layer l = open_layer(0, TN_POLICY_KEEP);
     tn_linear_forward_args forward = forward_args(&l, TN_FP32);
     tn_linear_backward_args backward = backward_args(&l, TN_FP32);
-    forward.saved_x = backward.saved_x = new_saved_x(&l);
-    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
-    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
+    EXPECT_OK(tn_linear_forward(&forward, &saved, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
     tn__matrix results[] = {test_fetch_matrix(&l.ops, forward.y),
                             test_fetch_matrix(&l.ops, backward.dx),
-                            test_fetch_matrix(&l.ops, backward.dw)};
+                            test_fetch_matrix(&l.ops, backward.gradient.dweight)};
     const int64_t contracted[] = {K, N, M};
     for (int which = 0; which < 3; which++) {
         double error = 0.0, size = 0.0;
@@ -155,20 +153,26 @@ static void gradients_are_near_double_of_the_unquantized(void **state) {
     close_layer(&l);
 }
 
+/* One pass of both, with and without adding to what there is. */
+static void run_once(const layer *l, int accumulate, tn_tensor dweight) {
+    tn_linear_forward_args forward = forward_args(l, TN_BF16);
+    tn_linear_backward_args backward = backward_args(l, TN_BF16);
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
+    backward.gradient.dweight = dweight;
+    backward.gradient.accumulate = accumulate;
+    backward.dx = (tn_tensor){0};
+    EXPECT_OK(tn_linear_forward(&forward, &saved, l->ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l->ops.stream));
+}
+
 static void weight_gradients_accumulate(void **state) {
     (void)state;
     layer l = open_layer(0, TN_POLICY_KEEP);
-    tn_linear_forward_args forward = forward_args(&l, TN_BF16);
-    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-    forward.saved_x = backward.saved_x = new_saved_x(&l);
-    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
-    backward.dx = (tn_tensor){0};
-    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
-    tn__matrix once = test_fetch_matrix(&l.ops, backward.dw);
-    backward.accumulate_dw = 1;
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
-    tn__matrix twice = test_fetch_matrix(&l.ops, backward.dw);
+    tn_tensor dweight = test_plain(l.ops.scope, TN_FP32, N, K);
+    run_once(&l, 0, dweight);
+    tn__matrix once = test_fetch_matrix(&l.ops, dweight);
+    run_once(&l, 1, dweight);
+    tn__matrix twice = test_fetch_matrix(&l.ops, dweight);
     for (int i = 0; i < N * K; i++) {
         assert_true(((float *)twice.data)[i] == 2.0f * ((float *)once.data)[i]);
     }
@@ -185,6 +189,7 @@ enum { COL_DATA_BYTES = K * N, COL_SCALE_BYTES = 3 * 4 * 4 };
 /* Three steps of a frozen layer under both policies: exact bytes, and the same bits. */
 static void a_frozen_weights_columnwise_plane_lives_as_its_policy_says(void **state) {
     (void)state;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     static const tn_plane_policy policies[] = {TN_POLICY_KEEP, TN_POLICY_UNTIL_LAST_USE};
     tn__matrix y[2], dx[2];
     for (int p = 0; p < 2; p++) {
@@ -193,9 +198,9 @@ static void a_frozen_weights_columnwise_plane_lives_as_its_policy_says(void **st
         tn_linear_backward_args backward = backward_args(&l, TN_FP32);
         for (int step = 0; step < 3; step++) {
             size_t kept = policies[p] == TN_POLICY_KEEP ? COL_DATA_BYTES + COL_SCALE_BYTES : 0;
-            EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+            EXPECT_OK(tn_linear_forward(&forward, &saved, l.ops.stream));
             assert_int_equal(col_bytes(&l), step ? kept : 0); /* forward makes none */
-            EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+            EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
             assert_int_equal(col_bytes(&l), kept);
             expect_no_scratch_left(&l);
             assert_int_equal(test_ledger(l.saved).total_bytes, 0);
@@ -215,6 +220,7 @@ static void a_frozen_weights_columnwise_plane_lives_as_its_policy_says(void **st
 /* The policy of a tensor that names none, by either name of the variable. */
 static void the_environment_sets_the_default_policy_of_frozen_weights(void **state) {
     (void)state;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     static const char *const names[] = {"TENURE_RELEASE_FROZEN_COLUMNWISE",
                                         "NVTE_RELEASE_FROZEN_WEIGHT_COLUMNWISE"};
     for (int i = 0; i < 6; i++) {
@@ -224,7 +230,7 @@ static void the_environment_sets_the_default_policy_of_frozen_weights(void **sta
         tn__options_reload();
         layer l = open_layer(1, TN_POLICY_DEFAULT);
         tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-        EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+        EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
         assert_int_equal(col_bytes(&l), is_released ? 0 : kept);
         close_layer(&l);
         assert_int_equal(unsetenv(names[i / 3]), 0);
@@ -236,28 +242,30 @@ static void the_environment_sets_the_default_policy_of_frozen_weights(void **sta
  * that computes no dgrad. */
 static void a_plane_from_before_freezing_is_released_too(void **state) {
     (void)state;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     layer l = open_layer(0, TN_POLICY_UNTIL_LAST_USE);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
     assert_int_equal(col_bytes(&l), COL_DATA_BYTES + COL_SCALE_BYTES); /* trainable: kept */
     EXPECT_OK(tn_tensor_set_frozen(l.weight, 1));
     backward.dx = (tn_tensor){0};
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
     assert_int_equal(col_bytes(&l), 0);
     close_layer(&l);
 }
 
 static void a_columnwise_plane_that_someone_leases_stays(void **state) {
     (void)state;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     layer l = open_layer(1, TN_POLICY_UNTIL_LAST_USE);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
     tn_lease lease;
     tn_plane_view view;
     EXPECT_OK(tn_lease_begin(l.weight, TN_PLANE_COL, TN_READ, l.ops.stream, &lease, &view));
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
     assert_int_equal(col_bytes(&l), COL_DATA_BYTES + COL_SCALE_BYTES);
     EXPECT_OK(tn_lease_end(lease));
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
     assert_int_equal(col_bytes(&l), 0);
     close_layer(&l);
 }
@@ -267,8 +275,8 @@ static void a_trainable_layer_saves_only_the_columnwise_plane_of_x(void **state)
     (void)state;
     layer l = open_layer(0, TN_POLICY_KEEP);
     tn_linear_forward_args forward = forward_args(&l, TN_BF16);
-    forward.saved_x = new_saved_x(&l);
-    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
+    tn_linear_saved set = TN_LINEAR_SAVED_INIT;
+    EXPECT_OK(tn_linear_forward(&forward, &set, l.ops.stream));
     tn_ledger saved = test_ledger(l.saved);
     assert_int_equal(saved.data_bytes[TN_PLANE_COL], K * M);
     assert_int_equal(saved.scale_bytes[TN_PLANE_COL], 1 * K * 4);
@@ -277,40 +285,47 @@ static void a_trainable_layer_saves_only_the_columnwise_plane_of_x(void **state)
     close_layer(&l);
 }
 
-static void saved_x_is_asked_for_where_it_is_needed_and_only_there(void **state) {
+static void nothing_is_saved_where_no_weight_gradient_will_be_asked_for(void **state) {
     (void)state;
     for (int frozen = 0; frozen < 2; frozen++) {
         layer l = open_layer(frozen, TN_POLICY_KEEP);
         tn_linear_forward_args forward = forward_args(&l, TN_BF16);
         tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-        if (frozen) forward.saved_x = new_saved_x(&l);
-        EXPECT_STATUS(tn_linear_forward(&forward, l.ops.stream), TN_INVALID_ARGUMENT);
-        EXPECT_ERROR_HAS("saved_x");
-        assert_int_equal(test_state(forward.y, TN_PLANE_DATA), TN_PLANE_ABSENT);
-        backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
-        if (frozen) backward.saved_x = forward.saved_x;
-        EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_ARGUMENT);
-        EXPECT_ERROR_HAS(frozen ? "frozen" : "saved_x");
+        tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
+        if (!frozen) forward.common.saved_scope = (tn_scope){0};
+        EXPECT_OK(tn_linear_forward(&forward, frozen ? &saved : NULL, l.ops.stream));
+        assert_int_equal(saved.x.value, 0);
+        assert_int_equal(test_ledger(l.saved).total_bytes, 0);
+        backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
+        EXPECT_STATUS(tn_linear_backward(&backward, &saved, NULL, l.ops.stream),
+                      TN_INVALID_ARGUMENT);
+        EXPECT_ERROR_HAS(frozen ? "gradient.dweight is given, but w.weight" : "saved->x, which is");
         assert_int_equal(test_state(backward.dx, TN_PLANE_DATA), TN_PLANE_ABSENT);
         expect_no_scratch_left(&l);
         close_layer(&l);
     }
 }
 
-/* dw needs what forward has saved; without it nothing has changed, dx and COL included. */
+/* A saved x as forward makes it, but without a plane. */
+static tn_linear_saved saved_without_planes(const layer *l) {
+    return (tn_linear_saved){test_fp8(l->saved, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, M, K)};
+}
+
+/* dweight needs what forward has saved; without it nothing has changed, dx and COL included. */
 static void a_backward_that_fails_half_way_leaves_nothing(void **state) {
     (void)state;
     layer l = open_layer(0, TN_POLICY_KEEP);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-    backward.saved_x = new_saved_x(&l);
-    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    tn_linear_saved saved = saved_without_planes(&l);
+    backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
     tn_ledger before = test_ledger(l.ops.scope);
-    EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_STATE);
+    EXPECT_STATUS(tn_linear_backward(&backward, &saved, NULL, l.ops.stream), TN_INVALID_STATE);
     tn_ledger after = test_ledger(l.ops.scope);
     test_expect_same_ledger(&before, &after);
     assert_int_equal(test_state(backward.dx, TN_PLANE_DATA), TN_PLANE_ABSENT);
-    assert_int_equal(test_state(backward.dw, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(backward.gradient.dweight, TN_PLANE_DATA), TN_PLANE_ABSENT);
     assert_int_equal(test_state(l.weight, TN_PLANE_COL), TN_PLANE_ABSENT);
+    assert_int_not_equal(saved.x.value, 0);
     close_layer(&l);
 }
 
@@ -319,20 +334,22 @@ static void what_was_derived_ahead_is_gone_after_a_failure(void **state) {
     (void)state;
     layer l = open_layer(0, TN_POLICY_KEEP);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-    EXPECT_OK(tn_stream_create(l.ops.device, &backward.side));
-    backward.next_weight = test_weight(l.ops.scope, 70, 200, 1, TN_POLICY_UNTIL_LAST_USE);
-    test_declare_valid(&l.ops, backward.next_weight, TN_PLANE_ROW);
+    tn_linear_saved saved = saved_without_planes(&l);
+    tn_stream side;
+    tn_tensor next = test_weight(l.ops.scope, 70, 200, 1, TN_POLICY_UNTIL_LAST_USE);
+    EXPECT_OK(tn_stream_create(l.ops.device, &side));
+    test_declare_valid(&l.ops, next, TN_PLANE_ROW);
+    backward.common.next_weight = next, backward.common.side = side;
+    backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
     tn_ledger before = test_ledger(l.ops.scope);
-    backward.saved_x = new_saved_x(&l);
-    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
-    EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_STATE);
+    EXPECT_STATUS(tn_linear_backward(&backward, &saved, NULL, l.ops.stream), TN_INVALID_STATE);
     assert_int_equal(test_ledger(l.ops.scope).total_bytes, before.total_bytes);
-    assert_int_equal(test_state(backward.next_weight, TN_PLANE_COL), TN_PLANE_ABSENT);
-    backward.dw = (tn_tensor){0};
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
-    assert_int_equal(test_state(backward.next_weight, TN_PLANE_COL), TN_PLANE_VALID);
+    assert_int_equal(test_state(next, TN_PLANE_COL), TN_PLANE_ABSENT);
+    backward.gradient.dweight = (tn_tensor){0};
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
+    assert_int_equal(test_state(next, TN_PLANE_COL), TN_PLANE_VALID);
     EXPECT_OK(tn_device_synchronize(l.ops.device));
-    EXPECT_OK(tn_stream_destroy(l.ops.device, backward.side));
+    EXPECT_OK(tn_stream_destroy(l.ops.device, side));
     close_layer(&l);
 }
 
@@ -340,34 +357,37 @@ static void a_next_weight_that_is_none_is_refused_by_name(void **state) {
     (void)state;
     layer l = open_layer(1, TN_POLICY_KEEP);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
-    backward.next_weight = new_saved_x(&l);
-    EXPECT_STATUS(tn_linear_backward(&backward, l.ops.stream), TN_INVALID_ARGUMENT);
+    backward.common.next_weight = saved_without_planes(&l).x;
+    EXPECT_STATUS(tn_linear_backward(&backward, NULL, NULL, l.ops.stream), TN_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("next_weight");
     EXPECT_ERROR_HAS("is fp8_block_1d, expected fp8_block_2d");
     assert_int_equal(test_state(l.weight, TN_PLANE_COL), TN_PLANE_ABSENT);
     close_layer(&l);
 }
 
-static void a_layer_without_tokens_has_zero_weight_gradients(void **state) {
+static void a_layer_without_tokens_has_zero_gradients(void **state) {
     (void)state;
     layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
     tn_linear_forward_args forward = forward_args(&l, TN_BF16);
     tn_linear_backward_args backward = backward_args(&l, TN_BF16);
     forward.x = test_plain(l.ops.scope, TN_BF16, 0, K);
     forward.y = test_plain(l.ops.scope, TN_BF16, 0, N);
-    forward.saved_x = test_fp8(l.saved, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, 0, K);
     backward.dy = test_plain(l.ops.scope, TN_BF16, 0, N);
     backward.dx = test_plain(l.ops.scope, TN_BF16, 0, K);
-    backward.saved_x = forward.saved_x;
-    backward.dw = test_plain(l.ops.scope, TN_FP32, N, K);
+    backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
+    backward.gradient.dbias = test_plain(l.ops.scope, TN_FP32, 1, N);
     test_declare_valid(&l.ops, forward.x, TN_PLANE_DATA);
     test_declare_valid(&l.ops, backward.dy, TN_PLANE_DATA);
-    EXPECT_OK(tn_linear_forward(&forward, l.ops.stream));
-    EXPECT_OK(tn_linear_backward(&backward, l.ops.stream));
-    tn__matrix dw = test_fetch_matrix(&l.ops, backward.dw);
+    EXPECT_OK(tn_linear_forward(&forward, &saved, l.ops.stream));
+    EXPECT_OK(tn_linear_backward(&backward, &saved, NULL, l.ops.stream));
+    tn__matrix dw = test_fetch_matrix(&l.ops, backward.gradient.dweight);
+    tn__matrix dbias = test_fetch_matrix(&l.ops, backward.gradient.dbias);
     for (int i = 0; i < N * K; i++)
         assert_true(((float *)dw.data)[i] == 0.0f);
-    test_matrix_free(&dw);
+    for (int i = 0; i < N; i++)
+        assert_true(((float *)dbias.data)[i] == 0.0f);
+    test_matrix_free(&dw), test_matrix_free(&dbias);
     close_layer(&l);
 }
 
@@ -381,11 +401,11 @@ int main(void) {
         cmocka_unit_test(a_plane_from_before_freezing_is_released_too),
         cmocka_unit_test(a_columnwise_plane_that_someone_leases_stays),
         cmocka_unit_test(a_trainable_layer_saves_only_the_columnwise_plane_of_x),
-        cmocka_unit_test(saved_x_is_asked_for_where_it_is_needed_and_only_there),
+        cmocka_unit_test(nothing_is_saved_where_no_weight_gradient_will_be_asked_for),
         cmocka_unit_test(a_backward_that_fails_half_way_leaves_nothing),
         cmocka_unit_test(what_was_derived_ahead_is_gone_after_a_failure),
         cmocka_unit_test(a_next_weight_that_is_none_is_refused_by_name),
-        cmocka_unit_test(a_layer_without_tokens_has_zero_weight_gradients),
+        cmocka_unit_test(a_layer_without_tokens_has_zero_gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

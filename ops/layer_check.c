@@ -1,0 +1,211 @@
+/* What the layers check of a product's operands, before anything is made: see layer_product.h. */
+#include "layer_product.h"
+
+/* ---- what all layers take -------------------------------------------------------------------- */
+
+static tn_status check_next_weight(tn__op_call *call, tn_tensor next) {
+    tn_tensor_info info;
+    if (tn__is_no_tensor(next)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "common.next_weight", next, &info));
+    TN_REQUIRE(info.format == TN_FORMAT_PLAIN || info.format == TN_FORMAT_FP8_BLOCK_2D ||
+                   info.format == TN_FORMAT_FP8_TENSOR,
+               "%s: common.next_weight (tensor %s) is %s, expected %s, %s or %s", call->name,
+               info.name, tn_format_name(info.format), tn_format_name(TN_FORMAT_FP8_BLOCK_2D),
+               tn_format_name(TN_FORMAT_FP8_TENSOR), tn_format_name(TN_FORMAT_PLAIN));
+    return TN_OK;
+}
+
+/* After the first tensor, which says what device it is. */
+tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *common) {
+    const int dtype = (int)common->gradient_dtype;
+    TN_REQUIRE(dtype == 0 || dtype == TN_E4M3 || dtype == TN_E5M2,
+               "%s: common.gradient_dtype is %d, expected TN_E4M3 or TN_E5M2", call->name, dtype);
+    TN_REQUIRE((unsigned)common->precision <= TN_BACKWARD_HIGH_PRECISION,
+               "%s: common.precision is %d, expected one of tn_backward_precision", call->name,
+               (int)common->precision);
+    TN_REQUIRE(common->recompute == 0 || common->recompute == 1,
+               "%s: common.recompute is %d, expected 0 or 1", call->name, common->recompute);
+    return check_next_weight(call, common->next_weight);
+}
+
+/* ---- the weight ------------------------------------------------------------------------------ */
+
+/* What x and dy become; -1 if a layer takes no such weight. */
+static int operand_of(tn_format weight) {
+    switch (weight) {
+    case TN_FORMAT_PLAIN: return TN_FORMAT_PLAIN;
+    case TN_FORMAT_FP8_BLOCK_2D: return TN_FORMAT_FP8_BLOCK_1D;
+    case TN_FORMAT_FP8_TENSOR: return TN_FORMAT_FP8_TENSOR;
+    default: return -1;
+    }
+}
+
+static tn_status check_recipe(const tn__op_call *call, tn__layer_product *p) {
+    const int operand = operand_of(p->weight.format);
+    if (operand < 0) {
+        return TN_FAIL(TN_UNSUPPORTED, "%s: %s (tensor %s) is %s, expected %s, %s or %s",
+                       call->name, p->roles->weight, p->weight.name,
+                       tn_format_name(p->weight.format), tn_format_name(TN_FORMAT_FP8_BLOCK_2D),
+                       tn_format_name(TN_FORMAT_FP8_TENSOR), tn_format_name(TN_FORMAT_PLAIN));
+    }
+    p->operand = (tn_format)operand;
+    if (p->operand == TN_FORMAT_PLAIN) {
+        TN_TRY(tn__op_require_float(call, p->roles->weight, &p->weight));
+        p->precision = TN_BACKWARD_AS_FORWARD;
+    }
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_FPROP, p->operand, p->weight.format, &p->fprop));
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_DGRAD, p->operand, p->weight.format, &p->dgrad));
+    return tn__gemm_planes(call, TN_GEMM_WGRAD, p->operand, p->operand, &p->wgrad);
+}
+
+tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles,
+                                 const tn_layer_weight *w, const tn_layer_common *common,
+                                 tn__layer_product *out) {
+    *out = (tn__layer_product){.roles = roles,
+                               .w = w,
+                               .common = common,
+                               .precision = common->precision,
+                               .gradient_dtype =
+                                   common->gradient_dtype == TN_E5M2 ? TN_E5M2 : TN_E4M3};
+    TN_TRY(tn__op_tensor(call, roles->weight, w->weight, &out->weight));
+    return check_recipe(call, out);
+}
+
+tn_status tn__layer_check_input(const tn__op_call *call, const tn__layer_product *p,
+                                const char *role, const tn_tensor_info *info) {
+    TN_TRY(tn__op_require_float(call, role, info));
+    if (tn__layer_is_quantized(p)) return TN_OK;
+    TN_REQUIRE(info->dtype == p->weight.dtype,
+               "%s: %s (tensor %s) has elements of %s, and %s (tensor %s) of %s: of a %s weight "
+               "both must be one type",
+               call->name, role, info->name, tn_dtype_name(info->dtype), p->roles->weight,
+               p->weight.name, tn_dtype_name(p->weight.dtype), tn_format_name(TN_FORMAT_PLAIN));
+    return TN_OK;
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+static tn_status check_source(tn__op_call *call, tn__layer_product *p) {
+    const tn__layer_roles *roles = p->roles;
+    if (tn__is_no_tensor(p->w->source)) {
+        TN_REQUIRE(tn__is_no_tensor(p->w->skip), "%s: %s is given, but no %s", call->name,
+                   roles->skip, roles->source);
+        return TN_OK;
+    }
+    TN_REQUIRE(tn__layer_is_quantized(p), "%s: %s is given, but %s (tensor %s) is %s", call->name,
+               roles->source, roles->weight, p->weight.name, tn_format_name(p->weight.format));
+    TN_TRY(tn__op_tensor(call, roles->source, p->w->source, &p->source));
+    TN_TRY(tn__op_require_float(call, roles->source, &p->source));
+    TN_TRY(tn__op_require_shape(call, roles->source, &p->source, p->weight.rows, p->weight.cols,
+                                "the shape of its weight"));
+    return TN_OK;
+}
+
+/* tn_quantize, which takes the flag, says the rest of it. */
+static tn_status check_skip(tn__op_call *call, tn__layer_product *p) {
+    if (tn__is_no_tensor(p->w->skip)) return TN_OK;
+    return tn__op_require_fp32_vector(call, p->roles->skip, p->w->skip, 1, "one flag", &p->skip);
+}
+
+tn_status tn__layer_check_forward(tn__op_call *call, tn__layer_product *p) {
+    TN_TRY(check_source(call, p));
+    TN_TRY(check_skip(call, p));
+    if (tn__is_no_tensor(p->w->bias)) return TN_OK;
+    TN_TRY(tn__op_require_vector(call, p->roles->bias, p->w->bias, p->weight.rows,
+                                 "one for each row of its weight", &p->bias));
+    TN_REQUIRE(p->weight.cols > 0, "%s: %s is given, but %s (tensor %s) has no columns", call->name,
+               p->roles->bias, p->roles->weight, p->weight.name);
+    return TN_OK;
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+static tn_status check_dweight(tn__op_call *call, const tn__layer_product *p,
+                               const tn_layer_gradient *gradient, tn__layer_gradient *out) {
+    const char *role = p->roles->dweight;
+    TN_REQUIRE(!p->weight.frozen, "%s: %s is given, but %s (tensor %s) is frozen", call->name, role,
+               p->roles->weight, p->weight.name);
+    TN_TRY(tn__op_tensor(call, role, gradient->dweight, &out->dweight));
+    TN_TRY(tn__op_require_float(call, role, &out->dweight));
+    return tn__op_require_shape(call, role, &out->dweight, p->weight.rows, p->weight.cols,
+                                "the shape of its weight");
+}
+
+tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p,
+                                   const tn_layer_gradient *gradient,
+                                   const tn_delayed_gradient *delayed, tn__layer_gradient *out) {
+    *out = (tn__layer_gradient){.wants_dweight = !tn__is_no_tensor(gradient->dweight),
+                                .wants_dbias = !tn__is_no_tensor(gradient->dbias),
+                                .delays = gradient->delay};
+    TN_REQUIRE(gradient->delay == 0 || gradient->delay == 1,
+               "%s: the delay of %s is %d, expected %s", call->name, p->roles->dweight,
+               gradient->delay, "0 or 1");
+    TN_REQUIRE(!gradient->delay || out->wants_dweight, "%s: %s is {0}, but is to be delayed",
+               call->name, p->roles->dweight);
+    TN_REQUIRE(!gradient->delay || delayed, "%s: %s is to be delayed, but delayed is NULL",
+               call->name, p->roles->dweight);
+    TN_REQUIRE(!gradient->delay || tn__is_no_tensor(delayed->dweight),
+               "%s: %s is to be delayed, but delayed still holds another gradient", call->name,
+               p->roles->dweight);
+    TN_REQUIRE(
+        !gradient->delay || p->common->saved_scope.value != 0 || !tn__layer_multiplies_quantized(p),
+        "%s: %s is to be delayed, but common.saved_scope is {0}", call->name, p->roles->dweight);
+    if (out->wants_dbias)
+        TN_TRY(tn__op_require_vector(call, p->roles->dbias, gradient->dbias, p->weight.rows,
+                                     "one for each row of its weight", &out->dbias));
+    return out->wants_dweight ? check_dweight(call, p, gradient, out) : TN_OK;
+}
+
+tn_status tn__layer_check_same_type(const tn__op_call *call, const char *role,
+                                    const tn_tensor_info *info, const tn_tensor_info *dy) {
+    TN_TRY(tn__op_require_float(call, role, info));
+    TN_REQUIRE(info->dtype == dy->dtype,
+               "%s: %s (tensor %s) has elements of %s, and dy (tensor %s) of %s: they are "
+               "multiplied as they are, so both must be one type",
+               call->name, role, info->name, tn_dtype_name(info->dtype), dy->name,
+               tn_dtype_name(dy->dtype));
+    return TN_OK;
+}
+
+tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const tn_tensor_info *dy) {
+    if (p->precision == TN_BACKWARD_HIGH_PRECISION) {
+        TN_REQUIRE(!tn__is_no_tensor(p->w->source),
+                   "%s: %s is {0}, but common.precision is TN_BACKWARD_HIGH_PRECISION", call->name,
+                   p->roles->source);
+        TN_TRY(check_source(call, p));
+        return tn__layer_check_same_type(call, p->roles->source, &p->source, dy);
+    }
+    if (!tn__layer_multiplies_quantized(p) || p->weight.dtype != TN_E5M2) return TN_OK;
+    if (p->gradient_dtype != TN_E5M2) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: %s (tensor %s) is E5M2, and so is common.gradient_dtype: one must be E4M3",
+                   call->name, p->roles->weight, p->weight.name);
+}
+
+/* Of blocks, the plane that forward was to keep; with one scale a tensor it can be derived. */
+static tn_status check_saved_plane(const tn__op_call *call, const tn__layer_product *p,
+                                   const char *role, tn_tensor saved, const tn_tensor_info *info) {
+    const tn_plane plane = tn__layer_kept_plane(p);
+    tn_plane_state state;
+    TN_TRY(tn_plane_state_get(saved, plane, &state));
+    if (state == TN_PLANE_VALID || state == TN_PLANE_OFFLOADED) return TN_OK;
+    if (info->format != TN_FORMAT_FP8_BLOCK_1D) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "%s: plane %s of %s (tensor %s) is not valid: forward saves it when it is told "
+                   "the same common.precision",
+                   call->name, tn_plane_name(plane), role, info->name);
+}
+
+tn_status tn__layer_check_saved(tn__op_call *call, const tn__layer_product *p, const char *role,
+                                tn_tensor saved, int64_t rows, int64_t cols) {
+    tn_tensor_info info;
+    TN_TRY(tn__op_tensor(call, role, saved, &info));
+    TN_TRY(tn__op_require_format(call, role, &info, p->operand));
+    TN_TRY(tn__op_require_dtype(call, role, &info, TN_E4M3));
+    TN_REQUIRE(info.scale_mode == p->weight.scale_mode,
+               "%s: %s (tensor %s) has scale mode %d, expected %d, that of %s (tensor %s)",
+               call->name, role, info.name, (int)info.scale_mode, (int)p->weight.scale_mode,
+               p->roles->weight, p->weight.name);
+    TN_TRY(tn__op_require_shape(call, role, &info, rows, cols, "the shape of forward's x"));
+    return check_saved_plane(call, p, role, saved, &info);
+}

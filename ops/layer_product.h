@@ -1,0 +1,220 @@
+/* The steps of a layer's products with one weight, which all layers are made of.
+ *
+ *     forward    check_weight, make_x, [a producer or a cast fills it], fprop, launch, end_x
+ *     backward   check_weight, check_gradient, make_dy, cast_dy, dgrad,
+ *                wgrad (prepares), bias_sums (prepares), finish (launches both)
+ *
+ * Which plane each reads the format table says; the recipe says what x and dy become:
+ *
+ *     weight          x and dy
+ *     PLAIN           themselves
+ *     FP8_BLOCK_2D    FP8_BLOCK_1D
+ *     FP8_TENSOR      FP8_TENSOR
+ *
+ * Invariant: what can fail but for the driver comes before the first launch that adds to a gradient
+ * of the caller's: of products that is the last launch, of sums over rows the one that adds up
+ * tiles, and both are left to tn__layer_finish.
+ */
+#ifndef TENURE_LAYER_PRODUCT_H
+#define TENURE_LAYER_PRODUCT_H
+
+#include "op_cast.h"
+#include "op_gemm.h"
+#include "op_produce.h"
+#include "tenure_layers.h"
+
+/* Names of one product's operands in errors. */
+typedef struct tn__layer_roles {
+    const char *weight, *bias, *source, *skip, *dweight, *dbias;
+} tn__layer_roles;
+
+typedef struct tn__layer_product {
+    const tn__layer_roles *roles;
+    const tn_layer_weight *w;
+    const tn_layer_common *common;
+    tn_tensor_info weight, bias, source, skip;
+    tn_format operand;               /* what x and dy become */
+    tn_dtype gradient_dtype;         /* of a quantized dy */
+    tn_backward_precision precision; /* AS_FORWARD where the recipe is PLAIN */
+    tn__gemm_plane_pair fprop;       /* x, w */
+    tn__gemm_plane_pair dgrad;       /* dy, w */
+    tn__gemm_plane_pair wgrad;       /* dy, x */
+} tn__layer_product;
+
+/* A matrix as products read it: PLAIN as it is, or quantized. */
+typedef struct tn__layer_operand {
+    tn_tensor tensor;
+    tn_tensor_info info;
+    int is_kept;            /* beyond the call, if it succeeds */
+    tn_plane kept_plane;    /* of it: others are dropped when they have been read */
+    tn__quantize_plan plan; /* PLAIN: src alone; else the views, under the call's leases */
+} tn__layer_operand;
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *common);
+
+/* The weight, of any shape, and its recipe. */
+tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles,
+                                 const tn_layer_weight *w, const tn_layer_common *common,
+                                 tn__layer_product *out);
+
+/* What its product takes as x, or as dy: PLAIN, and of weight's type where that is PLAIN. */
+tn_status tn__layer_check_input(const tn__op_call *call, const tn__layer_product *p,
+                                const char *role, const tn_tensor_info *info);
+
+/* Bias and source of a forward; they are no operands of a backward. */
+tn_status tn__layer_check_forward(tn__op_call *call, tn__layer_product *p);
+
+/* The gradients that are asked for, and that what they need is there. */
+typedef struct tn__layer_gradient {
+    tn_tensor_info dweight, dbias;
+    int wants_dweight, wants_dbias, delays;
+} tn__layer_gradient;
+
+tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p,
+                                   const tn_layer_gradient *gradient,
+                                   const tn_delayed_gradient *delayed, tn__layer_gradient *out);
+
+/* That a product with dy of this type goes together with the weight, for dgrad. */
+tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const tn_tensor_info *dy);
+
+/* x of a wgrad whose operands are not quantized has dy's type. */
+tn_status tn__layer_check_same_type(const tn__op_call *call, const char *role,
+                                    const tn_tensor_info *info, const tn_tensor_info *dy);
+
+/* A saved operand, as forward has made it: [rows, cols]. */
+tn_status tn__layer_check_saved(tn__op_call *call, const tn__layer_product *p, const char *role,
+                                tn_tensor saved, int64_t rows, int64_t cols);
+
+/* ---- what is saved --------------------------------------------------------------------------- */
+
+static inline int tn__layer_is_quantized(const tn__layer_product *p) {
+    return p->operand != TN_FORMAT_PLAIN;
+}
+
+/* Whether a gradient of the weight may be asked for after this forward. */
+static inline int tn__layer_is_trained(const tn__layer_product *p) {
+    return p->common->saved_scope.value != 0 && !p->weight.frozen;
+}
+
+/* Whether forward keeps the quantized x, for wgrad. */
+static inline int tn__layer_keeps_x(const tn__layer_product *p) {
+    return tn__layer_is_trained(p) && tn__layer_is_quantized(p) && !p->common->recompute &&
+           p->precision != TN_BACKWARD_HIGH_PRECISION;
+}
+
+/* Whether the products of backward are of quantized operands. */
+static inline int tn__layer_multiplies_quantized(const tn__layer_product *p) {
+    return tn__layer_is_quantized(p) && p->precision == TN_BACKWARD_AS_FORWARD;
+}
+
+/* Whether backward reads the x that was quantized, not the x that there was before. */
+static inline int tn__layer_reads_quantized_x(const tn__layer_product *p) {
+    return tn__layer_is_quantized(p) && p->precision != TN_BACKWARD_HIGH_PRECISION;
+}
+
+/* The plane of it that wgrad starts from. */
+static inline tn_plane tn__layer_kept_plane(const tn__layer_product *p) {
+    return p->precision == TN_BACKWARD_DEQUANTIZED ? p->fprop.a : p->wgrad.b;
+}
+
+/* ---- operands -------------------------------------------------------------------------------- */
+
+/* A PLAIN tensor under READ. */
+tn_status tn__layer_read(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
+                         tn__layer_operand *out);
+
+/* A saved quantized one, under READ of that plane. */
+tn_status tn__layer_open(tn__op_call *call, tn_tensor tensor, tn_plane plane,
+                         tn__layer_operand *out);
+
+/* The quantized copy, without planes yet, of what has of's shape: scratch of the call, or kept. */
+tn_status tn__layer_make(tn__op_call *call, const tn__layer_product *p, const char *name,
+                         tn_dtype dtype, const tn_tensor_info *of, int is_kept, tn_plane kept_plane,
+                         tn__layer_operand *out);
+
+/* A plane of it, to be written. */
+tn_status tn__layer_lease(tn__op_call *call, tn__layer_operand *operand, tn_plane plane);
+
+/* The quantized x of a forward, its planes leased. */
+tn_status tn__layer_make_x(tn__op_call *call, const tn__layer_product *p, const char *name,
+                           const tn_tensor_info *of, tn__layer_operand *out);
+
+/* Nothing on the stream reads that plane of a copy after what is there now: it goes, unless it is
+ * the one that is kept. */
+tn_status tn__layer_done(tn__op_call *call, tn__layer_operand *operand, tn_plane plane);
+
+/* A PLAIN copy in scratch of the values of `plane`, of that type. */
+tn_status tn__layer_dequantize(tn__op_call *call, tn_scope scope, const tn__layer_operand *of,
+                               tn_plane plane, tn_dtype dtype, tn__layer_operand *out);
+
+/* As an operand of the product. */
+tn__operand tn__layer_as(const tn__layer_operand *operand, tn_plane plane, int is_turned);
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+/* work, but for the weight's and d's addresses, and its scratch. */
+tn_status tn__layer_fprop(tn__op_call *call, const tn__layer_product *p, const tn__layer_operand *x,
+                          const tn_tensor_info *y, tn__gemm_work *work);
+
+/* The weight quantized from its source if there is one, and leased. */
+tn_status tn__layer_read_weight(tn__op_call *call, const tn__layer_product *p, tn__gemm_work *work);
+
+/* The next weight's plane on the other stream. */
+tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common);
+
+/* dx = dy w, the next weight's plane while it runs; then w's COL is released. */
+tn_status tn__layer_dgrad(tn__op_call *call, const tn__layer_product *p,
+                          const tn__layer_operand *dy, tn_tensor dx, const tn_tensor_info *dx_info);
+
+/* The part of it that a layer without dgrad does. */
+tn_status tn__layer_release(const tn__op_call *call, const tn__layer_product *p);
+
+/* dy for the products that are wanted, under READ, with its quantized planes leased; is_kept: for a
+ * delayed gradient. */
+tn_status tn__layer_make_dy(tn__op_call *call, const tn__layer_product *p, const char *name,
+                            tn_tensor dy, const tn_tensor_info *info, int for_dgrad, int for_wgrad,
+                            int is_kept, tn__layer_operand *out);
+
+/* Puts the cast on the stream, and with it the sums of dy's tiles if `sums` has scratch. */
+tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_operand *dy, float *tile_sums);
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+/* What is left to launch of one product's gradients. Their outputs are leased before anything runs,
+ * but held, so that they are what they were unless these launches have begun. */
+typedef struct tn__layer_pending {
+    tn__matrix dweight; /* without data: not wanted, or without elements */
+    int has_product;
+    tn__gemm_work product;
+    tn__column_sums sums;
+    int64_t sum_rows;
+} tn__layer_pending;
+
+/* Scratch for the sums of the tiles of so many rows, if the sums over them are wanted. */
+tn_status tn__layer_tile_sums(tn__op_call *call, tn_scope scope, int64_t rows,
+                              tn__layer_pending *pending);
+
+/* Leases the outputs. */
+tn_status tn__layer_lease_gradients(tn__op_call *call, const tn__layer_product *p,
+                                    const tn_layer_gradient *gradient,
+                                    const tn__layer_gradient *checked, tn__layer_pending *out);
+tn_status tn__layer_lease_dweight(tn__op_call *call, tn_tensor dweight, const tn_tensor_info *info,
+                                  int accumulate, tn__layer_pending *out);
+tn_status tn__layer_lease_sums(tn__op_call *call, const char *role, tn_tensor tensor,
+                               const tn_tensor_info *info, int accumulate, tn__layer_pending *out);
+
+/* dweight = dy^T x or added to it: all but the launch. */
+tn_status tn__layer_wgrad(tn__op_call *call, tn_scope scope, const tn__layer_operand *dy,
+                          const tn__layer_operand *x, tn__gemm_plane_pair planes, int accumulate,
+                          tn__layer_pending *pending);
+
+/* What a backward leaves for tn_weight_gradient; is_saved_x: x was in the layer's saved set. */
+void tn__layer_delay(const tn_layer_gradient *gradient, const tn__layer_operand *dy,
+                     const tn__layer_operand *x, int is_saved_x, tn_delayed_gradient *out);
+
+/* Launches all of it, after everything else has been done. */
+tn_status tn__layer_finish(tn__op_call *call, const tn__layer_pending *pending, int count);
+
+#endif
