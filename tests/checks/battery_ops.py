@@ -18,7 +18,6 @@ ELSEWHERE = {
     "tn_grouped_gemm": "tests/emulation/test_emulated_gemm_grouped.c",
     "tn_grouped_linear_forward": "tests/support/test_experts.c",
     "tn_grouped_linear_backward": "tests/support/test_experts.c",
-    "tn_grouped_linear_weight_gradient": "tests/unit/test_layer_grouped.c",
     "tn_linear_forward": "tests/gpu/test_frozen_stack.c",
     "tn_linear_backward": "tests/gpu/test_frozen_stack.c",
     "tn_weight_gradient": "tests/unit/test_layer_arguments.c",
