@@ -17,8 +17,10 @@
     X(GetStatusName)                                                                               \
     X(GetVersion)                                                                                  \
     X(Matmul)                                                                                      \
+    X(MatmulAlgoCapGetAttribute)                                                                   \
     X(MatmulAlgoCheck)                                                                             \
     X(MatmulAlgoConfigGetAttribute)                                                                \
+    X(MatmulAlgoConfigSetAttribute)                                                                \
     X(MatmulAlgoGetHeuristic)                                                                      \
     X(MatmulDescCreate)                                                                            \
     X(MatmulDescDestroy)                                                                           \

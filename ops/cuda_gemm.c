@@ -13,7 +13,7 @@
  *
  * d is in scratch also when cuBLASLt can not write its type. What is added to is added to in fp32
  * before the one rounding, by cuBLASLt or, from scratch, by us. The workspace is what the chosen
- * algorithm wants (cuda_gemm_plans.c has its bounds); a call that got less, because another one
+ * algorithm wants (cuda_gemm_offers.c has its bounds); a call that got less, because another one
  * was chosen since it asked, takes the first algorithm that does with it.
  */
 #include "cuda_gemm.h"
@@ -121,6 +121,12 @@ static tn_status pin(const tn__gemm_work *work, tn__gemm_preparation *prepared) 
                    work->algorithm, count, text);
 }
 
+/* The shape's plan; to tune it, a wide one. */
+static tn_status acquire(const tn__gemm_work *work, tn__gemm_preparation *out) {
+    if (work->tunes) TN_TRY(tn__gemm_plan_widen(out->gemm, &out->layout.shape));
+    return tn__gemm_plan_acquire(out->gemm, &out->layout.shape, &out->plan, &out->chosen);
+}
+
 tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work,
                            tn__gemm_preparation *out) {
     TN_TRY(tn__cuda_context_of(device, &out->context));
@@ -128,11 +134,11 @@ tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work,
     TN_TRY(tn__gemm_of(out->context, &out->gemm));
     TN_TRY(out->context->driver->make_current(out->context->state));
     out->layout = layout_of(work, 1);
-    TN_TRY(tn__gemm_plan_acquire(out->gemm, &out->layout.shape, &out->plan, &out->chosen));
+    TN_TRY(acquire(work, out));
     if (out->plan->count == 0) { /* cuBLASLt does not add the bias */
         tn__gemm_unprepare(out);
         out->layout = layout_of(work, 0);
-        TN_TRY(tn__gemm_plan_acquire(out->gemm, &out->layout.shape, &out->plan, &out->chosen));
+        TN_TRY(acquire(work, out));
     }
     tn_status status = pin(work, out);
     if (status != TN_OK) tn__gemm_unprepare(out);

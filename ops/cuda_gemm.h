@@ -2,12 +2,13 @@
  *
  *     cuda_gemm.c         what a call needs of scratch, padded copies, the launch
  *     cuda_gemm_plans.c   the plans of a device: made, found, given up
+ *     cuda_gemm_offers.c  what cuBLASLt offers for a shape
  *     cuda_gemm_tune.c    timing what is offered for a shape
  *     cuda_gemm_file.c    the choices of a device as text, and back
  *
- * A plan has the descriptors of a shape, made once, and what is offered for it (candidates), in the
- * order in which cuBLASLt's heuristic offers it. One of them is chosen: the first, until the shape
- * has been tuned or a choice has been loaded.
+ * A plan has the descriptors of a shape, made once, and what is offered for it (candidates), first
+ * what cuBLASLt's heuristic offers, in its order. One of them is chosen: the first, until the shape
+ * has been tuned or a choice has been loaded. To be tuned a shape gets a wide plan, of more offers.
  *
  * Invariants:
  * - A device keeps at most TN__GEMM_PLANS_MAX plans that nobody uses. The one whose last use is
@@ -26,7 +27,9 @@
 #include <pthread.h>
 #include <stdio.h>
 
-enum { TN__GEMM_PLANS_MAX = 1024, TN__GEMM_CANDIDATES_MAX = 32, TN__GEMM_ALIGNMENT = 512 };
+enum { TN__GEMM_PLANS_MAX = 1024, TN__GEMM_ALIGNMENT = 512 };
+/* Offers of the heuristic in one call; of all that a shape is tuned with. */
+enum { TN__GEMM_OFFERS_MAX = 32, TN__GEMM_CANDIDATES_MAX = 96 };
 
 typedef struct tn__gemm_candidate {
     cublasLtMatmulAlgo_t algorithm;
@@ -43,6 +46,7 @@ typedef struct tn__gemm_plan {
     int is_replaced; /* no longer in the table: ends with its last user */
     uint64_t last_use;
     int is_measured; /* chosen by its time, here or where the file was written */
+    int is_wide;     /* has all offers that there are */
     int chosen;
     int count;
     tn__gemm_candidate candidates[];
@@ -70,13 +74,32 @@ void tn__gemm_plan_release(tn__cuda_gemm *gemm, tn__gemm_plan *plan);
 /* A plan that is not in the table yet; `also` is offered behind the others if it is not among them
  * and cuBLASLt says that it runs (NULL: nothing), and chosen. */
 tn_status tn__gemm_plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shape,
-                             const tn__gemm_candidate *also, tn__gemm_plan **out);
+                             const tn__gemm_candidate *also, int is_wide, tn__gemm_plan **out);
+/* Sees to it that the shape's plan is a wide one; what is chosen by its time stays chosen. */
+tn_status tn__gemm_plan_widen(tn__cuda_gemm *gemm, const tn__blas_shape *shape);
 /* Puts it into the table in the place of the one that is there. */
 void tn__gemm_plan_put(tn__cuda_gemm *gemm, tn__gemm_plan *plan);
 void tn__gemm_plan_end(const tn__cuda_gemm *gemm, tn__gemm_plan *plan);
 
 /* What all candidates together may ask for: the largest workspace. */
 size_t tn__gemm_plan_workspace(const tn__gemm_plan *plan);
+
+/* ---- offers --------------------------------------------------------------------------------- */
+
+typedef struct tn__gemm_offers {
+    tn__gemm_candidate found[TN__GEMM_CANDIDATES_MAX];
+    int count;
+} tn__gemm_offers;
+
+/* NOT_SUPPORTED if there is none. */
+cublasStatus_t tn__gemm_offers_get(const tn__cuda_gemm *gemm, const tn__blas_product *product,
+                                   const tn__blas_shape *shape, int is_wide,
+                                   tn__gemm_offers *offers);
+/* Whether cuBLASLt takes the algorithm for the shape, within the bound of workspaces. */
+cublasStatus_t tn__gemm_offer_check(const tn__cuda_gemm *gemm, const tn__blas_product *product,
+                                    const tn__blas_shape *shape,
+                                    const cublasLtMatmulAlgo_t *algorithm, size_t *workspace_bytes);
+int tn__gemm_is_algorithm(const tn__gemm_candidate *candidate, const cublasLtMatmulAlgo_t *algo);
 
 /* ---- a call --------------------------------------------------------------------------------- */
 

@@ -1,18 +1,20 @@
 /* The choices of a device as text, and back.
  *
- *     tenure gemm table 1
+ *     tenure gemm table 2
  *     device 9.0 NVIDIA H200
  *     cublaslt 130100
- *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61250 0 <128 digits: the algorithm>
- *     end 1 <16 digits: FNV-1a of all before this line>
+ *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61250 0 <128 digits: the algorithm> <sum>
+ *     end 1 <sum>
  *
- * A line is rows, columns, contracted, whether D is added to, whether cuBLASLt adds a bias, D's
- * type, of A and then of B: type, scaling, n or t (stored transposed); the time in ns; workspace
- * bytes; cuBLASLt's own description of the algorithm, which holds for that version of cuBLASLt
- * alone. Only shapes that were measured are written.
+ * A line of a shape is rows, columns, contracted, whether D is added to, whether cuBLASLt adds a
+ * bias, D's type, of A and then of B: type, scaling, n or t (stored transposed); the time in ns;
+ * workspace bytes; cuBLASLt's own description of the algorithm, which holds for that version of
+ * cuBLASLt alone. Only shapes that were measured are written. A sum is 16 digits, FNV-1a of the
+ * file up to the blank before it: a message names the line that it goes wrong in, and a line that
+ * is missing or at another place shows, too.
  *
- * Nothing of a file counts before its end has been found and its sum is right, all of it has been
- * read, and every algorithm has been accepted by cuBLASLt for its shape.
+ * Nothing is shown to cuBLASLt before the sum of its line is right, and nothing of a file counts
+ * before all of it has been read and every algorithm has been accepted for its shape.
  */
 #include "cuda_gemm.h"
 #include "host_alloc.h"
@@ -21,16 +23,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILE_VERSION = 1, WORD_BYTES = 16, ALGORITHM_WORDS = 8, LINE_BYTES = 512 };
+enum { FILE_VERSION = 2, WORD_BYTES = 16, ALGORITHM_WORDS = 8, LINE_BYTES = 512 };
 
 static const char *const kind_names[] = {"plain", "1x128", "128x128", "tensor"};
 enum { KINDS = sizeof kind_names / sizeof *kind_names };
 
-static uint64_t hash_of(const char *text, size_t bytes) {
-    uint64_t hash = 0xCBF29CE484222325u;
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ (unsigned char)text[i]) * 0x100000001B3u;
-    return hash;
+/* Of a text that is read or written: FNV-1a of its first `bytes`. */
+typedef struct running_sum {
+    uint64_t hash;
+    size_t bytes;
+} running_sum;
+
+static const running_sum sum_of_nothing = {0xCBF29CE484222325u, 0};
+
+static uint64_t sum_until(running_sum *sum, const char *text, size_t bytes) {
+    for (; sum->bytes < bytes; sum->bytes++)
+        sum->hash = (sum->hash ^ (unsigned char)text[sum->bytes]) * 0x100000001B3u;
+    return sum->hash;
 }
 
 static void device_line(const tn__cuda_context *context, char *line, size_t bytes) {
@@ -44,6 +53,7 @@ static void device_line(const tn__cuda_context *context, char *line, size_t byte
 typedef struct writer {
     char *text;
     size_t used;
+    running_sum sum;
 } writer;
 
 static char *end_of(const writer *out) { return out->text + out->used; }
@@ -59,6 +69,11 @@ static void put_operand(writer *out, const tn__blas_operand *operand) {
                        kind_names[operand->kind], operand->is_transposed ? 't' : 'n'));
 }
 
+static void end_line(writer *out) {
+    uint64_t sum = sum_until(&out->sum, out->text, out->used);
+    grow(out, snprintf(end_of(out), LINE_BYTES, " %016" PRIx64 "\n", sum));
+}
+
 static void put_plan(writer *out, const tn__gemm_plan *plan) {
     const tn__blas_shape *shape = &plan->shape;
     const tn__gemm_candidate *chosen = &plan->candidates[plan->chosen];
@@ -72,7 +87,7 @@ static void put_plan(writer *out, const tn__gemm_plan *plan) {
     for (int i = 0; i < ALGORITHM_WORDS; i++)
         grow(out,
              snprintf(end_of(out), LINE_BYTES, "%016" PRIx64, (uint64_t)chosen->algorithm.data[i]));
-    grow(out, snprintf(end_of(out), LINE_BYTES, "\n"));
+    end_line(out);
 }
 
 static void put_all(writer *out, const tn__cuda_context *context, const tn__cuda_gemm *gemm) {
@@ -89,8 +104,8 @@ static void put_all(writer *out, const tn__cuda_context *context, const tn__cuda
             count++;
         }
     }
-    grow(out, snprintf(end_of(out), LINE_BYTES, "end %d %016" PRIx64 "\n", count,
-                       hash_of(out->text, out->used)));
+    grow(out, snprintf(end_of(out), LINE_BYTES, "end %d", count));
+    end_line(out);
 }
 
 tn_status tn__cuda_gemm_table_text(tn_device *device, char **text, size_t *bytes) {
@@ -100,7 +115,7 @@ tn_status tn__cuda_gemm_table_text(tn_device *device, char **text, size_t *bytes
     TN_TRY(tn__cuda_context_of(device, &context));
     TN_TRY(tn__gemm_of(context, &gemm));
     pthread_mutex_lock(&gemm->lock);
-    writer out = {tn__host_alloc((size_t)gemm->count + OTHER_LINES, LINE_BYTES), 0};
+    writer out = {tn__host_alloc((size_t)gemm->count + OTHER_LINES, LINE_BYTES), 0, sum_of_nothing};
     if (out.text) put_all(&out, context, gemm);
     pthread_mutex_unlock(&gemm->lock);
     if (!out.text) return TN_OUT_OF_HOST_MEMORY;
@@ -118,6 +133,7 @@ typedef struct reader {
     size_t bytes;
     size_t at; /* of the next line */
     int number;
+    running_sum sum;
     char line[LINE_BYTES];
     tn__gemm_plan *plans; /* read so far */
     int count;
@@ -142,11 +158,26 @@ static tn_status next_line(reader *of) {
     return TN_OK;
 }
 
+/* Cuts the sum off the line, if it is right. */
+static tn_status take_sum(reader *of) {
+    char expected[LINE_BYTES];
+    size_t length = strlen(of->line);
+    size_t start = of->at - length - 1; /* of the line in the text */
+    if (length < WORD_BYTES + 1) return corrupt(of, "it is no line of a shape");
+    length -= WORD_BYTES + 1;
+    snprintf(expected, sizeof expected, " %016" PRIx64,
+             sum_until(&of->sum, of->text, start + length));
+    if (strcmp(of->line + length, expected) != 0)
+        return corrupt(of, "its sum is not that of the file so far");
+    of->line[length] = 0;
+    return TN_OK;
+}
+
 static tn_status read_head(reader *of) {
     char expected[LINE_BYTES];
     TN_TRY(next_line(of));
     snprintf(expected, sizeof expected, "tenure gemm table %d", FILE_VERSION);
-    if (strcmp(of->line, expected) != 0) return corrupt(of, "it is not \"tenure gemm table 1\"");
+    if (strcmp(of->line, expected) != 0) return corrupt(of, "it is not \"tenure gemm table 2\"");
     TN_TRY(next_line(of));
     device_line(of->context, expected, sizeof expected);
     if (strcmp(of->line, expected) != 0)
@@ -223,47 +254,34 @@ static tn_status read_plan(reader *of) {
     if (!read_algorithm(digits, &candidate.algorithm)) return corrupt(of, "it has no algorithm");
     if (!is_sane(&shape, &candidate)) return corrupt(of, "there is no such product");
     tn__gemm_plan *plan;
-    TN_TRY(tn__gemm_plan_make(of->gemm, &shape, &candidate, &plan));
+    TN_TRY(tn__gemm_plan_make(of->gemm, &shape, &candidate, 0, &plan));
     plan->next = of->plans;
     of->plans = plan;
     of->count++;
     return TN_OK;
 }
 
-/* The last line, before any other is believed: how many shapes there are, and the sum of it all. */
-static tn_status check_end(const reader *of, int *count) {
-    uint64_t hash = 0;
-    int used = 0;
-    char line[LINE_BYTES] = "";
-    size_t start = of->bytes > 0 ? of->bytes - 1 : 0;
-    while (start > 0 && of->text[start - 1] != '\n')
-        start--;
-    size_t length = of->bytes - start;
-    if (length == 0 || length >= sizeof line || of->text[of->bytes - 1] != '\n')
-        return corrupt(of, "the file ends without its last line");
-    memcpy(line, of->text + start, length - 1);
-    if (sscanf(line, "end %d %16" SCNx64 "%n", count, &hash, &used) != 2 ||
-        (size_t)used != length - 1)
-        return corrupt(of, "the file ends without its last line");
-    if (hash != hash_of(of->text, start)) return corrupt(of, "the sum of the file is not its own");
-    return TN_OK;
+static tn_status read_end(const reader *of) {
+    int count = 0, used = 0;
+    if (sscanf(of->line, "end %d%n", &count, &used) != 1 || of->line[used])
+        return corrupt(of, "it is not the last line");
+    if (count != of->count) return corrupt(of, "there are more or fewer shapes than it says");
+    return of->at == of->bytes ? TN_OK : corrupt(of, "there is something behind it");
 }
 
 static tn_status read_all(reader *of) {
-    int count = 0;
     TN_TRY(read_head(of));
-    TN_TRY(check_end(of, &count));
-    if (count < 0 || count > TN__GEMM_PLANS_MAX) return corrupt(of, "there are too many shapes");
-    while (of->count < count) {
+    for (;;) {
         TN_TRY(next_line(of));
+        TN_TRY(take_sum(of));
+        if (strncmp(of->line, "end", 3) == 0) return read_end(of);
+        if (of->count == TN__GEMM_PLANS_MAX) return corrupt(of, "there are too many shapes");
         TN_TRY(read_plan(of));
     }
-    TN_TRY(next_line(of));
-    return of->at == of->bytes ? TN_OK : corrupt(of, "there are more shapes than it ends with");
 }
 
 tn_status tn__cuda_gemm_table_take(tn_device *device, const char *text, size_t bytes) {
-    reader of = {.text = text, .bytes = bytes};
+    reader of = {.text = text, .bytes = bytes, .sum = sum_of_nothing};
     TN_TRY(tn__cuda_context_of(device, &of.context));
     TN_TRY(tn__gemm_of(of.context, &of.gemm));
     TN_TRY(of.context->driver->make_current(of.context->state));

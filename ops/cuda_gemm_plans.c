@@ -4,22 +4,13 @@
  * take cuBLASLt a good part of a millisecond; of two threads that make the same one, the second
  * drops its own.
  *
- * The workspace that an algorithm may ask for is what 8 fp32 copies of d take, but 1 MiB at least
- * and 32 MiB at most: the partial sums of a split contraction are such copies, and a small product
- * must not be the one that a step's peak of memory comes from. They are summed in fp32: a scheme
- * that rounds them to D's type in between is not asked for.
+ * A shape that is tuned gets a plan of more candidates than the others (cuda_gemm_offers.c), which
+ * takes the place of the one that it had.
  */
 #include "cuda_gemm.h"
 #include "host_alloc.h"
 
 #include <string.h>
-
-enum { POINTER_ALIGNMENT = 16 };
-
-/* What an algorithm may ask for: fp32 copies of D, the partial sums of a split contraction. */
-enum { WORKSPACE_COPIES = 8 };
-static const int64_t workspace_bytes_min = (int64_t)1 << 20;
-static const int64_t workspace_bytes_max = (int64_t)32 << 20;
 
 /* ---- cuBLASLt for a device ------------------------------------------------------------------ */
 
@@ -104,60 +95,6 @@ static tn__gemm_plan **bucket_of(tn__cuda_gemm *gemm, const tn__blas_shape *shap
     return &gemm->buckets[hash % TN__GEMM_PLANS_MAX];
 }
 
-/* ---- what cuBLASLt offers ------------------------------------------------------------------- */
-
-static size_t workspace_limit(const tn__blas_shape *shape) {
-    int64_t copies_max = workspace_bytes_max / (WORKSPACE_COPIES * (int64_t)sizeof(float));
-    if (shape->rows > copies_max / shape->cols) return (size_t)workspace_bytes_max;
-    int64_t bytes = shape->rows * shape->cols * WORKSPACE_COPIES * (int64_t)sizeof(float);
-    return (size_t)(bytes < workspace_bytes_min ? workspace_bytes_min : bytes);
-}
-
-static cublasStatus_t set_preferences(const tn__blas *blas, cublasLtMatmulPreference_t preference,
-                                      size_t workspace_bytes) {
-    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    uint32_t alignment = POINTER_ALIGNMENT;
-    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    cublasStatus_t status =
-        blas->MatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                           &workspace_bytes, sizeof workspace_bytes);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = blas->MatmulPreferenceSetAttribute(
-            preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
-    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = blas->MatmulPreferenceSetAttribute(preference, alignments[i], &alignment,
-                                                    sizeof alignment);
-    return status;
-}
-
-typedef struct offers {
-    cublasLtMatmulHeuristicResult_t found[TN__GEMM_CANDIDATES_MAX];
-    int count;
-} offers;
-
-static cublasStatus_t ask_heuristic(const tn__cuda_gemm *gemm, const tn__blas_product *product,
-                                    const tn__blas_shape *shape, offers *out) {
-    const tn__blas *blas = gemm->blas;
-    cublasLtMatmulPreference_t preference = NULL;
-    cublasStatus_t status = blas->MatmulPreferenceCreate(&preference);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    status = set_preferences(blas, preference, workspace_limit(shape));
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = blas->MatmulAlgoGetHeuristic(gemm->handle, product->operation, product->a,
-                                              product->b, product->d, product->d, preference,
-                                              TN__GEMM_CANDIDATES_MAX, out->found, &out->count);
-    (void)blas->MatmulPreferenceDestroy(preference);
-    if (status == CUBLAS_STATUS_SUCCESS && out->count == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (status == CUBLAS_STATUS_SUCCESS) status = out->found[0].state;
-    return status;
-}
-
-static int is_algorithm(const tn__gemm_candidate *candidate, const cublasLtMatmulAlgo_t *algo) {
-    return memcmp(&candidate->algorithm, algo, sizeof *algo) == 0;
-}
-
 /* ---- one plan ------------------------------------------------------------------------------- */
 
 void tn__gemm_plan_end(const tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
@@ -167,33 +104,20 @@ void tn__gemm_plan_end(const tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
     tn__host_free(plan);
 }
 
-static void take_offers(tn__gemm_plan *plan, const offers *offered) {
-    for (int i = 0; i < offered->count; i++) {
-        const cublasLtMatmulHeuristicResult_t *found = &offered->found[i];
-        if (found->state != CUBLAS_STATUS_SUCCESS) continue;
-        plan->candidates[plan->count++] =
-            (tn__gemm_candidate){found->algo, found->workspaceSize, 0.0};
-    }
-}
-
 /* Chooses the algorithm, which is put behind the offers if it is none of them. */
 static cublasStatus_t take_also(const tn__cuda_gemm *gemm, tn__gemm_plan *plan,
                                 const tn__gemm_candidate *also) {
-    const tn__blas_product *product = &plan->product;
-    cublasLtMatmulHeuristicResult_t checked;
     int place = 0;
-    while (place < plan->count && !is_algorithm(&plan->candidates[place], &also->algorithm))
+    while (place < plan->count &&
+           !tn__gemm_is_algorithm(&plan->candidates[place], &also->algorithm))
         place++;
     if (place == plan->count) {
-        memset(&checked, 0, sizeof checked);
         cublasStatus_t status =
-            gemm->blas->MatmulAlgoCheck(gemm->handle, product->operation, product->a, product->b,
-                                        product->d, product->d, &also->algorithm, &checked);
+            tn__gemm_offer_check(gemm, &plan->product, &plan->shape, &also->algorithm,
+                                 &plan->candidates[place].workspace_bytes);
         if (status != CUBLAS_STATUS_SUCCESS) return status;
-        if (checked.workspaceSize > workspace_limit(&plan->shape))
-            return CUBLAS_STATUS_NOT_SUPPORTED;
-        plan->candidates[plan->count++] =
-            (tn__gemm_candidate){also->algorithm, checked.workspaceSize, 0.0};
+        plan->candidates[place].algorithm = also->algorithm;
+        plan->count++;
     }
     plan->candidates[place].us = also->us;
     plan->chosen = place;
@@ -202,9 +126,10 @@ static cublasStatus_t take_also(const tn__cuda_gemm *gemm, tn__gemm_plan *plan,
 }
 
 static tn_status fill_plan(const tn__cuda_gemm *gemm, const tn__gemm_candidate *also,
-                           const offers *offered, tn__gemm_plan *plan) {
+                           const tn__gemm_offers *offers, tn__gemm_plan *plan) {
     char text[TN__BLAS_TEXT_BYTES];
-    take_offers(plan, offered);
+    memcpy(plan->candidates, offers->found, (size_t)offers->count * sizeof *offers->found);
+    plan->count = offers->count;
     if (!also) return TN_OK;
     cublasStatus_t status = take_also(gemm, plan, also);
     if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
@@ -212,34 +137,52 @@ static tn_status fill_plan(const tn__cuda_gemm *gemm, const tn__gemm_candidate *
     return tn__blas_status(gemm->blas, status, "MatmulAlgoCheck", text);
 }
 
-tn_status tn__gemm_plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shape,
-                             const tn__gemm_candidate *also, tn__gemm_plan **out) {
-    tn__blas_product product;
-    offers offered = {.count = 0};
-    char text[TN__BLAS_TEXT_BYTES];
-    TN_TRY(tn__blas_product_make(gemm->blas, shape, &product));
-    cublasStatus_t asked = ask_heuristic(gemm, &product, shape, &offered);
-    if (asked == CUBLAS_STATUS_NOT_SUPPORTED && shape->has_bias && !also) {
-        offered.count = 0; /* known from now on: the bias is for us to add */
-    } else if (asked != CUBLAS_STATUS_SUCCESS) {
-        tn__blas_product_end(gemm->blas, &product);
-        tn__blas_shape_text(shape, text);
-        return tn__blas_status(gemm->blas, asked, "MatmulAlgoGetHeuristic", text);
-    }
-    size_t candidates = (size_t)offered.count + (also ? 1 : 0);
+/* Takes over the product, also when it fails. */
+static tn_status plan_of(const tn__cuda_gemm *gemm, const tn__blas_shape *shape,
+                         const tn__gemm_candidate *also, const tn__gemm_offers *offers,
+                         tn__blas_product *product, tn__gemm_plan **out) {
+    size_t candidates = (size_t)offers->count + (also ? 1 : 0);
     tn__gemm_plan *made = tn__host_alloc(1, sizeof *made + candidates * sizeof(tn__gemm_candidate));
     if (!made) {
-        tn__blas_product_end(gemm->blas, &product);
+        tn__blas_product_end(gemm->blas, product);
         return TN_OUT_OF_HOST_MEMORY;
     }
     made->shape = *shape;
-    made->product = product;
+    made->product = *product;
     pthread_mutex_init(&made->lock, NULL);
-    tn_status status = fill_plan(gemm, also, &offered, made);
+    tn_status status = fill_plan(gemm, also, offers, made);
     if (status != TN_OK) {
         tn__gemm_plan_end(gemm, made);
         return status;
     }
+    *out = made;
+    return TN_OK;
+}
+
+tn_status tn__gemm_plan_make(const tn__cuda_gemm *gemm, const tn__blas_shape *shape,
+                             const tn__gemm_candidate *also, int is_wide, tn__gemm_plan **out) {
+    tn__blas_product product;
+    tn__gemm_plan *made = NULL;
+    char text[TN__BLAS_TEXT_BYTES];
+    TN_TRY(tn__blas_product_make(gemm->blas, shape, &product));
+    tn__gemm_offers *offers = tn__host_alloc(1, sizeof *offers);
+    if (!offers) {
+        tn__blas_product_end(gemm->blas, &product);
+        return TN_OUT_OF_HOST_MEMORY;
+    }
+    cublasStatus_t asked = tn__gemm_offers_get(gemm, &product, shape, is_wide, offers);
+    tn_status status = TN_OK;
+    if (asked == CUBLAS_STATUS_NOT_SUPPORTED && shape->has_bias && !also) {
+        offers->count = 0; /* known from now on: the bias is for us to add */
+    } else if (asked != CUBLAS_STATUS_SUCCESS) {
+        tn__blas_product_end(gemm->blas, &product);
+        tn__blas_shape_text(shape, text);
+        status = tn__blas_status(gemm->blas, asked, "MatmulAlgoGetHeuristic", text);
+    }
+    if (status == TN_OK) status = plan_of(gemm, shape, also, offers, &product, &made);
+    tn__host_free(offers);
+    if (status != TN_OK) return status;
+    made->is_wide = is_wide;
     *out = made;
     return TN_OK;
 }
@@ -323,7 +266,7 @@ tn_status tn__gemm_plan_acquire(tn__cuda_gemm *gemm, const tn__blas_shape *shape
     tn__gemm_plan *made = NULL;
     tn__gemm_plan *plan = use_plan(gemm, shape, &made, chosen);
     if (!plan) {
-        TN_TRY(tn__gemm_plan_make(gemm, shape, NULL, &made));
+        TN_TRY(tn__gemm_plan_make(gemm, shape, NULL, 0, &made));
         plan = use_plan(gemm, shape, &made, chosen);
         tn__gemm_plan_end(gemm, made);
     }
@@ -354,4 +297,21 @@ void tn__gemm_plan_put(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
     pthread_mutex_unlock(&gemm->lock);
     tn__gemm_plan_end(gemm, before);
     tn__gemm_plan_end(gemm, gone);
+}
+
+tn_status tn__gemm_plan_widen(tn__cuda_gemm *gemm, const tn__blas_shape *shape) {
+    tn__gemm_candidate chosen;
+    tn__gemm_plan *plan, *wide;
+    int place = 0;
+    TN_TRY(tn__gemm_plan_acquire(gemm, shape, &plan, &place));
+    int is_done = plan->is_wide || plan->count == 0;
+    pthread_mutex_lock(&gemm->lock);
+    int is_measured = plan->is_measured;
+    if (is_measured) chosen = plan->candidates[plan->chosen];
+    pthread_mutex_unlock(&gemm->lock);
+    tn__gemm_plan_release(gemm, plan);
+    if (is_done) return TN_OK;
+    TN_TRY(tn__gemm_plan_make(gemm, shape, is_measured ? &chosen : NULL, 1, &wide));
+    tn__gemm_plan_put(gemm, wide);
+    return TN_OK;
 }

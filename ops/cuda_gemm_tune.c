@@ -7,19 +7,33 @@
  * which the product's own is no longer than. Nothing is gained by another algorithm where the
  * first is bound by the host so.
  *
- * All of them take turns in each round and the median of the rounds counts, so that a clock that
- * changes meanwhile is nobody's advantage. Who is SLOW times the best in the first round is out.
- * Another than the first offer must be faster by more than what such times differ by anyway.
+ * A GPU at its limit of power lowers its clock within milliseconds, and by more than algorithms
+ * differ. So they are compared within a round only, in which each has two turns, one right after
+ * the other there and back, so that what changes evenly is the same for all; and each by what its
+ * time is to that of the first offer in the same round, of which the median over the rounds counts.
+ * Before, the GPU is brought to the clock that it has under such load.
+ *
+ *     glance    each a few products: who is `slow` times the best is out
+ *     sift      few short rounds of those that are left: the best FINALISTS, within `close`
+ *     final     more rounds, longer: these decide
+ *
+ * The first offer that runs is always there, and stays if no other is faster by more than what such
+ * times differ by anyway. Operands and D are as warm in L2 as a product leaves them.
  */
 #include "cuda_gemm.h"
 
 #include <string.h>
 
-enum { ROUNDS = 5, TURNS_MIN = 4, TURNS_MAX = 100, LEAD_MIN = 2, LEAD_MAX = 200 };
+enum { SIFT_ROUNDS = 3, FINAL_ROUNDS = 11, FINALISTS = 6 };
+enum { TURNS_MIN = 2, TURNS_MAX = 400, LEAD_MIN = 1, LEAD_MAX = 400 };
 
-static const double turns_us = 1000.0; /* a round of a candidate lasts so long */
+static const double glance_us = 200.0; /* what each is measured for, by stage */
+static const double sift_us = 500.0;
+static const double final_us = 1000.0;
+static const double warm_us = 30000.0; /* of load before the first round */
 static const double launch_us = 5.0;   /* the host needs at most, for each of the turns */
 static const double slow = 1.25;
+static const double close = 1.05;
 static const double margin = 0.995;
 
 /* ---- one time ------------------------------------------------------------------------------- */
@@ -71,86 +85,134 @@ static tn_status measure(const timer *t, int candidate, int lead, int turns, dou
 /* ---- all of them ---------------------------------------------------------------------------- */
 
 typedef struct times {
-    double rounds[TN__GEMM_CANDIDATES_MAX + 1][ROUNDS];
-    double us[TN__GEMM_CANDIDATES_MAX + 1]; /* so far; less than 0: refused */
+    double rounds[TN__GEMM_CANDIDATES_MAX + 1][FINAL_ROUNDS]; /* of this stage: us of two turns */
+    double us[TN__GEMM_CANDIDATES_MAX + 1];                   /* so far; less than 0: refused */
+    double share[TN__GEMM_CANDIDATES_MAX + 1]; /* of the time of the first that runs */
     int is_out[TN__GEMM_CANDIDATES_MAX + 1];
-    int host_rounds[TN__GEMM_CANDIDATES_MAX + 1]; /* in which the host was measured */
+    int host_turns[TN__GEMM_CANDIDATES_MAX + 1]; /* turns in which the host was measured */
+    int first;                                   /* that runs */
 } times;
 
 /* Loads what is loaded at a first launch, and finds how often each is to be run. */
-static tn_status warm(const timer *t, times *of) {
-    int is_host = 0;
-    for (int i = 0; i < t->by->plan->count; i++) {
-        TN_TRY(measure(t, i, 1, 1, &of->us[i], &is_host));
-        if (of->us[i] > 0.0) TN_TRY(measure(t, i, 1, LEAD_MIN, &of->us[i], &is_host));
-        of->is_out[i] = of->us[i] < 0.0;
-    }
-    return TN_OK;
-}
-
-static double best_of(const times *of, int count) {
+static tn_status glance(const timer *t, times *of) {
+    const int count = t->by->plan->count;
     double best = -1.0;
+    int is_host = 0;
     for (int i = 0; i < count; i++) {
-        if (of->us[i] > 0.0 && (best < 0.0 || of->us[i] < best)) best = of->us[i];
+        double *us = &of->us[i];
+        TN_TRY(measure(t, i, 1, 1, us, &is_host));
+        if (*us > 0.0) {
+            const int turns = count_of(glance_us, *us, LEAD_MIN, TURNS_MAX);
+            TN_TRY(measure(t, i, 1, turns, us, &is_host));
+        }
+        if (*us > 0.0 && (best < 0.0 || *us < best)) best = *us;
     }
-    return best;
-}
-
-static tn_status one_round(const timer *t, int round, times *of) {
-    for (int i = 0; i < t->by->plan->count; i++) {
-        const double us = of->us[i];
-        const int turns = count_of(turns_us, us, TURNS_MIN, TURNS_MAX);
-        const int lead = count_of(launch_us * turns, us, LEAD_MIN, LEAD_MAX);
-        int is_host = 0;
-        if (of->is_out[i]) continue;
-        TN_TRY(measure(t, i, lead, turns, &of->rounds[i][round], &is_host));
-        of->host_rounds[i] += is_host;
-        of->is_out[i] = of->rounds[i][round] < 0.0;
-        if (round == 0 || of->is_out[i]) of->us[i] = of->rounds[i][round];
-    }
+    of->first = 0;
+    while (of->first < count && of->us[of->first] < 0.0)
+        of->first++;
+    for (int i = 0; i < count; i++)
+        of->is_out[i] = of->us[i] < 0.0 || (of->us[i] > slow * best && i != of->first);
     return TN_OK;
 }
 
-static void drop_slow(times *of, int count) {
-    double best = best_of(of, count);
-    for (int i = 0; i < count; i++)
-        of->is_out[i] = of->is_out[i] || of->us[i] > slow * best;
+static tn_status warm(const timer *t, const times *of) {
+    double us = 0.0;
+    int is_host = 0;
+    const int turns = count_of(warm_us, of->us[of->first], TURNS_MIN, 10 * TURNS_MAX);
+    return measure(t, of->first, LEAD_MIN, turns, &us, &is_host);
 }
 
-static double median(double *values) {
-    for (int i = 1; i < ROUNDS; i++) {
-        double value = values[i];
+static tn_status measure_turn(const timer *t, int candidate, int round, double long_us, times *of) {
+    const double us = of->us[candidate];
+    const int turns = count_of(long_us, us, TURNS_MIN, TURNS_MAX);
+    const int lead = count_of(launch_us * turns, us, LEAD_MIN, LEAD_MAX);
+    double measured = 0.0;
+    int is_host = 0;
+    TN_TRY(measure(t, candidate, lead, turns, &measured, &is_host));
+    of->host_turns[candidate] += is_host;
+    of->rounds[candidate][round] += measured;
+    if (measured > 0.0) return TN_OK;
+    of->is_out[candidate] = 1; /* it ran, and now it does not */
+    of->us[candidate] = -1.0;
+    return TN_OK;
+}
+
+static double median(const double *values, int count) {
+    double sorted[FINAL_ROUNDS];
+    for (int i = 0; i < count; i++) {
         int at = i;
-        for (; at > 0 && values[at - 1] > value; at--)
-            values[at] = values[at - 1];
-        values[at] = value;
+        for (; at > 0 && sorted[at - 1] > values[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = values[i];
     }
-    return values[ROUNDS / 2];
+    return sorted[count / 2];
+}
+
+static void sum_up(int count, int rounds, times *of) {
+    double shares[FINAL_ROUNDS];
+    for (int i = 0; i < count; i++) {
+        if (of->is_out[i]) continue;
+        for (int round = 0; round < rounds; round++)
+            shares[round] = of->rounds[i][round] / of->rounds[of->first][round];
+        of->share[i] = median(shares, rounds);
+        of->us[i] = median(of->rounds[i], rounds) / 2;
+    }
+}
+
+/* One stage: everybody who is not out. */
+static tn_status run_rounds(const timer *t, int rounds, double long_us, times *of) {
+    const int count = t->by->plan->count;
+    memset(of->host_turns, 0, sizeof of->host_turns);
+    memset(of->rounds, 0, sizeof of->rounds);
+    for (int round = 0; round < rounds; round++) {
+        for (int turn = 0; turn < 2 * count; turn++) {
+            const int i = turn < count ? turn : 2 * count - 1 - turn;
+            if (!of->is_out[i]) TN_TRY(measure_turn(t, i, round, long_us, of));
+        }
+        if (of->is_out[of->first])
+            return TN_FAIL(TN_DRIVER_ERROR, "an algorithm of cuBLASLt that ran runs no longer");
+    }
+    sum_up(count, rounds, of);
+    return TN_OK;
+}
+
+/* How many are faster. */
+static int rank_of(const times *of, int count, int candidate) {
+    int rank = 0;
+    for (int i = 0; i < count; i++)
+        rank += !of->is_out[i] && of->share[i] < of->share[candidate];
+    return rank;
+}
+
+static void keep_finalists(int count, times *of) {
+    int stays[TN__GEMM_CANDIDATES_MAX + 1];
+    double best = 1.0;
+    for (int i = 0; i < count; i++)
+        if (!of->is_out[i] && of->share[i] < best) best = of->share[i];
+    for (int i = 0; i < count; i++)
+        stays[i] =
+            !of->is_out[i] && of->share[i] <= close * best && rank_of(of, count, i) < FINALISTS;
+    for (int i = 0; i < count; i++)
+        of->is_out[i] = !stays[i] && i != of->first;
 }
 
 static tn_status measure_all(const timer *t, times *of) {
-    int count = t->by->plan->count;
+    const int count = t->by->plan->count;
+    TN_TRY(glance(t, of));
+    if (of->first == count) return TN_OK;
     TN_TRY(warm(t, of));
-    for (int round = 0; round < ROUNDS; round++) {
-        TN_TRY(one_round(t, round, of));
-        if (round == 0) drop_slow(of, count);
-    }
-    for (int i = 0; i < count; i++)
-        if (!of->is_out[i]) of->us[i] = median(of->rounds[i]);
-    return TN_OK;
+    TN_TRY(run_rounds(t, SIFT_ROUNDS, sift_us, of));
+    keep_finalists(count, of);
+    return run_rounds(t, FINAL_ROUNDS, final_us, of);
 }
 
 /* The fastest; the first that runs, if that is as good as the fastest or as the host. */
 static int choose(const times *of, int count) {
-    double best = best_of(of, count);
-    int first = 0;
-    while (first < count && of->us[first] < 0.0)
-        first++;
-    if (first == count || of->us[first] * margin <= best) return first;
-    if (of->host_rounds[first] > ROUNDS / 2) return first;
-    for (int i = first; i < count; i++)
-        if (of->us[i] == best) return i;
-    return first;
+    int best = of->first;
+    if (of->first == count || of->host_turns[of->first] > FINAL_ROUNDS) return best;
+    for (int i = 0; i < count; i++)
+        if (!of->is_out[i] && of->share[i] < margin && of->share[i] < of->share[best]) best = i;
+    return best;
 }
 
 static void keep(tn__gemm_preparation *by, const times *of, int chosen) {
@@ -169,7 +231,7 @@ static tn_status time_plan(timer *t, tn__gemm_preparation *by) {
     memset(&of, 0, sizeof of);
     TN_TRY(tn__gemm_place(by, t->work, t->stream, &t->placed));
     TN_TRY(measure_all(t, &of));
-    int chosen = choose(&of, by->plan->count);
+    const int chosen = choose(&of, by->plan->count);
     if (chosen == by->plan->count) {
         char text[TN__BLAS_TEXT_BYTES];
         tn__blas_shape_text(&by->layout.shape, text);

@@ -36,22 +36,36 @@ static tn_status check_shapes(const tn__op_call *call, tn_gemm_form form,
 
 /* ---- the formats' own GEMM ------------------------------------------------------------------- */
 
-static tn_status check_formats(const tn__op_call *call, tn_gemm_form form,
-                               const tn__gemm_tensors *t) {
+static int is_blocks(const tn_tensor_info *info) {
+    return info->format == TN_FORMAT_FP8_BLOCK_1D || info->format == TN_FORMAT_FP8_BLOCK_2D;
+}
+
+static tn_status check_has_engine(const tn__op_call *call, const char *role,
+                                  const tn_tensor_info *info) {
+    if (is_blocks(info) || info->format == TN_FORMAT_FP8_TENSOR) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: no engine multiplies %s (tensor %s) as %s: pin one that dequantizes, as "
+                   "TN_GEMM_ENGINE_DEQUANTIZE_BF16",
+                   call->name, role, info->name, tn_format_name(info->format));
+}
+
+static tn_status check_formats(const tn__op_call *call, const tn__gemm_tensors *t) {
     const tn_tensor_info *a = &t->a, *b = &t->b;
     TN_REQUIRE(is_quantized(a) && is_quantized(b),
                "%s: a (tensor %s) is %s and b (tensor %s) is %s: both must be FP8, or both %s",
                call->name, a->name, tn_format_name(a->format), b->name, tn_format_name(b->format),
                tn_format_name(TN_FORMAT_PLAIN));
-    if (a->format == TN_FORMAT_FP8_TENSOR || b->format == TN_FORMAT_FP8_TENSOR) {
-        TN_TRY(tn__op_require_format(call, "a", a, TN_FORMAT_FP8_TENSOR));
-        return tn__op_require_format(call, "b", b, TN_FORMAT_FP8_TENSOR);
-    }
-    TN_TRY(tn__op_require_format(call, "a", a, TN_FORMAT_FP8_BLOCK_1D));
-    if (form == TN_GEMM_DGRAD)
-        return tn__op_require_format(call, "b (of DGRAD)", b, TN_FORMAT_FP8_BLOCK_2D);
-    if (form == TN_GEMM_WGRAD)
-        return tn__op_require_format(call, "b (of WGRAD)", b, TN_FORMAT_FP8_BLOCK_1D);
+    TN_TRY(check_has_engine(call, "a", a));
+    TN_TRY(check_has_engine(call, "b", b));
+    TN_REQUIRE(is_blocks(a) == is_blocks(b),
+               "%s: a (tensor %s) is %s and b (tensor %s) is %s: scales of blocks go together, and "
+               "so does one scale for each tensor",
+               call->name, a->name, tn_format_name(a->format), b->name, tn_format_name(b->format));
+    if (a->format == TN_FORMAT_FP8_BLOCK_2D && b->format == TN_FORMAT_FP8_BLOCK_2D)
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "%s: a (tensor %s) and b (tensor %s) are both %s: one must be %s",
+                       call->name, a->name, b->name, tn_format_name(TN_FORMAT_FP8_BLOCK_2D),
+                       tn_format_name(TN_FORMAT_FP8_BLOCK_1D));
     return TN_OK;
 }
 
@@ -65,7 +79,7 @@ static tn_status check_own(const tn__op_call *call, tn_gemm_form form, tn__gemm_
     }
     if (t->a.format == t->b.format)
         TN_TRY(tn__gemm_planes(call, form, t->a.format, t->b.format, &t->planes));
-    TN_TRY(check_formats(call, form, t));
+    TN_TRY(check_formats(call, t));
     if (t->a.dtype == TN_E5M2 && t->b.dtype == TN_E5M2) {
         return TN_FAIL(TN_UNSUPPORTED,
                        "%s: a (tensor %s) and b (tensor %s) are both E5M2: one must be E4M3",
@@ -79,7 +93,7 @@ static tn_status lease_own(tn__op_call *call, const tn_gemm_args *args, const tn
     tn_plane_view a, b;
     tn__matrix plain_a, plain_b;
     if (is_quantized(&t->a)) {
-        TN_TRY(tn__op_lease(call, args->a, t->planes.a, TN_READ, &a));
+        TN_TRY(tn__op_lease_derived(call, args->a, t->planes.a, &a));
         TN_TRY(tn__op_lease_derived(call, args->b, t->planes.b, &b));
         work->a = tn__gemm_operand(t->a.format, &a);
         work->b = tn__gemm_operand(t->b.format, &b);

@@ -26,9 +26,12 @@ extern "C" {
 
 /* Times what there is for tn_gemm(args) on args' own operands and keeps the fastest for all calls
  * of that shape from now on. D is not touched: scratch has a D of its own, and the largest
- * workspace that any algorithm asks for. Waits for the device several times; takes some 10 ms for
- * each algorithm, of which there are at most 32. Where other work runs on the device meanwhile, the
- * times are worth less. On the host and the simulated device, which have one way, it only checks.
+ * workspace that any algorithm asks for. From now on the shape has more algorithms than before, at
+ * most 96: those that were offered keep their places, behind them come variations that cuBLASLt
+ * takes and does not offer. They are compared in turns, so that a clock that falls under load is
+ * nobody's advantage; the first offer stays if none is faster by 0.5 %. Waits for the device many
+ * times and takes some 0.2 to 1 s. Where other work runs on the device meanwhile, the times are
+ * worth less. On the host and the simulated device, which have one way, it only checks.
  * args->algorithm is not looked at.
  * Errors: as tn_gemm; TN_INVALID_STATE while the stream captures. */
 TN_API TN_MUST_USE tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream);
@@ -37,8 +40,8 @@ TN_API TN_MUST_USE tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream st
 typedef struct tn_gemm_choice {
     size_t size;
     tn_gemm_engine engine;  /* never AUTO */
-    int algorithm;          /* its place among those that are offered, from 1 on */
-    int algorithms;         /* that are offered */
+    int algorithm;          /* its place among those that there are, from 1 on */
+    int algorithms;         /* that there are; more once the shape has been tuned */
     int is_measured;        /* chosen by time: tuned, or loaded */
     double us;              /* of it, as measured; 0: it was not */
     double first_us;        /* of the one that is offered first; likewise */

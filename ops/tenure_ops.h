@@ -128,18 +128,19 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
 
 /* ---- GEMM --------------------------------------------------------------------------------- */
 
-/*     form    D           A                     B
- *     FPROP   y [M, N]    x  [M, K], ROW, 1D    w [N, K], ROW, 2D or 1D
- *     DGRAD   dx [M, K]   dy [M, N], ROW, 1D    w [N, K], COL, 2D
- *     WGRAD   dw [N, K]   dy [M, N], COL, 1D    x [M, K], COL, 1D
- *                                               (or both of one scale a tensor, the same planes)
+/*     form    D           A                 B
+ *     FPROP   y [M, N]    x  [M, K], ROW    w [N, K], ROW
+ *     DGRAD   dx [M, K]   dy [M, N], ROW    w [N, K], COL
+ *     WGRAD   dw [N, K]   dy [M, N], COL    x [M, K], COL
+ *
+ * FP8 A and B are 1D and 1D, 1D and 2D, 2D and 1D, or both have one scale a tensor.
  *
  * D = A B^T, A B, A^T B: of the dequantized values, in fp32, written in D's type (fp32, bf16 or
  * fp16), or added to D if `accumulate`. A and B both FP8, or both PLAIN of one type (bf16, fp16,
  * fp32): then the same forms on DATA. Nothing to contract: D is 0, or stays if `accumulate`.
  * E5M2 x E5M2 is TN_UNSUPPORTED, and so is a format without a GEMM on the device: which plane each
- * operand is read from is tn_format_operand's to say. A plane of B that is absent is derived where
- * it can be and stays by the policy of its tensor.
+ * operand is read from is tn_format_operand's to say. A plane that is absent is derived where it
+ * can be and stays by the policy of its tensor.
  *
  * Host FP8, one scale a tensor: y = sum of products in fp32 from 0 in order, times scale_a, times
  * scale_b. Blocks: for each block of 128 along the contracted dimension (tail shorter): p = sum of

@@ -74,7 +74,7 @@ double gpu_bench_median(double *values, int count);
 
 /* ---- results ------------------------------------------------------------------------------- */
 
-enum { GPU_BENCH_FIGURES = 9 };
+enum { GPU_BENCH_FIGURES = 12 };
 
 /* One line of a table: a title and figures, one per column of its section. */
 typedef struct gpu_bench_row {

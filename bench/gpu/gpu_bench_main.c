@@ -16,11 +16,14 @@ enum { SECTIONS = 3, CASTS = SECTIONS, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORD
 
 static gpu_bench_section sections[SECTIONS] = {
     {.key = "gemms",
-     .title = "GEMMs on random data, rows x columns x contracted: TFLOP/s of the algorithm that "
-              "is offered first, of the tuned choice, of the best; fprop is 1x128 by 128x128 to "
-              "bf16, wgrad 1x128 by 1x128 added to fp32",
-     .columns = {"shape", "fprop first", "fprop tuned", "fprop best", "wgrad first", "wgrad tuned",
-                 "wgrad best", "bf16 first", "bf16 tuned", "bf16 best"},
+     .title = "GEMMs on random data, rows x columns x contracted, all in turns: TFLOP/s of the "
+              "algorithm that is offered first, of the tuned choice, of the best, and how much of "
+              "the best the choice reaches; fprop is 1x128 by 128x128 to bf16, wgrad 1x128 by "
+              "1x128 added to fp32",
+     .columns = {"shape", "fprop first", "fprop tuned", "fprop best", "fprop %", "wgrad first",
+                 "wgrad tuned", "wgrad best", "wgrad %", "bf16 first", "bf16 tuned", "bf16 best",
+                 "bf16 %"},
+     .decimals = 1,
      .reference = -1},
     {.key = "pool",
      .title = "A warm alloc and free",

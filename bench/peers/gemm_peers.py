@@ -1,20 +1,28 @@
 #!/usr/bin/env python3
-"""Peers of the GEMMs: PyTorch's scaled_mm with scales of blocks, and its bf16 product.
+"""tn_gemm and PyTorch's scaled_mm (and its bf16 product) on the same shapes, in turns.
 
-usage: gemm_peers.py [--seconds N] [--rehearse]
+usage: gemm_peers.py [--libraries FOLDER] [--seconds N] [--only OP] [--rehearse]
 
-Prints CSV: peer, op, m, n, k, microseconds, TFLOP/s, note. The ops are the columns of
-`tenure-bench-gpu --only gemms`: fprop is 1x128 scales by 128x128 ones to bf16, wgrad 1x128 by 1x128
-(PyTorch does not add to its output: that is left out here), bf16 the plain product. Data are
-normal, scales powers of two. A time is the median of a few batches in a CUDA graph; the products
-of a batch follow each other, as there. --rehearse: one small product of each against fp64.
+Prints CSV: who, op, m, n, k, microseconds, TFLOP/s, percent, note. fprop is 1x128 scales by 128x128
+ones to bf16, wgrad 1x128 by 1x128 to bf16, bf16 the plain product. `tuned` is tn_gemm after
+tn_gemm_tune, `first` its call with the algorithm pinned that cuBLASLt's heuristic offers first,
+`torch` PyTorch. Data are normal, scales powers of two. In each round each has a batch of launches
+there and one back, behind a kernel that holds the GPU until all are queued; a time is the median of
+the rounds, percent that of `tuned` against it within a round: 100 and more where tuned is no
+slower. FOLDER has libtenure.so and libtenure-ops.so (default: $TENURE_LIBRARIES); without it
+PyTorch is timed alone. --rehearse: one small product of each against fp64.
 """
 import argparse
+import ctypes
+import os
 import statistics
 import sys
 import time
 
 import torch
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/gpu"))
+import tenure_dlpack as tenure  # noqa: E402
 
 try:
     from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
@@ -23,7 +31,8 @@ except ImportError:
 
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (4096, 7168, 2048), (4096, 2112, 7168),
           (4096, 24576, 1536), (4096, 7168, 16384), (4096, 4096, 7168), (2048, 7168, 2304))
-BATCHES, BATCH_SECONDS, TURNS = 5, 0.004, (4, 200)
+OPS = ("fprop", "wgrad", "bf16")
+ROUNDS, BATCH_SECONDS, TURNS = 9, 0.002, (2, 100)
 BLOCK = 128
 
 
@@ -49,7 +58,7 @@ def tiles(x):
     whole[:rows] = x.float()
     tile = whole.view(down, BLOCK, across, BLOCK)
     scale = pow2_scale(tile.abs().amax((1, 3)))
-    codes = (tile * scale[:, None, :, None]).to(torch.float8_e4m3fn).view(-1, cols)[:rows]
+    codes = (tile * scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(-1, cols)[:rows]
     inverse = torch.zeros(down, (across + 3) // 4 * 4, device=x.device)
     inverse[:, :across] = 1.0 / scale
     return codes.contiguous(), inverse.t()
@@ -79,65 +88,178 @@ def operands(m, n, k):
             torch.randn(n, k, device="cuda", dtype=torch.bfloat16))
 
 
-def seconds_of(run):
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
+class Ours:
+    """tn_gemm on the stream that PyTorch works on."""
+
+    def __init__(self, folder):
+        self.ops = ctypes.CDLL(os.path.join(folder, "libtenure-ops.so"))
+        self.device = tenure.Device(tenure.Library(folder), "TN_DRIVER_CUDA")
+        self.scope = tenure.Scope(self.device)
+        self.stream = torch.cuda.ExternalStream(self.device.stream.value)
+
+    def call(self, name, arguments, *more):
+        status = getattr(self.ops, name)(ctypes.byref(arguments), *more)
+        if status != 0:
+            library = self.device.library.c
+            raise tenure.Error(library.tn_status_name(status).decode(),
+                               library.tn_error_last().decode())
+
+    def operand(self, source, tensor_format, plane):
+        """A tensor of ours with source's values: as they are, or quantized."""
+        theirs, _ = self.scope.import_dlpack(source.contiguous(), self.device.stream.value)
+        if tensor_format == "TN_FORMAT_PLAIN":
+            return theirs
+        made = self.scope.tensor("TN_E4M3", source.shape, tensor_format)
+        quantize = tenure.new("tn_quantize_args", src=theirs.handle, dst=made.handle,
+                              planes=tenure.VALUES[plane])
+        self.call("tn_quantize", quantize, self.device.stream)
+        theirs.destroy()
+        return made
+
+    def product(self, op, a, b):
+        """The arguments of a [m, k] by b [n, k] transposed, tuned, and its operands."""
+        vectors, tiles, row = "TN_FORMAT_FP8_BLOCK_1D", "TN_FORMAT_FP8_BLOCK_2D", "TN_QUANTIZE_ROW"
+        form = "TN_GEMM_WGRAD" if op == "wgrad" else "TN_GEMM_FPROP"
+        if op == "wgrad":
+            operands = [self.operand(x.t(), vectors, "TN_QUANTIZE_COL") for x in (a, b)]
+        elif op == "fprop":
+            operands = [self.operand(a, vectors, row), self.operand(b, tiles, row)]
+        else:
+            operands = [self.operand(x, "TN_FORMAT_PLAIN", row) for x in (a, b)]
+        operands.append(self.scope.tensor("TN_BF16", (a.shape[0], b.shape[0])))
+        arguments = tenure.new("tn_gemm_args", form=tenure.VALUES[form], a=operands[0].handle,
+                               b=operands[1].handle, d=operands[2].handle, scope=self.scope.handle)
+        self.call("tn_gemm_tune", arguments, self.device.stream)
+        return arguments, operands
+
+    def runner(self, arguments, algorithm):
+        pinned = type(arguments).from_buffer_copy(arguments)
+        pinned.algorithm = algorithm
+        return lambda: self.call("tn_gemm", pinned, self.device.stream)
+
+    def choice(self, arguments):
+        choice = tenure.new("tn_gemm_choice")
+        self.call("tn_gemm_choice_get", arguments, ctypes.byref(choice))
+        return f"{choice.algorithm} of {choice.algorithms}: {choice.description.decode()}"
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+def queue(run, turns):
+    """Host's seconds to put them on the stream."""
     begin = time.perf_counter()
-    for _ in range(4):
+    for _ in range(turns):
         run()
+    return time.perf_counter() - begin
+
+
+def batch_seconds(run, turns, hold_cycles):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(hold_cycles)
+    start.record()
+    queue(run, turns)
+    end.record()
     torch.cuda.synchronize()
-    once = (time.perf_counter() - begin) / 4
-    turns = max(TURNS[0], min(TURNS[1], int(BATCH_SECONDS / once)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(turns):
-            run()
-    times = []
-    for _ in range(BATCHES + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
+    return start.elapsed_time(end) / 1e3 / turns
+
+
+def compare(runs):
+    """{who: [seconds of each round]}."""
+    everyone = list(runs)
+    turns, cycles = {}, {}
+    for who in everyone:
+        queue(runs[who], 3)
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / turns)
-    return statistics.median(times[1:])
+        begin = time.perf_counter()
+        queue(runs[who], 4)
+        torch.cuda.synchronize()
+        once = (time.perf_counter() - begin) / 4
+        turns[who] = max(TURNS[0], min(TURNS[1], int(BATCH_SECONDS / once)))
+        cycles[who] = int(3 * queue(runs[who], turns[who]) * 2e9) + 100000
+        torch.cuda.synchronize()
+    times = {who: [] for who in everyone}
+    for number in range(ROUNDS + 1):
+        both = dict.fromkeys(everyone, 0.0)
+        for who in everyone + everyone[::-1]:
+            both[who] += batch_seconds(runs[who], turns[who], cycles[who]) / 2
+        for who in everyone:
+            if number > 0:
+                times[who].append(both[who])
+    return times
 
 
-def rehearse():
+def report(op, shape, times, notes):
+    m, n, k = shape
+    for who, seconds in times.items():
+        time_us = statistics.median(seconds) * 1e6
+        ratio = ""
+        if "tuned" in times:
+            ratio = "%.1f" % (100 * statistics.median(
+                theirs / ours for theirs, ours in zip(seconds, times["tuned"])))
+        print(f"{who},{op},{m},{n},{k},{time_us:.2f},{2e-6 * m * n * k / time_us:.1f},{ratio},"
+              f"{notes[who]}", flush=True)
+
+
+def measure(op, shape, ours):
+    a, b = operands(*shape)
+    notes = {"torch": f"PyTorch {torch.__version__}", "first": "cuBLASLt's first offer"}
+    runs, kept = {}, []
+    if ours:
+        arguments, kept = ours.product(op, a, b)
+        runs = {"tuned": ours.runner(arguments, 0), "first": ours.runner(arguments, 1)}
+        notes["tuned"] = ours.choice(arguments)
+    try:
+        theirs = product(op, a, b)
+        theirs()
+        runs["torch"] = theirs
+    except (RuntimeError, ValueError, TypeError) as failure:
+        print(f"torch,{op},{shape[0]},{shape[1]},{shape[2]},,,,"
+              f"{str(failure).splitlines()[0]!r}", flush=True)
+    report(op, shape, compare(runs), notes)
+    for tensor in kept:
+        tensor.destroy()
+
+
+def rehearse(ours):
     a, b = operands(256, 384, 640)
     expected = a.double() @ b.double().t()
-    for op in ("fprop", "wgrad", "bf16"):
-        error = ((product(op, a, b)().double() - expected).norm() / expected.norm()).item()
-        print(f"{op}: relative error {error:.4f}")
-        if not error < 0.05:
-            sys.exit(f"gemm_peers.py: {op} is not the product")
+    for op in OPS:
+        results = {"torch": product(op, a, b)()}
+        if ours:
+            arguments, kept = ours.product(op, a, b)
+            ours.runner(arguments, 0)()
+            data, _ = kept[2].read(data_bytes=256 * 384 * 2)
+            results["ours"] = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(
+                256, 384).to(a.device)
+        for who, result in results.items():
+            error = ((result.double() - expected).norm() / expected.norm()).item()
+            print(f"{who} {op}: relative error {error:.4f}")
+            if not error < 0.05:
+                sys.exit(f"gemm_peers.py: {op} of {who} is not the product")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--libraries", default=os.environ.get("TENURE_LIBRARIES"))
+    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--only", choices=OPS)
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("gemm_peers.py: no GPU")
-    if options.rehearse:
-        return rehearse()
-    end = time.monotonic() + options.seconds
-    print("peer,op,m,n,k,microseconds,tflop_per_s,note", flush=True)
-    for m, n, k in SHAPES:
-        a, b = operands(m, n, k)
-        for op in ("fprop", "wgrad", "bf16"):
-            if time.monotonic() > end:
-                return print(f"torch,,,,,,,out of time before {op} of {m}x{n}x{k}")
-            try:
-                seconds, note = seconds_of(product(op, a, b)), "cuBLASLt's first offer"
-            except (RuntimeError, ValueError, TypeError) as failure:
-                print(f"torch,{op},{m},{n},{k},,,{str(failure).splitlines()[0]!r}", flush=True)
-                continue
-            rate = 2.0 * m * n * k / seconds * 1e-12
-            print(f"torch {torch.__version__},{op},{m},{n},{k},{seconds * 1e6:.2f},{rate:.1f},"
-                  f"{note}", flush=True)
+    torch.zeros(1, device="cuda")  # the context that both work in
+    ours = Ours(options.libraries) if options.libraries else None
+    with torch.cuda.stream(ours.stream if ours else torch.cuda.current_stream()):
+        if options.rehearse:
+            return rehearse(ours)
+        end = time.monotonic() + options.seconds
+        print("who,op,m,n,k,microseconds,tflop_per_s,percent,note", flush=True)
+        for shape in SHAPES:
+            for op in OPS:
+                if options.only in (None, op):
+                    if time.monotonic() > end:
+                        return print(f"out of time before {op} of {shape}")
+                    measure(op, shape, ours)
     return None
 
 

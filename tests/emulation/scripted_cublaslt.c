@@ -186,11 +186,20 @@ static cublasStatus_t work_of(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t 
     return is_supported(out) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-/* ---- algorithms: data[0] is the place in the script, from 1 on ------------------------------ */
+/* ---- algorithms: data[0] is the place in the script, from 1 on; 2 to 4 how it is varied ----- */
+
+enum { OF_TILE = 2, OF_CLUSTER, OF_SWIZZLE, CLUSTER = CUBLASLT_CLUSTER_SHAPE_2x1x1, TILE = 20 };
 
 static cublasLtMatmulAlgo_t algorithm_at(int place) {
-    cublasLtMatmulAlgo_t algorithm = {{(uint64_t)place, 0xABCDEF0123456789u}};
+    cublasLtMatmulAlgo_t algorithm = {{(uint64_t)place, 0xABCDEF0123456789u, TILE, CLUSTER, 0}};
     return algorithm;
+}
+
+static int is_known(const cublasLtMatmulAlgo_t *algorithm) {
+    uint64_t place = algorithm->data[0];
+    if (place < 1 || place > (uint64_t)scripted.count) return 0;
+    if (algorithm->data[OF_TILE] != TILE || algorithm->data[OF_CLUSTER] != CLUSTER) return 0;
+    return algorithm->data[OF_SWIZZLE] == 0 || scripted.algorithms[place - 1].swizzled_us > 0.0;
 }
 
 static cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
@@ -225,8 +234,7 @@ static cublasStatus_t check(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
     (void)handle, (void)c;
     cublasStatus_t status = work_of(desc, a, b, d, &work);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (algorithm->data[0] < 1 || algorithm->data[0] > (uint64_t)scripted.count)
-        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!is_known(algorithm)) return CUBLAS_STATUS_INVALID_VALUE;
     out->workspaceSize = scripted.algorithms[algorithm->data[0] - 1].workspace_bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -236,7 +244,35 @@ static cublasStatus_t attribute(const cublasLtMatmulAlgo_t *algorithm,
                                 size_t bytes, size_t *written) {
     memset(value, 0, bytes);
     if (which == CUBLASLT_ALGO_CONFIG_ID) *(int32_t *)value = (int32_t)algorithm->data[0];
+    if (which == CUBLASLT_ALGO_CONFIG_TILE_ID) *(uint32_t *)value = TILE;
     *written = bytes;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t attribute_set(cublasLtMatmulAlgo_t *algorithm,
+                                    cublasLtMatmulAlgoConfigAttributes_t which, const void *value,
+                                    size_t bytes) {
+    int is_narrow = which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+    if (bytes != (is_narrow ? sizeof(uint16_t) : sizeof(uint32_t))) abort();
+    uint64_t number = is_narrow ? *(const uint16_t *)value : *(const uint32_t *)value;
+    switch (which) {
+    case CUBLASLT_ALGO_CONFIG_TILE_ID: algorithm->data[OF_TILE] = number; break;
+    case CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID: algorithm->data[OF_CLUSTER] = number; break;
+    case CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING: algorithm->data[OF_SWIZZLE] = number; break;
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasStatus_t capability(const cublasLtMatmulAlgo_t *algorithm,
+                                 cublasLtMatmulAlgoCapAttributes_t which, void *value, size_t bytes,
+                                 size_t *written) {
+    static const uint32_t tiles[] = {TILE - 1, TILE};
+    (void)algorithm;
+    if (which != CUBLASLT_ALGO_CAP_TILE_IDS || bytes < sizeof tiles)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, tiles, sizeof tiles);
+    *written = sizeof tiles;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -261,9 +297,25 @@ static double *time_of_event(tn__event event) {
     return &events[at].us;
 }
 
+/* A triangle of the device's time, and SplitMix64. */
+static double weathered(double us) {
+    scripted_weather *weather = &scripted.weather;
+    double wave = 0.0;
+    if (weather->period_us > 0.0) {
+        double at = device_us / weather->period_us;
+        at -= (double)(int64_t)at;
+        wave = at < 0.5 ? 2.0 * at : 2.0 - 2.0 * at;
+    }
+    uint64_t random = weather->seed += 0x9E3779B97F4A7C15u;
+    random = (random ^ random >> 30) * 0xBF58476D1CE4E5B9u;
+    random = (random ^ random >> 27) * 0x94D049BB133111EBu;
+    double share = (double)((random ^ random >> 31) >> 11) * 0x1p-53;
+    return us * (1.0 + weather->drift * wave) * (1.0 + weather->noise * share);
+}
+
 static void pass_time(double us) {
     pthread_mutex_lock(&clock_lock);
-    device_us += us;
+    device_us += weathered(us);
     pthread_mutex_unlock(&clock_lock);
 }
 
@@ -349,7 +401,7 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
     if (!queued || c != d || *(const float *)alpha != 1.0f) abort();
     cublasStatus_t status = work_of(desc, of_a, of_b, of_d, &queued->work);
     if (status == CUBLAS_STATUS_SUCCESS &&
-        (place > (uint64_t)scripted.count || script->refuses || addresses % 16 != 0 ||
+        (!is_known(algorithm) || script->refuses || addresses % 16 != 0 ||
          workspace_bytes < script->workspace_bytes || (workspace_bytes > 0) != (workspace != NULL)))
         status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (status != CUBLAS_STATUS_SUCCESS) {
@@ -362,9 +414,10 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
     queued->work.a.data = b;
     queued->work.d.data = d;
     queued->work.accumulate = *(const float *)beta == 1.0f;
-    queued->us = script->us;
+    queued->us = algorithm->data[OF_SWIZZLE] ? script->swizzled_us : script->us;
     __atomic_fetch_add(&scripted.products, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&scripted.last, (int)place, __ATOMIC_RELAXED);
+    __atomic_store_n(&scripted.last, algorithm->data[OF_SWIZZLE] ? -(int)place : (int)place,
+                     __ATOMIC_RELAXED);
     if (tn__driver_host.host_task(current, run_product, queued, (tn_stream)stream) == TN_OK)
         return CUBLAS_STATUS_SUCCESS;
     free(queued);
@@ -379,8 +432,10 @@ static const tn__blas table = {
     .GetStatusName = status_name,
     .GetVersion = version,
     .Matmul = matmul,
+    .MatmulAlgoCapGetAttribute = capability,
     .MatmulAlgoCheck = check,
     .MatmulAlgoConfigGetAttribute = attribute,
+    .MatmulAlgoConfigSetAttribute = attribute_set,
     .MatmulAlgoGetHeuristic = heuristic,
     .MatmulDescCreate = operation_create,
     .MatmulDescDestroy = operation_destroy,

@@ -15,20 +15,29 @@ enum { SCRIPTED_ALGORITHMS_MAX = 64 };
 typedef struct scripted_algorithm {
     double us; /* on the script's clock */
     size_t workspace_bytes;
-    int refuses; /* is offered, and then does not run */
+    int refuses;        /* is offered, and then does not run */
+    double swizzled_us; /* with another order of blocks, which nobody offers; 0: there is none */
 } scripted_algorithm;
+
+/* What a GPU's clock does to times: a product takes `us` (1 + drift w) (1 + noise r), w a wave from
+ * 0 to 1 of so long a period of the device's time, r a random number from 0 to 1. */
+typedef struct scripted_weather {
+    double drift, period_us, noise;
+    unsigned long long seed;
+} scripted_weather;
 
 typedef struct scripted_cublaslt {
     scripted_algorithm algorithms[SCRIPTED_ALGORITHMS_MAX];
     int count;
     size_t version;
+    scripted_weather weather;
     int outruns_host; /* the device has done what is put on it before the host looks */
     int has_no_bias;  /* no product of it has an epilogue */
     int heuristics;   /* calls so far */
     int products;
     int descriptors; /* operation descriptors that are alive */
     int made;        /* and that were ever made */
-    int last;        /* place of the algorithm that ran last, from 1 on */
+    int last;        /* place of the algorithm that ran last, from 1 on; less than 0: swizzled */
 } scripted_cublaslt;
 extern scripted_cublaslt scripted;
 

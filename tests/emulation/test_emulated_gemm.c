@@ -14,7 +14,8 @@ static gpu_side device, host;
 typedef struct gemm_case {
     tn_gemm_form form;
     int64_t m, n, k;
-    tn_format weight; /* PLAIN: both are */
+    tn_format weight;   /* PLAIN: both are */
+    tn_format a_format; /* of a, if it is 2D beside a b that is 1D */
     tn_dtype a, b, d;
     tn_scale_mode mode;
     int accumulate;
@@ -45,19 +46,15 @@ static tn_gemm_args make_args(gpu_side *side, const gemm_case *c) {
     int is_plain = c->weight == TN_FORMAT_PLAIN;
     int is_whole = is_plain || c->weight == TN_FORMAT_FP8_TENSOR;
     tn_format vector = is_whole ? c->weight : TN_FORMAT_FP8_BLOCK_1D;
-    tn_format tile = is_whole ? c->weight : TN_FORMAT_FP8_BLOCK_2D;
+    tn_format of_a = c->a_format != TN_FORMAT_PLAIN ? c->a_format : vector;
     int is_wgrad = c->form == TN_GEMM_WGRAD, is_fprop = c->form == TN_GEMM_FPROP;
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
     args.form = c->form;
     args.accumulate = c->accumulate;
     args.scope = side->scope;
-    args.a = make_operand(side, c, vector, c->a, is_wgrad ? TN_QUANTIZE_COL : TN_QUANTIZE_ROW, c->m,
+    args.a = make_operand(side, c, of_a, c->a, is_wgrad ? TN_QUANTIZE_COL : TN_QUANTIZE_ROW, c->m,
                           is_fprop ? c->k : c->n, 1);
-    args.b = make_operand(side, c,
-                          is_wgrad   ? vector
-                          : is_fprop ? c->weight
-                                     : tile,
-                          c->b, is_fprop ? TN_QUANTIZE_ROW : TN_QUANTIZE_COL,
+    args.b = make_operand(side, c, c->weight, c->b, is_fprop ? TN_QUANTIZE_ROW : TN_QUANTIZE_COL,
                           is_wgrad ? c->m : c->n, c->k, 2);
     if (c->has_bias)
         args.bias =
@@ -120,6 +117,7 @@ static void fp8_equals_the_host_to_the_bit(void **state) {
         int way = i / SHAPES;
         c.form = way % 4 == 3 ? TN_GEMM_FPROP : (tn_gemm_form)(way % 4);
         c.weight = way % 4 >= 2 ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
+        if (c.weight == TN_FORMAT_FP8_BLOCK_1D && i % 3 == 0) c.a_format = TN_FORMAT_FP8_BLOCK_2D;
         c.a = way % 3 == 1 ? TN_E5M2 : TN_E4M3;
         c.b = way % 3 == 2 ? TN_E5M2 : TN_E4M3;
         c.d = types[way / 4 % 3];

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 gpu_side gemm_gpu;
 
@@ -24,6 +25,7 @@ static void poison_padding(gemm_operand *of) {
 /* rows x cols as the tensor is; the plane decides which of them is contracted. */
 static gemm_operand make_operand(const gemm_case *c, tn_format format, tn_dtype dtype,
                                  tn_plane plane, int64_t rows, int64_t cols, uint64_t seed) {
+    const float magnitude = seed % 2 ? c->a_magnitude : c->b_magnitude;
     gemm_operand of = {.plane = plane, .format = format, .dtype = dtype};
     int is_plain = format == TN_FORMAT_PLAIN;
     tn_dtype source_dtype = is_plain ? dtype : TN_BF16;
@@ -32,6 +34,9 @@ static gemm_operand make_operand(const gemm_case *c, tn_format format, tn_dtype 
     of.rows = of.is_turned ? cols : rows;
     of.contracted = of.is_turned ? rows : cols;
     gpu_fill_values(GPU_FILL_NORMAL, source_dtype, seed, data, (size_t)(rows * cols));
+    for (int64_t i = 0; i < rows * cols && magnitude != 0.0f; i++)
+        gpu_put(source_dtype, data, (size_t)i,
+                magnitude * (float)gpu_value(source_dtype, data, (size_t)i));
     tn_tensor source = gpu_plain(&gemm_gpu, source_dtype, rows, cols);
     gpu_upload(&gemm_gpu, source, data);
     free(data);
@@ -71,23 +76,31 @@ void gemm_operand_end(gemm_operand *of) {
     gpu_destroy(&gemm_gpu, of->tensor);
 }
 
-void gemm_operands_make(const gemm_case *c, gemm_operand *a, gemm_operand *b) {
-    int is_both = c->weight == TN_FORMAT_PLAIN || c->weight == TN_FORMAT_FP8_TENSOR;
-    tn_format vector = is_both ? c->weight : TN_FORMAT_FP8_BLOCK_1D;
-    tn_format tile = is_both ? c->weight : TN_FORMAT_FP8_BLOCK_2D;
+static int is_of_both(const gemm_case *c) {
+    return c->weight == TN_FORMAT_PLAIN || c->weight == TN_FORMAT_FP8_TENSOR;
+}
+
+gemm_operand gemm_operand_a(const gemm_case *c) {
+    tn_format format = is_of_both(c) ? c->weight : TN_FORMAT_FP8_BLOCK_1D;
+    if (c->a_format != TN_FORMAT_PLAIN) format = c->a_format;
     switch (c->form) {
-    case TN_GEMM_FPROP:
-        *a = make_operand(c, vector, c->a, TN_PLANE_ROW, c->m, c->k, 1);
-        *b = make_operand(c, c->weight, c->b, TN_PLANE_ROW, c->n, c->k, 2);
-        return;
-    case TN_GEMM_DGRAD:
-        *a = make_operand(c, vector, c->a, TN_PLANE_ROW, c->m, c->n, 3);
-        *b = make_operand(c, tile, c->b, TN_PLANE_COL, c->n, c->k, 4);
-        return;
-    default:
-        *a = make_operand(c, vector, c->a, TN_PLANE_COL, c->m, c->n, 5);
-        *b = make_operand(c, vector, c->b, TN_PLANE_COL, c->m, c->k, 6);
+    case TN_GEMM_FPROP: return make_operand(c, format, c->a, TN_PLANE_ROW, c->m, c->k, 1);
+    case TN_GEMM_DGRAD: return make_operand(c, format, c->a, TN_PLANE_ROW, c->m, c->n, 3);
+    default: return make_operand(c, format, c->a, TN_PLANE_COL, c->m, c->n, 5);
     }
+}
+
+gemm_operand gemm_operand_b(const gemm_case *c) {
+    switch (c->form) {
+    case TN_GEMM_FPROP: return make_operand(c, c->weight, c->b, TN_PLANE_ROW, c->n, c->k, 2);
+    case TN_GEMM_DGRAD: return make_operand(c, c->weight, c->b, TN_PLANE_COL, c->n, c->k, 4);
+    default: return make_operand(c, c->weight, c->b, TN_PLANE_COL, c->m, c->k, 6);
+    }
+}
+
+void gemm_operands_make(const gemm_case *c, gemm_operand *a, gemm_operand *b) {
+    *a = gemm_operand_a(c);
+    *b = gemm_operand_b(c);
 }
 
 /* ---- the reference -------------------------------------------------------------------------- */
@@ -118,26 +131,75 @@ static double dot(const double *x, const double *y, int64_t count) {
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
-/* ||out - ref|| / ||ref||; NaN anywhere gives NaN, which passes no bound. */
-static double relative_error(const gemm_case *c, const gemm_operand *a, const gemm_operand *b,
-                             const gpu_copy *d, const gpu_copy *before) {
+typedef struct gemm_errors {
+    double relative; /* ||out - ref|| / ||ref|| */
+    double diff;     /* 1 - 2 <out, ref> / (|out|^2 + |ref|^2) */
+} gemm_errors;
+
+/* NaN anywhere gives NaN, which passes no bound. */
+static gemm_errors errors_of(const gemm_case *c, const gemm_operand *a, const gemm_operand *b,
+                             const gpu_copy *d, const gpu_copy *before, const gpu_copy *bias) {
     int rows = a->rows < SAMPLE_ROWS ? (int)a->rows : SAMPLE_ROWS;
     int cols = b->rows < SAMPLE_COLS ? (int)b->rows : SAMPLE_COLS;
     double *x = dequantized_rows(a, rows), *y = dequantized_rows(b, cols);
-    double difference = 0.0, norm = 0.0;
+    double difference = 0.0, norm = 0.0, both = 0.0, norms = 0.0;
     for (int i = 0; i < rows; i++) {
         for (int j = 0; j < cols; j++) {
-            int64_t at = sample_of(i, rows, a->rows) * b->rows + sample_of(j, cols, b->rows);
+            int64_t col = sample_of(j, cols, b->rows);
+            int64_t at = sample_of(i, rows, a->rows) * b->rows + col;
             double reference = dot(x + i * a->contracted, y + j * a->contracted, a->contracted);
+            double out = gpu_value(c->d, d->data, (size_t)at);
+            if (c->has_bias) reference += gpu_value(c->bias, bias->data, (size_t)col);
             if (c->accumulate) reference += gpu_value(c->d, before->data, (size_t)at);
-            double off = gpu_value(c->d, d->data, (size_t)at) - reference;
-            difference += off * off;
+            difference += (out - reference) * (out - reference);
             norm += reference * reference;
+            both += out * reference;
+            norms += out * out + reference * reference;
         }
     }
     free(x);
     free(y);
-    return sqrt(difference / norm);
+    gemm_errors errors = {sqrt(difference / norm), 1.0 - 2.0 * both / norms};
+    return errors;
+}
+
+/* ---- by the tensor cores, block by block ---------------------------------------------------- */
+
+float *gemm_partial_sums(const gemm_operand *a, const gemm_operand *b, int64_t block) {
+    int64_t from = block * 128;
+    int64_t depth = a->contracted - from < 128 ? a->contracted - from : 128;
+    const gemm_operand *of[] = {a, b};
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    tn_tensor made[2];
+    for (int i = 0; i < 2; i++) {
+        unsigned char *codes = malloc((size_t)(of[i]->rows * depth));
+        const float one[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+        for (int64_t r = 0; r < of[i]->rows; r++)
+            memcpy(codes + r * depth, of[i]->copy.data + r * of[i]->contracted + from,
+                   (size_t)depth);
+        made[i] = gpu_fp8(&gemm_gpu, TN_FORMAT_FP8_TENSOR, of[i]->dtype, TN_SCALE_POW2, of[i]->rows,
+                          depth);
+        EXPECT_OK(tn_plane_write(made[i], TN_PLANE_ROW, codes, (size_t)(of[i]->rows * depth), one,
+                                 sizeof one, gemm_gpu.stream));
+        EXPECT_OK(tn_stream_synchronize(gemm_gpu.device, gemm_gpu.stream));
+        free(codes);
+    }
+    args.a = made[0], args.b = made[1], args.scope = gemm_gpu.scope;
+    args.d = gpu_plain(&gemm_gpu, TN_FP32, a->rows, b->rows);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy copy = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
+    float *sums = malloc(copy.layout.data_bytes);
+    memcpy(sums, copy.data, copy.layout.data_bytes);
+    gpu_copy_end(&copy);
+    gpu_destroy(&gemm_gpu, args.d);
+    gpu_destroy(&gemm_gpu, made[0]), gpu_destroy(&gemm_gpu, made[1]);
+    return sums;
+}
+
+float gemm_scale_of(const gemm_operand *of, int64_t row, int64_t block) {
+    int64_t stride = of->copy.layout.scale_stride;
+    return of->format == TN_FORMAT_FP8_BLOCK_1D ? of->copy.scale[block * stride + row]
+                                                : of->copy.scale[row / 128 * stride + block];
 }
 
 /* ---- one case -------------------------------------------------------------------------------- */
@@ -183,36 +245,52 @@ static double bound_of(const gemm_case *c) {
 static const char *scaling_of(const gemm_case *c) {
     switch (c->weight) {
     case TN_FORMAT_PLAIN: return "plain";
-    case TN_FORMAT_FP8_BLOCK_2D: return "2D";
+    case TN_FORMAT_FP8_BLOCK_2D: return "1D x 2D";
     case TN_FORMAT_FP8_TENSOR: return "one scale";
-    default: return "1D";
+    default: return c->a_format == TN_FORMAT_FP8_BLOCK_2D ? "2D x 1D" : "1D x 1D";
     }
 }
 
-static void tell(const gemm_case *c, const char *name, double error, int passed) {
+static void tell(const gemm_case *c, const char *name, gemm_errors errors, int passed) {
     if (c->is_quiet && passed) return;
-    printf("%s %s m %lld n %lld k %lld %s x %s -> %s %s%s", name,
+    printf("%s %s m %lld n %lld k %lld %s x %s -> %s %s%s%s", name,
            c->poison_padding ? "(NaN padding)" : "", (long long)c->m, (long long)c->n,
            (long long)c->k, tn_dtype_name(c->a), tn_dtype_name(c->b), tn_dtype_name(c->d),
-           c->mode == TN_SCALE_POW2 ? "pow2" : "fp32", c->accumulate ? " +=" : "");
+           c->mode == TN_SCALE_POW2 ? "pow2" : "fp32", c->accumulate ? " +=" : "",
+           c->has_bias ? " bias" : "");
     if (c->algorithm) printf(" algorithm %d", c->algorithm);
-    printf(": %.3g%s\n", error, passed ? "" : "  FAILED");
+    printf(": %.3g, calc_diff %.2g%s\n", errors.relative, errors.diff, passed ? "" : "  FAILED");
+}
+
+tn_tensor gemm_bias_make(const gemm_case *c, const gemm_operand *b) {
+    tn_tensor bias = {0};
+    if (!c->has_bias) return bias;
+    void *data = malloc((size_t)b->rows * sizeof(float));
+    gpu_fill_values(GPU_FILL_NORMAL, c->bias, 11, data, (size_t)b->rows);
+    bias = gpu_plain(&gemm_gpu, c->bias, 1, b->rows);
+    gpu_upload(&gemm_gpu, bias, data);
+    free(data);
+    return bias;
 }
 
 void gemm_check_operands(const gemm_case *c, const gemm_operand *a, const gemm_operand *b) {
     tn_tensor d = gemm_output_make(c, a, b);
-    gpu_copy before = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
+    gpu_copy before = gpu_download(&gemm_gpu, d, TN_PLANE_DATA), bias = {.data = NULL};
     tn_gemm_args args = gemm_args_of(c, a, b, d);
+    args.bias = gemm_bias_make(c, b);
+    if (c->has_bias) bias = gpu_download(&gemm_gpu, args.bias, TN_PLANE_DATA);
     EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
     gpu_copy copy = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
-    double error = relative_error(c, a, b, &copy, &before);
-    int passed = error < bound_of(c);
+    gemm_errors errors = errors_of(c, a, b, &copy, &before, &bias);
+    int passed = errors.relative < bound_of(c) && errors.diff < 1e-3;
     char name[64];
     snprintf(name, sizeof name, "%s %s", forms[c->form], scaling_of(c));
     gpu_count(name, passed);
-    tell(c, name, error, passed);
+    tell(c, name, errors, passed);
     gpu_copy_end(&before);
     gpu_copy_end(&copy);
+    gpu_copy_end(&bias);
+    if (c->has_bias) gpu_destroy(&gemm_gpu, args.bias);
     gpu_destroy(&gemm_gpu, d);
 }
 

@@ -9,7 +9,7 @@ import re
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 HEADERS = ("alloc/tenure_alloc.h", "tensor/tenure_tensor.h", "tensor/tenure_lifetime.h",
-           "ops/tenure_ops.h")
+           "ops/tenure_ops.h", "ops/tenure_gemm.h")
 SCALARS = {"int": ctypes.c_int, "unsigned": ctypes.c_uint, "size_t": ctypes.c_size_t,
            "float": ctypes.c_float, "double": ctypes.c_double, "int32_t": ctypes.c_int32,
            "uint32_t": ctypes.c_uint32, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64,

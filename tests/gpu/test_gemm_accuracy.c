@@ -4,18 +4,25 @@
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
+/* Each weight once, for all numbers of tokens. */
 static void test_deepgemm_shapes(void **state) {
     static const int64_t ms[] = {1, 128, 4096};
     static const int64_t nks[][2] = {{2112, 7168},  {576, 7168},  {24576, 1536}, {32768, 512},
                                      {7168, 16384}, {4096, 7168}, {7168, 2048}};
     (void)state;
     for (int i = 0; i < 7; i++) {
+        gemm_case c = gemm_fp8_case(1, nks[i][0], nks[i][1]);
+        gemm_operand b = gemm_operand_b(&c);
         for (int j = 0; j < 3; j++) {
-            gemm_case c = gemm_fp8_case(ms[j], nks[i][0], nks[i][1]);
-            gemm_check(&c);
+            c.m = ms[j];
+            gemm_operand a = gemm_operand_a(&c);
+            c.d = TN_FP32;
+            gemm_check_operands(&c, &a, &b);
             c.d = TN_BF16;
-            gemm_check(&c);
+            gemm_check_operands(&c, &a, &b);
+            gemm_operand_end(&a);
         }
+        gemm_operand_end(&b);
     }
     gpu_count_report("GEMM, large shapes");
 }
@@ -91,25 +98,42 @@ static void test_plain(void **state) {
     gpu_count_report("GEMM, plain");
 }
 
-static void test_the_same_bits_a_hundred_times(void **state) {
+static void check_repeats(const gemm_case *c, const char *name) {
     gemm_operand a, b;
-    gemm_case c = gemm_fp8_case(256, 384, 1152);
-    (void)state;
-    gemm_operands_make(&c, &a, &b);
-    tn_tensor d = gemm_output_make(&c, &a, &b);
-    tn_gemm_args args = gemm_args_of(&c, &a, &b, d);
+    gemm_operands_make(c, &a, &b);
+    tn_tensor d = gemm_output_make(c, &a, &b);
+    tn_gemm_args args = gemm_args_of(c, &a, &b, d);
+    args.bias = gemm_bias_make(c, &b);
     EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
     gpu_copy first = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
     for (int i = 0; i < 100; i++) {
         EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
         gpu_copy again = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
-        gpu_count("repeat", gpu_copies_equal(&again, &first, "repeat"));
+        gpu_count(name, gpu_copies_equal(&again, &first, name));
         gpu_copy_end(&again);
     }
     gpu_copy_end(&first);
+    if (c->has_bias) gpu_destroy(&gemm_gpu, args.bias);
     gpu_destroy(&gemm_gpu, d);
     gemm_operand_end(&a);
     gemm_operand_end(&b);
+}
+
+static void test_the_same_bits_a_hundred_times(void **state) {
+    static const char *const names[] = {"fprop", "dgrad", "wgrad"};
+    static const tn_format weights[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_1D,
+                                        TN_FORMAT_FP8_TENSOR, TN_FORMAT_PLAIN};
+    (void)state;
+    for (int i = 0; i < 3 * 4; i++) {
+        gemm_case c = gemm_fp8_case(256, 392, 1160);
+        c.form = (tn_gemm_form)(i % 3);
+        c.weight = weights[i / 3];
+        if (c.weight == TN_FORMAT_PLAIN) c.a = c.b = TN_BF16;
+        c.d = i % 2 ? TN_BF16 : TN_FP32;
+        c.has_bias = i % 3 == 0;
+        c.bias = TN_BF16;
+        check_repeats(&c, names[i % 3]);
+    }
     gpu_count_report("GEMM, repeats");
 }
 

@@ -1,6 +1,6 @@
-/* GEMMs of a GPU: sampled shapes, every algorithm that is offered, one scale a tensor, mixes that
- * are dequantized, shapes from reports of users, and a probe of the order in which cuBLASLt applies
- * scales.
+/* GEMMs of a GPU: sampled shapes, every algorithm that there is, choices in a file, views, one
+ * scale a tensor, mixes that are dequantized, shapes from reports of users, and a probe of the
+ * order in which cuBLASLt applies scales.
  *
  * GEMM_LISTS_SEED=N replays the sampled shapes; GEMM_LISTS_TRIPLES=N takes so many.
  */
@@ -8,8 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gemm_cases_support.h"
+#include "tenure_lifetime.h"
 
 static uint64_t setting(const char *name, uint64_t otherwise) {
     const char *text = getenv(name);
@@ -36,6 +38,9 @@ static gemm_case sampled_case(uint64_t *state) {
     c.a = draw / 144 % 3 == 1 ? TN_E5M2 : TN_E4M3;
     c.b = draw / 144 % 3 == 2 ? TN_E5M2 : TN_E4M3;
     if (c.weight == TN_FORMAT_PLAIN) c.a = c.b = types[draw / 432 % 3];
+    if (c.weight == TN_FORMAT_FP8_BLOCK_1D && draw / 1296 % 2) c.a_format = TN_FORMAT_FP8_BLOCK_2D;
+    c.has_bias = draw / 2592 % 4 == 0;
+    c.bias = types[draw / 10368 % 3];
     c.is_quiet = 1;
     return c;
 }
@@ -97,6 +102,91 @@ static void every_algorithm_gives_the_product(void **state) {
     gpu_count_report("GEMM, every algorithm");
 }
 
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static void choices_survive_a_file(void **state) {
+    gemm_case c = gemm_fp8_case(512, 768, 1024);
+    gemm_operand a, b;
+    tn_gemm_choice tuned = TN_GEMM_CHOICE_INIT, loaded = TN_GEMM_CHOICE_INIT;
+    gpu_copy copies[2];
+    char path[64];
+    (void)state;
+    snprintf(path, sizeof path, "/tmp/tenure_gemms_%ld.txt", (long)getpid());
+    c.form = TN_GEMM_WGRAD, c.weight = TN_FORMAT_FP8_BLOCK_1D;
+    for (int i = 0; i < 2; i++) {
+        gemm_operands_make(&c, &a, &b);
+        tn_tensor d = gemm_output_make(&c, &a, &b);
+        tn_gemm_args args = gemm_args_of(&c, &a, &b, d);
+        if (i == 0) EXPECT_OK(tn_gemm_tune(&args, gemm_gpu.stream));
+        if (i == 1) EXPECT_OK(tn_gemm_table_load(gemm_gpu.device, path));
+        EXPECT_OK(tn_gemm_choice_get(&args, i ? &loaded : &tuned));
+        EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+        copies[i] = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
+        if (i == 0) EXPECT_OK(tn_gemm_table_save(gemm_gpu.device, path));
+        gpu_destroy(&gemm_gpu, d);
+        gemm_operand_end(&a), gemm_operand_end(&b);
+        if (i == 0) gpu_close(&gemm_gpu), gpu_open(&gemm_gpu); /* which forgets all choices */
+    }
+    remove(path);
+    printf("%s\n%s\n", tuned.description, loaded.description);
+    assert_int_equal(loaded.is_measured, 1);
+    assert_string_equal(loaded.description, tuned.description);
+    assert_true(fabs(loaded.us - tuned.us) < 0.001);
+    assert_true(gpu_copies_equal(&copies[1], &copies[0], "a loaded choice"));
+    gpu_copy_end(&copies[0]), gpu_copy_end(&copies[1]);
+}
+
+/* ---- views ---------------------------------------------------------------------------------- */
+
+enum { VIEW_ROWS = 64, BASE_ROWS = VIEW_ROWS + 8, VIEW_COLS = 36, CONTRACTED = 40 };
+
+static tn_tensor normal(uint64_t seed, int64_t rows, int64_t cols) {
+    uint16_t data[BASE_ROWS * CONTRACTED];
+    gpu_fill_values(GPU_FILL_NORMAL, TN_BF16, seed, data, (size_t)(rows * cols));
+    tn_tensor tensor = gpu_plain(&gemm_gpu, TN_BF16, rows, cols);
+    gpu_upload(&gemm_gpu, tensor, data);
+    return tensor;
+}
+
+/* Rows `from` on of x times w into rows `to` on of y, whose others stay: rows of x have 80 bytes,
+ * those of y 72, so that what begins at an odd row of y is not aligned. */
+static void check_view(int64_t from, int64_t to, int is_taken) {
+    tn_tensor x = normal(1, BASE_ROWS, CONTRACTED), w = normal(2, VIEW_COLS, CONTRACTED);
+    tn_tensor y = normal(3, BASE_ROWS, VIEW_COLS),
+              copy = gpu_plain(&gemm_gpu, TN_BF16, VIEW_ROWS, VIEW_COLS);
+    gpu_copy of_x = gpu_download(&gemm_gpu, x, TN_PLANE_DATA);
+    tn_tensor same = gpu_plain(&gemm_gpu, TN_BF16, VIEW_ROWS, CONTRACTED);
+    gpu_upload(&gemm_gpu, same, of_x.data + from * CONTRACTED * 2);
+    gpu_copy before = gpu_download(&gemm_gpu, y, TN_PLANE_DATA);
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.a = same, args.b = w, args.d = copy, args.scope = gemm_gpu.scope;
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy expected = gpu_download(&gemm_gpu, copy, TN_PLANE_DATA);
+    EXPECT_OK(tn_tensor_view_rows(x, from, VIEW_ROWS, gemm_gpu.scope, &args.a));
+    EXPECT_OK(tn_tensor_view_rows(y, to, VIEW_ROWS, gemm_gpu.scope, &args.d));
+    tn_status status = tn_gemm(&args, gemm_gpu.stream);
+    assert_int_equal(status, is_taken ? TN_OK : TN_INVALID_ARGUMENT);
+    if (!is_taken) EXPECT_ERROR_HAS("aligned to 16 bytes");
+    gpu_copy after = gpu_download(&gemm_gpu, y, TN_PLANE_DATA);
+    if (is_taken)
+        memcpy(before.data + to * VIEW_COLS * 2, expected.data, expected.layout.data_bytes);
+    gpu_count(is_taken ? "taken" : "refused", gpu_copies_equal(&after, &before, "rows of a view"));
+    gpu_copy_end(&of_x), gpu_copy_end(&before), gpu_copy_end(&expected), gpu_copy_end(&after);
+    const tn_tensor all[] = {args.a, args.d, x, w, y, copy, same};
+    for (int i = 0; i < 7; i++)
+        gpu_destroy(&gemm_gpu, all[i]);
+}
+
+static void views_of_rows_are_multiplied_or_refused(void **state) {
+    (void)state;
+    check_view(0, 0, 1);
+    check_view(3, 2, 1);
+    check_view(8, 8, 1);
+    check_view(1, 1, 0);
+    check_view(1, 3, 0);
+    gpu_count_report("GEMM, views");
+}
+
 /* ---- lists ---------------------------------------------------------------------------------- */
 
 static void one_scale_a_tensor(void **state) {
@@ -150,45 +240,6 @@ static void mixes_without_a_gemm_are_dequantized_on_request(void **state) {
 
 /* ---- the order of scales -------------------------------------------------------------------- */
 
-/* What a block of 128 of the contracted dimension gives before its scales: the same codes as
- * tensors of one scale, which is 1. */
-static float *partial_sums(const gemm_operand *a, const gemm_operand *b, int64_t block) {
-    int64_t from = block * 128;
-    int64_t depth = a->contracted - from < 128 ? a->contracted - from : 128;
-    const gemm_operand *of[] = {a, b};
-    tn_gemm_args args = TN_GEMM_ARGS_INIT;
-    tn_tensor made[2];
-    for (int i = 0; i < 2; i++) {
-        unsigned char *codes = malloc((size_t)(of[i]->rows * depth));
-        const float one[4] = {1.0f, 0.0f, 0.0f, 0.0f};
-        for (int64_t r = 0; r < of[i]->rows; r++)
-            memcpy(codes + r * depth, of[i]->copy.data + r * of[i]->contracted + from,
-                   (size_t)depth);
-        made[i] = gpu_fp8(&gemm_gpu, TN_FORMAT_FP8_TENSOR, of[i]->dtype, TN_SCALE_POW2, of[i]->rows,
-                          depth);
-        EXPECT_OK(tn_plane_write(made[i], TN_PLANE_ROW, codes, (size_t)(of[i]->rows * depth), one,
-                                 sizeof one, gemm_gpu.stream));
-        EXPECT_OK(tn_stream_synchronize(gemm_gpu.device, gemm_gpu.stream));
-        free(codes);
-    }
-    args.a = made[0], args.b = made[1], args.scope = gemm_gpu.scope;
-    args.d = gpu_plain(&gemm_gpu, TN_FP32, a->rows, b->rows);
-    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
-    gpu_copy copy = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
-    float *sums = malloc(copy.layout.data_bytes);
-    memcpy(sums, copy.data, copy.layout.data_bytes);
-    gpu_copy_end(&copy);
-    gpu_destroy(&gemm_gpu, args.d);
-    gpu_destroy(&gemm_gpu, made[0]), gpu_destroy(&gemm_gpu, made[1]);
-    return sums;
-}
-
-static float scale_of(const gemm_operand *of, int64_t row, int64_t block) {
-    int64_t stride = of->copy.layout.scale_stride;
-    return of->format == TN_FORMAT_FP8_BLOCK_1D ? of->copy.scale[block * stride + row]
-                                                : of->copy.scale[row / 128 * stride + block];
-}
-
 enum { ORDERS = 6 };
 static const char *const order_names[ORDERS] = {"fma(p * sa, sb, y)", "fma(p * sb, sa, y)",
                                                 "fma(sa * sb, p, y)", "y + (p * sa) * sb",
@@ -220,12 +271,13 @@ static void count_orders(const gemm_operand *a, const gemm_operand *b, const gpu
     size_t elements = (size_t)(a->rows * cols);
     float *y = calloc(elements * ORDERS, sizeof *y);
     for (int64_t block = 0; block < blocks; block++) {
-        float *p = partial_sums(a, b, block);
+        float *p = gemm_partial_sums(a, b, block);
         for (int order = 0; order < ORDERS; order++) {
             float *sums = y + (size_t)order * elements;
             for (size_t i = 0; i < elements; i++)
-                sums[i] = add_block(order, sums[i], p[i], scale_of(a, (int64_t)i / cols, block),
-                                    scale_of(b, (int64_t)i % cols, block));
+                sums[i] =
+                    add_block(order, sums[i], p[i], gemm_scale_of(a, (int64_t)i / cols, block),
+                              gemm_scale_of(b, (int64_t)i % cols, block));
         }
         free(p);
     }
@@ -291,6 +343,8 @@ int main(void) {
         cmocka_unit_test(mixes_without_a_gemm_are_dequantized_on_request),
         cmocka_unit_test(shapes_that_users_reported),
         cmocka_unit_test(every_algorithm_gives_the_product),
+        cmocka_unit_test(choices_survive_a_file),
+        cmocka_unit_test(views_of_rows_are_multiplied_or_refused),
         cmocka_unit_test(sampled_shapes_up_to_260),
     };
     gpu_open(&gemm_gpu);

@@ -1,0 +1,178 @@
+/* GEMMs of a GPU to the bit: TransformerEngine's list of block-scaled products, with power-of-two
+ * scales, against the sums that the tensor cores give for each block of 128 alone.
+ *
+ * Per element: y = fma(sa * sb, p, y) over the blocks, in fp32, then bias, then D, each added in
+ * fp32, then one rounding. Scales are powers of two, so that no order of them gives other bits,
+ * except below what fp32 holds: there a zero is a zero of either sign.
+ *
+ * The list: the shapes of test_float8_blockwise_gemm_exact.py, those that it expects to be refused
+ * (which are padded here), all mixes of E4M3 and E5M2 that there are, magnitudes from 1e-28 to 1e3,
+ * 1D x 2D, 1D x 1D and 2D x 1D, row and column planes, three types of D, accumulated or not, with a
+ * bias or without.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gemm_cases_support.h"
+
+/* ---- what is expected ----------------------------------------------------------------------- */
+
+static float *expected_sums(const gemm_operand *a, const gemm_operand *b) {
+    int64_t blocks = (a->contracted + 127) / 128, cols = b->rows;
+    float *y = calloc((size_t)(a->rows * cols), sizeof *y);
+    for (int64_t block = 0; block < blocks; block++) {
+        float *p = gemm_partial_sums(a, b, block);
+        for (int64_t r = 0; r < a->rows; r++) {
+            const float scale = gemm_scale_of(a, r, block);
+            for (int64_t c = 0; c < cols; c++) {
+                int64_t at = r * cols + c;
+                y[at] = fmaf(scale * gemm_scale_of(b, c, block), p[at], y[at]);
+            }
+        }
+        free(p);
+    }
+    return y;
+}
+
+/* Elements that are not the expected ones. */
+static int64_t differences(const gemm_case *c, const float *y, int64_t count, int64_t cols,
+                           const gpu_copy *d, const gpu_copy *before, const gpu_copy *bias) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t expected = 0;
+        float sum = y[i];
+        if (c->has_bias) sum = sum + (float)gpu_value(c->bias, bias->data, (size_t)(i % cols));
+        if (c->accumulate) sum = (float)gpu_value(c->d, before->data, (size_t)i) + sum;
+        gpu_put(c->d, &expected, 0, sum);
+        const double value = gpu_value(c->d, d->data, (size_t)i);
+        const double wanted = gpu_value(c->d, &expected, 0);
+        wrong += !(value == wanted) && !(isnan(value) && isnan(wanted));
+    }
+    return wrong;
+}
+
+/* ---- one product ---------------------------------------------------------------------------- */
+
+static const char *kind_of(const gemm_case *c) {
+    static const char *const names[][3] = {{"fprop 1D x 2D", "dgrad 1D x 2D", "wgrad 1D x 2D"},
+                                           {"fprop 1D x 1D", "dgrad 1D x 1D", "wgrad 1D x 1D"},
+                                           {"fprop 2D x 1D", "dgrad 2D x 1D", "wgrad 2D x 1D"}};
+    if (c->weight == TN_FORMAT_FP8_BLOCK_2D) return names[0][c->form];
+    return names[c->a_format == TN_FORMAT_FP8_BLOCK_2D ? 2 : 1][c->form];
+}
+
+static void check_one(const gemm_case *c, const gemm_operand *a, const gemm_operand *b,
+                      const float *y) {
+    tn_tensor d = gemm_output_make(c, a, b);
+    gpu_copy before = {.data = NULL}, bias = {.data = NULL};
+    tn_gemm_args args = gemm_args_of(c, a, b, d);
+    args.bias = gemm_bias_make(c, b);
+    if (c->accumulate) before = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
+    if (c->has_bias) bias = gpu_download(&gemm_gpu, args.bias, TN_PLANE_DATA);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy copy = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
+    int64_t wrong = differences(c, y, a->rows * b->rows, b->rows, &copy, &before, &bias);
+    if (wrong)
+        printf("%s m %lld n %lld k %lld %s x %s of %g and %g -> %s%s%s: %lld elements differ\n",
+               kind_of(c), (long long)c->m, (long long)c->n, (long long)c->k, tn_dtype_name(c->a),
+               tn_dtype_name(c->b), (double)c->a_magnitude, (double)c->b_magnitude,
+               tn_dtype_name(c->d), c->accumulate ? " +=" : "", c->has_bias ? " bias" : "",
+               (long long)wrong);
+    gpu_count(kind_of(c), wrong == 0);
+    gpu_copy_end(&copy), gpu_copy_end(&before), gpu_copy_end(&bias);
+    if (c->has_bias) gpu_destroy(&gemm_gpu, args.bias);
+    gpu_destroy(&gemm_gpu, d);
+}
+
+/* All D of one pair of operands; few: one of each kind. */
+static void check_outputs(gemm_case c, int few) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    /* fp16 does not hold products of 1e3 by 1e3 */
+    const int type_count = c.a_magnitude * c.b_magnitude > 1e4f ? 2 : 3;
+    gemm_operand a, b;
+    gemm_operands_make(&c, &a, &b);
+    float *y = expected_sums(&a, &b);
+    for (int way = 0; way < 6 * type_count; way++) {
+        if (few && way % 5 != 0) continue;
+        c.d = types[way % type_count];
+        c.accumulate = way / type_count % 2;
+        c.has_bias = way / type_count / 2 > 0;
+        c.bias = way / type_count / 2 == 2 ? TN_FP32 : c.d;
+        check_one(&c, &a, &b, y);
+    }
+    free(y);
+    gemm_operand_end(&a);
+    gemm_operand_end(&b);
+}
+
+/* ---- the list ------------------------------------------------------------------------------- */
+
+typedef struct product_kind {
+    tn_gemm_form form;
+    tn_format a, b;
+} product_kind;
+
+static const product_kind kinds[] = {
+    {TN_GEMM_FPROP, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D},
+    {TN_GEMM_FPROP, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_1D},
+    {TN_GEMM_FPROP, TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_1D},
+    {TN_GEMM_DGRAD, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D},
+    {TN_GEMM_WGRAD, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_1D},
+    {TN_GEMM_WGRAD, TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_1D}};
+enum { KINDS = sizeof kinds / sizeof *kinds, MIXES = 3, MAGNITUDES = 9 };
+
+/* D is rows x cols, whatever the form. */
+static gemm_case case_of(const int64_t *shape, const product_kind *kind, int mix, int magnitudes) {
+    static const float magnitude[] = {1.0f, 1e-28f, 1e3f};
+    const int64_t rows = shape[0], cols = shape[1], contracted = shape[2];
+    gemm_case c = gemm_fp8_case(rows, cols, contracted);
+    c.form = kind->form;
+    if (kind->form == TN_GEMM_DGRAD) c.n = contracted, c.k = cols;
+    if (kind->form == TN_GEMM_WGRAD) c.m = contracted, c.n = rows, c.k = cols;
+    c.a_format = kind->a, c.weight = kind->b;
+    c.a = mix == 1 ? TN_E5M2 : TN_E4M3;
+    c.b = mix == 2 ? TN_E5M2 : TN_E4M3;
+    c.a_magnitude = magnitude[magnitudes % 3], c.b_magnitude = magnitude[magnitudes / 3];
+    return c;
+}
+
+static void the_list_of_transformer_engine(void **state) {
+    static const int64_t shapes[][3] = {
+        {128, 128, 128}, {256, 256, 128}, {320, 336, 128}, {320, 336, 64},  {256, 256, 256},
+        {320, 336, 256}, {16, 128, 128},  {128, 128, 120}, {128, 252, 128}, {255, 128, 128}};
+    enum { SHAPES = sizeof shapes / sizeof *shapes };
+    (void)state;
+    for (int i = 0; i < SHAPES * KINDS; i++) {
+        for (int mix = 0; mix < MIXES; mix++) {
+            gemm_case c = case_of(shapes[i % SHAPES], &kinds[i / SHAPES], mix, 0);
+            check_outputs(c, mix != 0);
+        }
+        for (int magnitudes = 1; magnitudes < MAGNITUDES; magnitudes++) {
+            int mix = magnitudes % MIXES;
+            gemm_case c = case_of(shapes[i % SHAPES], &kinds[i / SHAPES], mix, magnitudes);
+            check_outputs(c, 1);
+        }
+    }
+    gpu_count_report("GEMM, exact");
+}
+
+static void the_large_shapes_of_the_list(void **state) {
+    static const int64_t shapes[][3] = {{1024, 1024, 4096}, {4096, 4096, 128}};
+    (void)state;
+    for (int i = 0; i < 2 * KINDS; i++)
+        check_outputs(case_of(shapes[i % 2], &kinds[i / 2], i % MIXES, 0), 1);
+    gpu_count_report("GEMM, exact, large");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_list_of_transformer_engine),
+        cmocka_unit_test(the_large_shapes_of_the_list),
+    };
+    gpu_open(&gemm_gpu);
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu_close(&gemm_gpu);
+    return failures;
+}
