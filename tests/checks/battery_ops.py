@@ -15,7 +15,6 @@ import sys
 ELSEWHERE = {
     "tn_gemm": "tests/gpu/test_gemm_accuracy.c",
     "tn_gemm_tune": "tests/gpu/test_gemm_lists.c",
-    "tn_grouped_gemm": "tests/emulation/test_emulated_gemm_grouped.c",
     "tn_grouped_linear_forward": "tests/support/test_experts.c",
     "tn_grouped_linear_backward": "tests/support/test_experts.c",
     "tn_linear_forward": "tests/gpu/test_frozen_stack.c",

@@ -80,7 +80,7 @@ typedef struct battery_table {
 } battery_table;
 
 extern const battery_table battery_casts, battery_formats, battery_producers, battery_groups,
-    battery_small_ops, battery_near_ops, battery_training;
+    battery_small_ops, battery_near_ops, battery_training, battery_products;
 
 /* ---- for prepare ---------------------------------------------------------------------------- */
 
@@ -152,6 +152,9 @@ typedef struct battery_config {
 
 /* Each op on both sides: the same bits; and with its skip flag set: none changed. */
 void battery_run(const battery_config *config);
+
+/* An op that the device has not, by its name in the table: from now on it is passed by. */
+void battery_leave_out(const char *name);
 
 /* Calls `check` with each op of each table, or with the one of this name. */
 void battery_each_op(const char *only, void (*check)(const battery_op *op));
