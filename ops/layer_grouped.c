@@ -128,15 +128,24 @@ static tn_status make_plane(tn__op_call *call, const tn__experts *of, tn_scope s
     return TN_OK;
 }
 
-/* Once a call: every cast reads the one table and tells the one word. */
+/* Once a call: every cast reads the one table. */
 static tn_status lease_groups(tn__op_call *call, tn__experts *of, tn_scope scope) {
     if (of->is_leased) return TN_OK;
     TN_TRY(tn__op_lease_offsets(call, of->args->device_offsets, &of->device));
     TN_TRY(tn__op_scratch_bytes(call, scope, call->ops->list_scratch_bytes(of->groups.count),
                                 &of->table));
-    TN_TRY(tn__op_lease_error(call, of->args->error, &of->device));
     of->is_leased = 1;
     return TN_OK;
+}
+
+/* The word is valid as soon as the cast is on the stream, whatever becomes of the call. */
+static tn_status run_cast(tn__op_call *call, tn__experts *of, tn__grouped_quantize_work *work) {
+    const int lease = call->lease_count;
+    TN_TRY(tn__op_lease_error(call, of->args->error, &of->device));
+    work->groups = of->device;
+    work->scratch = of->table;
+    TN_TRY(TN__OP_RUN(call, grouped_quantize, work));
+    return tn__op_end_lease(call, lease);
 }
 
 tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scope,
@@ -162,9 +171,7 @@ tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scop
                           &work.all.col, &cast->col));
     TN_TRY(lease_groups(call, of, scope));
     if (work.all.src.rows == 0 || work.all.src.cols == 0) return TN_OK;
-    work.groups = of->device;
-    work.scratch = of->table;
-    return TN__OP_RUN(call, grouped_quantize, &work);
+    return run_cast(call, of, &work);
 }
 
 tn_status tn__experts_outline_weight(const tn__experts *of, int64_t e, tn_gemm_form form,

@@ -3,14 +3,13 @@
 
 #include <string.h>
 
-enum { ROWS = 130, COLS = 200, GROUPS = 2 };
+enum { ROWS = OP_FAULTS_ROWS, COLS = OP_FAULTS_COLS, GROUPS = 2 };
 enum { BOTH = TN_QUANTIZE_ROW | TN_QUANTIZE_COL };
 
 /* ---- operands ------------------------------------------------------------------------------- */
 
-/* Valid, of elements that are 0. */
-static tn_tensor input(const test_ops *ops, tn_scope scope, tn_dtype dtype, int64_t rows,
-                       int64_t cols) {
+tn_tensor op_fault_input(const test_ops *ops, tn_scope scope, tn_dtype dtype, int64_t rows,
+                         int64_t cols) {
     static const char zeros[sizeof(float) * 2 * ROWS * COLS];
     tn_tensor tensor = test_plain(scope, dtype, rows, cols);
     assert_true((size_t)(rows * cols) * tn_dtype_bytes(dtype) <= sizeof zeros);
@@ -18,33 +17,32 @@ static tn_tensor input(const test_ops *ops, tn_scope scope, tn_dtype dtype, int6
     return tensor;
 }
 
-static tn_tensor output(op_fault_call *call, tn_tensor tensor, tn_plane plane) {
+tn_tensor op_fault_output_add(op_fault_call *call, tn_tensor tensor, tn_plane plane) {
     assert_true(call->out_count < OP_FAULTS_OUTPUTS);
     call->out[call->out_count++] = (op_fault_output){tensor, plane};
     return tensor;
 }
 
-/* One that there is before, for an op that updates it. */
-static tn_tensor updated(const test_ops *ops, tn_scope scope, op_fault_call *call, tn_dtype dtype,
-                         int64_t rows, int64_t cols) {
-    return output(call, input(ops, scope, dtype, rows, cols), TN_PLANE_DATA);
+tn_tensor op_fault_updated(const test_ops *ops, tn_scope scope, op_fault_call *call, tn_dtype dtype,
+                           int64_t rows, int64_t cols) {
+    return op_fault_output_add(call, op_fault_input(ops, scope, dtype, rows, cols), TN_PLANE_DATA);
 }
 
-static tn_tensor made(tn_scope scope, op_fault_call *call, tn_dtype dtype, int64_t rows,
-                      int64_t cols) {
-    return output(call, test_plain(scope, dtype, rows, cols), TN_PLANE_DATA);
+tn_tensor op_fault_made(tn_scope scope, op_fault_call *call, tn_dtype dtype, int64_t rows,
+                        int64_t cols) {
+    return op_fault_output_add(call, test_plain(scope, dtype, rows, cols), TN_PLANE_DATA);
 }
 
-static tn_tensor made_planes(tn_scope scope, op_fault_call *call, tn_format format, tn_dtype dtype,
-                             int64_t rows, int64_t cols) {
+tn_tensor op_fault_made_planes(tn_scope scope, op_fault_call *call, tn_format format,
+                               tn_dtype dtype, int64_t rows, int64_t cols) {
     tn_tensor tensor = test_fp8(scope, format, dtype, rows, cols);
-    (void)output(call, tensor, TN_PLANE_ROW);
-    return output(call, tensor, TN_PLANE_COL);
+    (void)op_fault_output_add(call, tensor, TN_PLANE_ROW);
+    return op_fault_output_add(call, tensor, TN_PLANE_COL);
 }
 
-static tn_quantized_out quantized(tn_scope scope, op_fault_call *call, int64_t cols) {
+tn_quantized_out op_fault_quantized(tn_scope scope, op_fault_call *call, int64_t cols) {
     tn_quantized_out out = TN_QUANTIZED_OUT_INIT;
-    out.tensor = made_planes(scope, call, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, cols);
+    out.tensor = op_fault_made_planes(scope, call, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, cols);
     out.planes = BOTH;
     return out;
 }
@@ -55,9 +53,9 @@ static void prepare_stochastic(const test_ops *ops, tn_scope scope, tn_scope scr
                                op_fault_call *call) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
     (void)scratch;
-    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
-    args.dst = made_planes(scope, call, TN_FORMAT_NVFP4, TN_E2M1, ROWS, COLS);
-    args.random = updated(ops, scope, call, TN_BYTE, 1, 16);
+    args.src = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.dst = op_fault_made_planes(scope, call, TN_FORMAT_NVFP4, TN_E2M1, ROWS, COLS);
+    args.random = op_fault_updated(ops, scope, call, TN_BYTE, 1, 16);
     args.planes = BOTH;
     call->args.quantize = args;
 }
@@ -66,10 +64,10 @@ static void prepare_delayed(const test_ops *ops, tn_scope scope, tn_scope scratc
                             op_fault_call *call) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
     (void)scratch;
-    args.src = input(ops, scope, TN_FP32, ROWS, COLS);
-    args.dst = made_planes(scope, call, TN_FORMAT_FP8_TENSOR, TN_E5M2, ROWS, COLS);
-    args.scale = input(ops, scope, TN_FP32, 1, 1);
-    args.amax_history = updated(ops, scope, call, TN_FP32, 4, 1);
+    args.src = op_fault_input(ops, scope, TN_FP32, ROWS, COLS);
+    args.dst = op_fault_made_planes(scope, call, TN_FORMAT_FP8_TENSOR, TN_E5M2, ROWS, COLS);
+    args.scale = op_fault_input(ops, scope, TN_FP32, 1, 1);
+    args.amax_history = op_fault_updated(ops, scope, call, TN_FP32, 4, 1);
     args.planes = BOTH;
     call->args.quantize = args;
 }
@@ -78,10 +76,9 @@ static tn_status run_quantize(const op_fault_call *call, tn_stream stream) {
     return tn_quantize(&call->args.quantize, stream);
 }
 
-/* A source with its ROW plane. */
-static tn_tensor plane(const test_ops *ops, tn_scope scope) {
+tn_tensor op_fault_plane(const test_ops *ops, tn_scope scope) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
-    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
+    args.src = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
     args.dst = test_fp8(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, COLS);
     EXPECT_OK(tn_quantize(&args, ops->stream));
     return args.dst;
@@ -91,8 +88,8 @@ static void prepare_dequantize(const test_ops *ops, tn_scope scope, tn_scope scr
                                op_fault_call *call) {
     tn_dequantize_args args = TN_DEQUANTIZE_ARGS_INIT;
     (void)scratch;
-    args.src = plane(ops, scope);
-    args.dst = made(scope, call, TN_FP32, ROWS, COLS);
+    args.src = op_fault_plane(ops, scope);
+    args.dst = op_fault_made(scope, call, TN_FP32, ROWS, COLS);
     call->args.dequantize = args;
 }
 
@@ -104,8 +101,8 @@ static void prepare_requantize(const test_ops *ops, tn_scope scope, tn_scope scr
                                op_fault_call *call) {
     tn_requantize_args args = TN_REQUANTIZE_ARGS_INIT;
     (void)scratch;
-    args.src = plane(ops, scope);
-    args.dst = made_planes(scope, call, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, COLS);
+    args.src = op_fault_plane(ops, scope);
+    args.dst = op_fault_made_planes(scope, call, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, COLS);
     args.planes = BOTH;
     call->args.requantize = args;
 }
@@ -118,8 +115,8 @@ static void prepare_scale_update(const test_ops *ops, tn_scope scope, tn_scope s
                                  op_fault_call *call) {
     tn_scale_update_args args = TN_SCALE_UPDATE_ARGS_INIT;
     (void)scratch;
-    args.amax_history = updated(ops, scope, call, TN_FP32, 16, 5);
-    args.scale = updated(ops, scope, call, TN_FP32, 1, 5);
+    args.amax_history = op_fault_updated(ops, scope, call, TN_FP32, 16, 5);
+    args.scale = op_fault_updated(ops, scope, call, TN_FP32, 1, 5);
     call->args.scale_update = args;
 }
 
@@ -133,13 +130,13 @@ static tn_status run_scale_update(const op_fault_call *call, tn_stream stream) {
 static void prepare_grouped(const test_ops *ops, tn_scope scope, tn_scope scratch,
                             op_fault_call *call) {
     tn_grouped_quantize_args args = TN_GROUPED_QUANTIZE_ARGS_INIT;
-    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
-    args.offsets = input(ops, scope, TN_BYTE, GROUPS + 1, 8);
-    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
-    args.row.data = made(scope, call, TN_BYTE, ROWS, COLS);
-    args.row.scale = made(scope, call, TN_FP32, 4, ROWS + 8);
-    args.col.data = made(scope, call, TN_BYTE, ROWS, COLS);
-    args.col.scale = made(scope, call, TN_FP32, 4, COLS);
+    args.src = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.offsets = op_fault_input(ops, scope, TN_BYTE, GROUPS + 1, 8);
+    args.error = op_fault_updated(ops, scope, call, TN_BYTE, 1, 4);
+    args.row.data = op_fault_made(scope, call, TN_BYTE, ROWS, COLS);
+    args.row.scale = op_fault_made(scope, call, TN_FP32, 4, ROWS + 8);
+    args.col.data = op_fault_made(scope, call, TN_BYTE, ROWS, COLS);
+    args.col.scale = op_fault_made(scope, call, TN_FP32, 4, COLS);
     args.scope = scratch;
     call->args.grouped = args;
 }
@@ -152,8 +149,9 @@ static void prepare_list(const test_ops *ops, tn_scope scope, tn_scope scratch,
                          op_fault_call *call) {
     tn_quantize_list_args args = TN_QUANTIZE_LIST_ARGS_INIT;
     for (int i = 0; i < 3; i++) {
-        call->sources[i] = input(ops, scope, TN_BF16, ROWS, 40 + i);
-        call->targets[i] = made_planes(scope, call, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, 40 + i);
+        call->sources[i] = op_fault_input(ops, scope, TN_BF16, ROWS, 40 + i);
+        call->targets[i] =
+            op_fault_made_planes(scope, call, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, ROWS, 40 + i);
     }
     args.src = call->sources, args.dst = call->targets, args.count = 3;
     args.planes = BOTH;
@@ -168,11 +166,11 @@ static tn_status run_list(const op_fault_call *call, tn_stream stream) {
 static void prepare_pad(const test_ops *ops, tn_scope scope, tn_scope scratch,
                         op_fault_call *call) {
     tn_pad_groups_args args = TN_PAD_GROUPS_ARGS_INIT;
-    args.offsets = input(ops, scope, TN_BYTE, GROUPS + 1, 8);
-    args.padded_offsets = made(scope, call, TN_BYTE, GROUPS + 1, 8);
-    args.map = made(scope, call, TN_BYTE, ROWS + 300, 8);
-    args.inverse = made(scope, call, TN_BYTE, ROWS, 8);
-    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    args.offsets = op_fault_input(ops, scope, TN_BYTE, GROUPS + 1, 8);
+    args.padded_offsets = op_fault_made(scope, call, TN_BYTE, GROUPS + 1, 8);
+    args.map = op_fault_made(scope, call, TN_BYTE, ROWS + 300, 8);
+    args.inverse = op_fault_made(scope, call, TN_BYTE, ROWS, 8);
+    args.error = op_fault_updated(ops, scope, call, TN_BYTE, 1, 4);
     args.rows = ROWS, args.scope = scratch;
     call->args.pad = args;
 }
@@ -185,11 +183,11 @@ static void prepare_gather(const test_ops *ops, tn_scope scope, tn_scope scratch
                            op_fault_call *call) {
     tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
     (void)scratch;
-    args.src = plane(ops, scope);
-    args.map = input(ops, scope, TN_BYTE, 70, 8);
+    args.src = op_fault_plane(ops, scope);
+    args.map = op_fault_input(ops, scope, TN_BYTE, 70, 8);
     args.dst = test_fp8(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, 70, COLS);
-    (void)output(call, args.dst, TN_PLANE_ROW);
-    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    (void)op_fault_output_add(call, args.dst, TN_PLANE_ROW);
+    args.error = op_fault_updated(ops, scope, call, TN_BYTE, 1, 4);
     call->args.gather = args;
 }
 
@@ -201,11 +199,11 @@ static void prepare_combine(const test_ops *ops, tn_scope scope, tn_scope scratc
                             op_fault_call *call) {
     tn_combine_rows_args args = TN_COMBINE_ROWS_ARGS_INIT;
     (void)scratch;
-    args.src = input(ops, scope, TN_BF16, ROWS, COLS);
-    args.map = input(ops, scope, TN_BYTE, 70, 16);
-    args.weights = input(ops, scope, TN_FP32, 70, 2);
-    args.dst = made(scope, call, TN_FP32, 70, COLS);
-    args.error = updated(ops, scope, call, TN_BYTE, 1, 4);
+    args.src = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.map = op_fault_input(ops, scope, TN_BYTE, 70, 16);
+    args.weights = op_fault_input(ops, scope, TN_FP32, 70, 2);
+    args.dst = op_fault_made(scope, call, TN_FP32, 70, COLS);
+    args.error = op_fault_updated(ops, scope, call, TN_BYTE, 1, 4);
     call->args.combine = args;
 }
 
@@ -217,9 +215,9 @@ static void prepare_shard_amax(const test_ops *ops, tn_scope scope, tn_scope scr
                                op_fault_call *call) {
     tn_shard_amax_args args = TN_SHARD_AMAX_ARGS_INIT;
     (void)scratch;
-    args.src = input(ops, scope, TN_FP32, 1, 777);
+    args.src = op_fault_input(ops, scope, TN_FP32, 1, 777);
     args.rows = ROWS, args.cols = COLS, args.first = 13;
-    args.amax = made(scope, call, TN_FP32, 2, 2);
+    args.amax = op_fault_made(scope, call, TN_FP32, 2, 2);
     call->args.shard_amax = args;
 }
 
@@ -231,11 +229,11 @@ static void prepare_shard_quantize(const test_ops *ops, tn_scope scope, tn_scope
                                    op_fault_call *call) {
     tn_shard_quantize_args args = TN_SHARD_QUANTIZE_ARGS_INIT;
     (void)scratch;
-    args.src = input(ops, scope, TN_FP32, 1, 777);
+    args.src = op_fault_input(ops, scope, TN_FP32, 1, 777);
     args.rows = ROWS, args.cols = COLS, args.first = args.data_first = 13;
-    args.amax = input(ops, scope, TN_FP32, 2, 2);
-    args.data = updated(ops, scope, call, TN_BYTE, ROWS, COLS);
-    args.scale = made(scope, call, TN_FP32, 2, 4);
+    args.amax = op_fault_input(ops, scope, TN_FP32, 2, 2);
+    args.data = op_fault_updated(ops, scope, call, TN_BYTE, ROWS, COLS);
+    args.scale = op_fault_made(scope, call, TN_FP32, 2, 4);
     call->args.shard_quantize = args;
 }
 
@@ -250,10 +248,10 @@ static void prepare_activation(const test_ops *ops, tn_scope scope, tn_scope scr
     tn_activation_args args = TN_ACTIVATION_ARGS_INIT;
     (void)scratch;
     args.gated = 1;
-    args.x = input(ops, scope, TN_BF16, ROWS, (int64_t)2 * COLS);
-    args.weights = input(ops, scope, TN_FP32, 1, ROWS);
-    args.y = made(scope, call, TN_BF16, ROWS, COLS);
-    args.quantized = quantized(scope, call, COLS);
+    args.x = op_fault_input(ops, scope, TN_BF16, ROWS, (int64_t)2 * COLS);
+    args.weights = op_fault_input(ops, scope, TN_FP32, 1, ROWS);
+    args.y = op_fault_made(scope, call, TN_BF16, ROWS, COLS);
+    args.quantized = op_fault_quantized(scope, call, COLS);
     call->args.activation = args;
 }
 
@@ -265,11 +263,11 @@ static void prepare_activation_backward(const test_ops *ops, tn_scope scope, tn_
                                         op_fault_call *call) {
     tn_activation_backward_args args = TN_ACTIVATION_BACKWARD_ARGS_INIT;
     args.gated = 1;
-    args.dy = input(ops, scope, TN_BF16, ROWS, COLS);
-    args.x = input(ops, scope, TN_BF16, ROWS, (int64_t)2 * COLS);
-    args.dx = made(scope, call, TN_BF16, ROWS, (int64_t)2 * COLS);
-    args.quantized = quantized(scope, call, (int64_t)2 * COLS);
-    args.dbias = made(scope, call, TN_FP32, 1, (int64_t)2 * COLS);
+    args.dy = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.x = op_fault_input(ops, scope, TN_BF16, ROWS, (int64_t)2 * COLS);
+    args.dx = op_fault_made(scope, call, TN_BF16, ROWS, (int64_t)2 * COLS);
+    args.quantized = op_fault_quantized(scope, call, (int64_t)2 * COLS);
+    args.dbias = op_fault_made(scope, call, TN_FP32, 1, (int64_t)2 * COLS);
     args.scope = scratch;
     call->args.activation_backward = args;
 }
@@ -281,9 +279,9 @@ static tn_status run_activation_backward(const op_fault_call *call, tn_stream st
 static void prepare_bias(const test_ops *ops, tn_scope scope, tn_scope scratch,
                          op_fault_call *call) {
     tn_bias_gradient_args args = TN_BIAS_GRADIENT_ARGS_INIT;
-    args.dy = input(ops, scope, TN_FP32, ROWS, COLS);
-    args.quantized = quantized(scope, call, COLS);
-    args.dbias = made(scope, call, TN_BF16, 1, COLS);
+    args.dy = op_fault_input(ops, scope, TN_FP32, ROWS, COLS);
+    args.quantized = op_fault_quantized(scope, call, COLS);
+    args.dbias = op_fault_made(scope, call, TN_BF16, 1, COLS);
     args.scope = scratch;
     call->args.bias = args;
 }
@@ -297,12 +295,12 @@ static void prepare_norm(const test_ops *ops, tn_scope scope, tn_scope scratch,
                          op_fault_call *call) {
     tn_norm_args args = TN_NORM_ARGS_INIT;
     args.norm = TN_NORM_LAYER;
-    args.x = input(ops, scope, TN_BF16, ROWS, COLS);
-    args.residual = updated(ops, scope, call, TN_BF16, ROWS, COLS);
-    args.gamma = input(ops, scope, TN_FP32, 1, COLS);
-    args.y = made(scope, call, TN_BF16, ROWS, COLS);
-    args.quantized = quantized(scope, call, COLS);
-    args.rstd = made(scope, call, TN_FP32, 1, ROWS);
+    args.x = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.residual = op_fault_updated(ops, scope, call, TN_BF16, ROWS, COLS);
+    args.gamma = op_fault_input(ops, scope, TN_FP32, 1, COLS);
+    args.y = op_fault_made(scope, call, TN_BF16, ROWS, COLS);
+    args.quantized = op_fault_quantized(scope, call, COLS);
+    args.rstd = op_fault_made(scope, call, TN_FP32, 1, ROWS);
     args.scope = scratch;
     call->args.norm = args;
 }
