@@ -1,0 +1,97 @@
+/* The experts' layer on the emulated device: the bytes of the closed form, and the host's bits. */
+#include <stdio.h>
+#include <string.h>
+
+#include "emulator.h"
+#include "gpu_support.h"
+#include "scripted_cublaslt.h"
+#include "test_experts.h"
+
+static gpu_side device, host;
+
+/* On a scope of its own, which it closes. */
+static test_ops open_on(const gpu_side *side) {
+    test_ops ops = {side->device, side->stream, side->pool, side->scope};
+    ops.scope = test_ops_scope(&ops, TN_SCOPE_MODEL, "mixture");
+    return ops;
+}
+
+enum { OUTPUTS = 2 + 2 * EXPERTS };
+typedef struct results {
+    gpu_copy copies[OUTPUTS];
+} results;
+
+static results step_on(gpu_side *side, const test_experts_config *config, int way) {
+    test_ops ops = open_on(side);
+    test_experts t = test_experts_open(&ops, config);
+    tn_grouped_saved saved = TN_GROUPED_SAVED_INIT;
+    tn_grouped_delayed delayed = TN_GROUPED_DELAYED_INIT;
+    tn_grouped_linear_forward_args forward = test_experts_forward(&t, way != 2);
+    tn_grouped_linear_backward_args backward = test_experts_backward(&t);
+    results of;
+    test_experts_fill(&ops, t.y, 7), test_experts_fill(&ops, t.dx, 8);
+    for (int e = 0; e < EXPERTS; e++)
+        test_experts_fill(&ops, t.dweights[e], 9), test_experts_fill(&ops, t.dbiases[e], 10);
+    backward.accumulate = way != 1, backward.delay = way == 1, backward.saved_scope = t.saved;
+    if (way == 2) backward.x = t.x, backward.gradient_dtype = TN_E5M2;
+    EXPECT_OK(tn_grouped_linear_forward(&forward, &saved, ops.stream));
+    EXPECT_OK(tn_grouped_linear_backward(&backward, &saved, &delayed, ops.stream));
+    if (way == 1)
+        EXPECT_OK(tn_grouped_linear_weight_gradient(&backward, &saved, &delayed, ops.stream));
+    of.copies[0] = gpu_download(side, t.y, TN_PLANE_DATA);
+    of.copies[1] = gpu_download(side, t.dx, TN_PLANE_DATA);
+    for (int e = 0; e < EXPERTS; e++) {
+        of.copies[2 + e] = gpu_download(side, t.dweights[e], TN_PLANE_DATA);
+        of.copies[2 + EXPERTS + e] = gpu_download(side, t.dbiases[e], TN_PLANE_DATA);
+    }
+    EXPECT_OK(tn_scope_close(ops.scope));
+    return of;
+}
+
+static void a_step_has_the_hosts_bits(void **state) {
+    static const test_experts_config configs[] = {
+        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
+        {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
+        {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
+        {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
+    (void)state;
+    for (int i = 0; i < 4 * 3; i++) {
+        char what[64];
+        results on_device = step_on(&device, &configs[i % 4], i / 4);
+        results on_host = step_on(&host, &configs[i % 4], i / 4);
+        for (int o = 0; o < OUTPUTS; o++) {
+            snprintf(what, sizeof what, "config %d way %d output %d", i % 4, i / 4, o);
+            gpu_count(o == 0            ? "y"
+                      : o == 1          ? "dx"
+                      : o < 2 + EXPERTS ? "dweights"
+                                        : "dbiases",
+                      gpu_copies_equal(&on_device.copies[o], &on_host.copies[o], what));
+            gpu_copy_end(&on_device.copies[o]), gpu_copy_end(&on_host.copies[o]);
+        }
+    }
+    gpu_count_report("experts");
+}
+
+static void bytes_are_those_of_the_closed_form(void **state) {
+    (void)state;
+    test_ops ops = open_on(&device);
+    test_experts_bytes(&ops);
+    EXPECT_OK(tn_scope_close(ops.scope));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_has_the_hosts_bits),
+        cmocka_unit_test(bytes_are_those_of_the_closed_form),
+    };
+    char fault[EMULATED_FAULT_BYTES];
+    scripted_cublaslt_begin();
+    gpu_open(&device);
+    gpu_open_host(&host, (size_t)1 << 30);
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu_close(&device);
+    gpu_close(&host);
+    emulated_take_fault(fault);
+    if (fault[0]) printf("%s\n", fault);
+    return failures + (fault[0] != 0);
+}
