@@ -55,18 +55,6 @@ static void every_order_of_threads_gives_the_same_bits(void **state) {
     assert_int_equal(battery_failures(BATTERY_REORDERED), 0);
 }
 
-/* A build without cublasLt.h has no products. */
-static int has_gemm(void) {
-    const float one = 1.0f;
-    tn_gemm_args args = TN_GEMM_ARGS_INIT;
-    args.a = args.b = gpu_plain(&device, TN_FP32, 1, 1);
-    args.d = gpu_plain(&device, TN_FP32, 1, 1), args.scope = device.scope;
-    gpu_upload(&device, args.a, &one);
-    tn_status status = tn_gemm(&args, device.stream);
-    gpu_destroy(&device, args.a), gpu_destroy(&device, args.d);
-    return status == TN_OK;
-}
-
 int main(void) {
 #ifdef __SANITIZE_ADDRESS__
     return 77; /* a switch of fibers costs so much there that it takes more than ten minutes */
@@ -78,7 +66,7 @@ int main(void) {
     scripted_cublaslt_begin();
     gpu_open(&device);
     gpu_open_host(&host, (size_t)1 << 30);
-    if (!has_gemm()) battery_leave_out("grouped gemm");
+    battery_look_for_products(&device);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     battery_print_table("operation");
     gpu_close(&host);

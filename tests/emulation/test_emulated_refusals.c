@@ -7,6 +7,7 @@
 #include "emulated_driver.h"
 #include "emulator.h"
 #include "op_battery_support.h"
+#include "scripted_cublaslt.h"
 #include "tenure_lifetime.h"
 
 #include <stdio.h>
@@ -150,6 +151,9 @@ static int may_vary(const call *k, slot s) {
         {"pad groups", {1, 1}},                                          /* room */
         {"shard amax", {0, 0}},          {"shard quantize", {0, 0}},     /* any part of a weight */
         {"shard quantize", {1, 0}},                                      /* room */
+        {"grouped gemm", {0, 0}},        {"grouped gemm", {0, 1}},       /* room, in planes, */
+        {"grouped gemm", {0, 2}},        {"grouped gemm", {0, 3}},       /* in matrices, */
+        {"grouped gemm", {1, 0}},                                        /* and behind the last */
     };
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++) {
         const slot f = free_ones[i].slot;
@@ -342,8 +346,10 @@ int main(void) {
         cmocka_unit_test(nothing_is_success_without_a_launch),
         cmocka_unit_test(a_view_that_is_not_aligned_is_refused),
     };
+    scripted_cublaslt_begin();
     gpu_open(&device);
     gpu_open(&other);
+    battery_look_for_products(&device);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     battery_print_table("mistakes refused");
     if (failures == 0) {

@@ -112,8 +112,24 @@ static tn_status launch_products(gpu_side *side, const battery_case *c,
     return tn_grouped_gemm(&args, side->stream);
 }
 
+static const char name[] = "grouped gemm";
+
+void battery_look_for_products(gpu_side *device) {
+    const float one = 1.0f;
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.a = args.b = gpu_plain(device, TN_FP32, 1, 1);
+    args.d = gpu_plain(device, TN_FP32, 1, 1), args.scope = device->scope;
+    gpu_upload(device, args.a, &one);
+    tn_status status = tn_gemm(&args, device->stream);
+    if (status == TN_UNSUPPORTED)
+        battery_leave_out(name);
+    else
+        EXPECT_OK(status);
+    gpu_destroy(device, args.a), gpu_destroy(device, args.d);
+}
+
 static const battery_op products[] = {
-    {"grouped gemm", PRODUCT_WAYS, prepare_products, launch_products},
+    {name, PRODUCT_WAYS, prepare_products, launch_products},
 };
 
 const battery_table battery_products = {products, sizeof products / sizeof *products, 1};

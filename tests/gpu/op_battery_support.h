@@ -153,8 +153,10 @@ typedef struct battery_config {
 /* Each op on both sides: the same bits; and with its skip flag set: none changed. */
 void battery_run(const battery_config *config);
 
-/* An op that the device has not, by its name in the table: from now on it is passed by. */
+/* An op that the device has not, by its name in the table: from now on it is passed by. Products
+ * are, if a device of a build without cuBLASLt has none. */
 void battery_leave_out(const char *name);
+void battery_look_for_products(gpu_side *device);
 
 /* Calls `check` with each op of each table, or with the one of this name. */
 void battery_each_op(const char *only, void (*check)(const battery_op *op));
