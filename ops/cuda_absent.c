@@ -138,6 +138,11 @@ static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *
     return built_without_kernels("adamw_advance");
 }
 
+static tn_status attention(tn_device *device, const tn__attention_work *work, tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("attention");
+}
+
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
     (void)device, (void)work, (void)out;
     return built_without_kernels("gemm");
@@ -210,6 +215,8 @@ const tn__op_table tn__op_table_cuda = {
     .embed_gradient = embed_gradient,
     .adamw = adamw,
     .adamw_advance = adamw_advance,
+    .attention = attention,
+    .attention_gradient = attention,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .gemm_tune = gemm,

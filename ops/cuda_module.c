@@ -30,6 +30,8 @@ extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
 extern const unsigned char tn__cuda_norm_gradient_image[];
 extern const unsigned char tn__cuda_train_image[];
+extern const unsigned char tn__cuda_attention_image[];
+extern const unsigned char tn__cuda_attention_gradient_image[];
 
 enum {
     CAST_IMAGE = 0,
@@ -50,6 +52,8 @@ enum {
     STOCHASTIC_IMAGE,
     NORM_GRADIENT_IMAGE,
     TRAIN_IMAGE,
+    ATTENTION_IMAGE,
+    ATTENTION_GRADIENT_IMAGE,
     IMAGE_COUNT
 };
 
@@ -72,6 +76,8 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
     [NORM_GRADIENT_IMAGE] = tn__cuda_norm_gradient_image,
     [TRAIN_IMAGE] = tn__cuda_train_image,
+    [ATTENTION_IMAGE] = tn__cuda_attention_image,
+    [ATTENTION_GRADIENT_IMAGE] = tn__cuda_attention_gradient_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -359,6 +365,23 @@ static void row_products_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     by_type_name("row_products", index, name);
 }
 
+static void by_head_name(const char *family, int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s_%s_%s", family, index / 3 ? "128" : "64",
+             float_names[index % 3]);
+}
+
+static void attention_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_head_name("attention", index, name);
+}
+
+static void attention_dq_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_head_name("attention_dq", index, name);
+}
+
+static void attention_dkv_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_head_name("attention_dkv", index, name);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -407,6 +430,9 @@ static const struct kernel_family {
     {TN__KERNEL_ADAMW_ADVANCE, TRAIN_IMAGE, adamw_advance_name},
     {TN__KERNEL_EMBED_GRADIENT, TRAIN_IMAGE, embed_gradient_name},
     {TN__KERNEL_ROW_PRODUCTS, TRAIN_IMAGE, row_products_name},
+    {TN__KERNEL_ATTENTION, ATTENTION_IMAGE, attention_name},
+    {TN__KERNEL_ATTENTION_DQ, ATTENTION_GRADIENT_IMAGE, attention_dq_name},
+    {TN__KERNEL_ATTENTION_DKV, ATTENTION_GRADIENT_IMAGE, attention_dkv_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 

@@ -71,7 +71,10 @@ enum {
     TN__KERNEL_ADAMW_ADVANCE = TN__KERNEL_ADAMW + 2 * 2,
     TN__KERNEL_EMBED_GRADIENT,
     TN__KERNEL_ROW_PRODUCTS = TN__KERNEL_EMBED_GRADIENT + 3,
-    TN__KERNEL_COUNT = TN__KERNEL_ROW_PRODUCTS + 3
+    TN__KERNEL_ATTENTION = TN__KERNEL_ROW_PRODUCTS + 3, /* of heads of 64 or 128, type */
+    TN__KERNEL_ATTENTION_DQ = TN__KERNEL_ATTENTION + 2 * 3,
+    TN__KERNEL_ATTENTION_DKV = TN__KERNEL_ATTENTION_DQ + 2 * 3,
+    TN__KERNEL_COUNT = TN__KERNEL_ATTENTION_DKV + 2 * 3
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -97,7 +100,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 18 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 20 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -161,6 +164,11 @@ tn_status tn__cuda_embed_gradient(tn_device *device, const tn__embed_gradient_wo
 tn_status tn__cuda_adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream);
 tn_status tn__cuda_adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
                                  tn_stream stream);
+
+/* cuda_attention_table.c */
+tn_status tn__cuda_attention(tn_device *device, const tn__attention_work *work, tn_stream stream);
+tn_status tn__cuda_attention_gradient(tn_device *device, const tn__attention_work *work,
+                                      tn_stream stream);
 
 /* cuda_gemm.c and its parts: cuda_gemm.h */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);

@@ -13,6 +13,7 @@
  *     tn__exact_exp_minus   1 ulp    x from 0 to 87; from there on 0
  *     tn__exact_sigmoid     2.5 ulp  x of -87 and above; below 0
  *     tn__exact_rsqrt       1.5 ulp  every positive x
+ *     tn__exact_log         2 ulp    x of 1 and above
  */
 #ifndef TENURE_EXACT_MATH_H
 #define TENURE_EXACT_MATH_H
@@ -88,6 +89,24 @@ TN__EXACT tn__sigmoid_pair tn__exact_sigmoids(float x) {
 TN__EXACT float tn__exact_sigmoid(float x) {
     const tn__sigmoid_pair both = tn__exact_sigmoids(fabsf(x));
     return x < 0.0f ? both.of_minus_x : both.of_x;
+}
+
+/* log(x) for x of at least 1 (infinity gives infinity, NaN gives NaN).
+ *
+ * x = 2^n z with z from sqrt(1/2) to sqrt(2); log(z) = 2 atanh(s), s = (z - 1) / (z + 1), is
+ * 2 s + s^3 q(s^2) with the first four terms of its series, the fifth being below 2^-28 of it. ln 2
+ * is two floats as above, of which the first has few enough bits that n times it is exact. */
+TN__EXACT float tn__exact_log(float x) {
+    const uint32_t bits = tn__bits_of(x), half = 0x3F3504F3; /* of sqrt(1/2) */
+    const int32_t n = (int32_t)(bits - half) >> 23;
+    const float z = tn__float_of(bits - ((uint32_t)n << 23));
+    const float s = (z - 1.0f) / (z + 1.0f), square = s * s;
+    float q = fmaf(0.22222222f, square, 0.2857143f);
+    q = fmaf(q, square, 0.4f);
+    q = fmaf(q, square, 0.6666667f);
+    const float of_z = fmaf(s * square, q, s + s);
+    const float value = fmaf((float)n, 0x1.62e4p-1f, fmaf((float)n, 0x1.7f7d1cp-20f, of_z));
+    return x < INFINITY ? value : x;
 }
 
 /* 1 / sqrt(x). */

@@ -367,6 +367,42 @@ static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *
     return launch(device, "adamw_advance", &kernel, stream);
 }
 
+/* ---- attention ----------------------------------------------------------------------------- */
+
+/* The packed tensor, and y's. */
+static size_t packed_bytes(const tn__attention_work *work, int64_t heads) {
+    return (size_t)(work->tokens * heads * work->head_dim) * tn_dtype_bytes(work->dtype);
+}
+
+/* Its products are sums in fp32: `operations` for each query, key and element of a head. */
+static double attention_us(const tn__attention_work *work, double operations) {
+    const double pairs = (double)work->tokens * (double)work->heads * (double)work->sequence;
+    return operations * pairs * (double)work->head_dim / (work->is_causal ? 2.0 : 1.0) / 6.0e7;
+}
+
+static tn_status attention(tn_device *device, const tn__attention_work *work, tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->qkv, packed_bytes(work, work->heads + 2 * work->heads_kv), 0);
+    touch(&kernel, work->y, packed_bytes(work, work->heads), 1);
+    touch_floats(&kernel, work->log_sum, work->heads * work->tokens, 1);
+    kernel.compute_us = attention_us(work, 4.0);
+    return launch(device, "attention", &kernel, stream);
+}
+
+static tn_status attention_gradient(tn_device *device, const tn__attention_work *work,
+                                    tn_stream stream) {
+    const size_t all = packed_bytes(work, work->heads + 2 * work->heads_kv);
+    ghost kernel = {.bytes = 0.0};
+    touch(&kernel, work->qkv, all, 0);
+    touch(&kernel, work->y, packed_bytes(work, work->heads), 0);
+    touch(&kernel, work->dy, packed_bytes(work, work->heads), 0);
+    touch_floats(&kernel, work->log_sum, work->heads * work->tokens, 0);
+    touch_floats(&kernel, work->dots, work->heads * work->tokens, 1);
+    touch(&kernel, work->dqkv, all, 1);
+    kernel.compute_us = attention_us(work, 14.0);
+    return launch(device, "attention_gradient", &kernel, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 /* The most that the CUDA table lets an algorithm want: eight fp32 copies of D, within bounds. */
@@ -486,6 +522,8 @@ const tn__op_table tn__op_table_ghost = {
     .embed_gradient = embed_gradient,
     .adamw = adamw,
     .adamw_advance = adamw_advance,
+    .attention = attention,
+    .attention_gradient = attention_gradient,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .gemm_tune = tn__gemm_tune_nothing,

@@ -56,6 +56,9 @@ void tn__host_embed_gradient(const tn__embed_gradient_work *work);
 void tn__host_adamw(const tn__adamw_work *work);
 void tn__host_adamw_advance(const tn__adamw_advance_work *work);
 
+void tn__host_attention(const tn__attention_work *work);
+void tn__host_attention_gradient(const tn__attention_work *work);
+
 /* Values of the plane at (row, col) and after, as it is stored; dst is not looked at. */
 void tn__host_plane_values(const tn__dequantize_work *work, int64_t row, int64_t col, int64_t count,
                            float *out);

@@ -35,6 +35,7 @@ typedef struct host_task {
         tn__embed_gradient_work embed_gradient;
         tn__adamw_work adamw;
         tn__adamw_advance_work adamw_advance;
+        tn__attention_work attention;
         tn__gemm_work gemm;
         tn__axpy_work axpy;
         conversion convert;
@@ -286,6 +287,23 @@ static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *
     return enqueue(device, &task, stream);
 }
 
+static void run_attention(const host_task *task) { tn__host_attention(&task->work.attention); }
+
+static tn_status attention(tn_device *device, const tn__attention_work *work, tn_stream stream) {
+    host_task task = {.run = run_attention, .work.attention = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_attention_gradient(const host_task *task) {
+    tn__host_attention_gradient(&task->work.attention);
+}
+
+static tn_status attention_gradient(tn_device *device, const tn__attention_work *work,
+                                    tn_stream stream) {
+    host_task task = {.run = run_attention_gradient, .work.attention = *work};
+    return enqueue(device, &task, stream);
+}
+
 /* ---- gemm ---------------------------------------------------------------------------------- */
 
 static tn_status gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out) {
@@ -369,6 +387,8 @@ const tn__op_table tn__op_table_host = {
     .embed_gradient = embed_gradient,
     .adamw = adamw,
     .adamw_advance = adamw_advance,
+    .attention = attention,
+    .attention_gradient = attention_gradient,
     .gemm_scratch_bytes = gemm_scratch_bytes,
     .gemm = gemm,
     .gemm_tune = tn__gemm_tune_nothing,

@@ -320,6 +320,22 @@ typedef struct tn__adamw_advance_work {
     const float *skip;
 } tn__adamw_advance_work;
 
+/* See tenure_attention.h: what forward reads and writes, or backward, of which y and log_sum are
+ * inputs. */
+typedef struct tn__attention_work {
+    tn_dtype dtype;
+    const void *qkv; /* [tokens, (heads + 2 heads_kv) * head_dim] */
+    int64_t tokens, sequence;
+    int64_t heads, heads_kv, head_dim;
+    int is_causal;
+    float scale;
+    void *y;        /* [tokens, heads * head_dim] */
+    float *log_sum; /* [heads, tokens]; forward: NULL: not wanted */
+    const void *dy; /* of y's shape; and from here on: backward only */
+    float *dots;    /* [heads, tokens]: sums of dy * y, made on the way */
+    void *dqkv;
+} tn__attention_work;
+
 typedef struct tn__op_table {
     const char *name; /* "host", "cuda", "ghost" */
     int is_whole;     /* a function that fails has put nothing on the stream */
@@ -359,6 +375,9 @@ typedef struct tn__op_table {
     tn_status (*adamw)(tn_device *device, const tn__adamw_work *work, tn_stream stream);
     tn_status (*adamw_advance)(tn_device *device, const tn__adamw_advance_work *work,
                                tn_stream stream);
+    tn_status (*attention)(tn_device *device, const tn__attention_work *work, tn_stream stream);
+    tn_status (*attention_gradient)(tn_device *device, const tn__attention_work *work,
+                                    tn_stream stream);
     /* Bytes of scratch that gemm wants for this work (its data addresses are not read). */
     tn_status (*gemm_scratch_bytes)(tn_device *device, const tn__gemm_work *work, size_t *out);
     tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);

@@ -21,7 +21,7 @@ REPEATED_NAMES = {"README.md", "CMakeLists.txt", "main.c"}
 LAYERS = {"alloc": 0, "tensor": 1, "ops": 2, "dist": 3}
 PUBLIC_HEADERS = {"tenure_alloc.h", "tenure_pool.h", "tenure_tensor.h", "tenure_lifetime.h",
                   "tenure_ops.h", "tenure_cast.h", "tenure_grouped.h", "tenure_gemm.h",
-                  "tenure_train.h", "tenure_dist.h"}
+                  "tenure_train.h", "tenure_attention.h", "tenure_dist.h"}
 
 HOST_MEMORY = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|free|strdup|strndup)\s*\(")
 HOST_MEMORY_HOMES = re.compile(

@@ -80,7 +80,7 @@ typedef struct battery_table {
 } battery_table;
 
 extern const battery_table battery_casts, battery_formats, battery_producers, battery_groups,
-    battery_small_ops, battery_near_ops, battery_training, battery_products;
+    battery_small_ops, battery_near_ops, battery_training, battery_products, battery_attention;
 
 /* ---- for prepare ---------------------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@ source=$2
 for file in include/tenure/tenure_alloc.h include/tenure/tenure_pool.h \
     include/tenure/tenure_tensor.h include/tenure/tenure_lifetime.h include/tenure/tenure_ops.h \
     include/tenure/tenure_cast.h include/tenure/tenure_grouped.h include/tenure/tenure_train.h \
-    include/tenure/tenure_dist.h \
+    include/tenure/tenure_attention.h include/tenure/tenure_dist.h \
     bin/tenure; do
     [ -e "$prefix/$file" ] || { echo "FAIL: $file is not installed"; exit 1; }
 done

@@ -51,6 +51,21 @@ static void test_rsqrt_stays_within_its_bound(void **state) {
     assert_true(worst > 0.0 && worst <= 1.5);
 }
 
+static void test_log_stays_within_its_bound(void **state) {
+    const uint32_t one = tn__bits_of(1.0f);
+    double worst = 0.0;
+    (void)state;
+    for (uint32_t bits = one; bits < TN__FP32_INFINITY; bits += STEP) {
+        float x = tn__float_of(bits);
+        worst = larger(worst, ulps(tn__exact_log(x), logl((long double)x)));
+    }
+    for (uint32_t bits = one + 1; bits < one + 200000; bits++) { /* where it is near to 0 */
+        float x = tn__float_of(bits);
+        worst = larger(worst, ulps(tn__exact_log(x), logl((long double)x)));
+    }
+    assert_true(worst > 0.0 && worst <= 2.0);
+}
+
 static void test_sigmoid_rises(void **state) {
     float before = 0.0f;
     (void)state;
@@ -77,6 +92,8 @@ static void test_special_values(void **state) {
     assert_true(tn__exact_sigmoid(tn__float_of(0xFF7FFFFF)) == 0.0f);
     assert_true(isnan(tn__exact_sigmoid(nan)) && isnan(tn__exact_sigmoid(negative_nan)));
     assert_true(tn__exact_rsqrt(4.0f) == 0.5f && tn__exact_rsqrt(INFINITY) == 0.0f);
+    assert_true(tn__bits_of(tn__exact_log(1.0f)) == 0 && isnan(tn__exact_log(nan)));
+    assert_true(tn__exact_log(INFINITY) == INFINITY);
     assert_true(tn__exact_rsqrt(0.0f) == INFINITY && isnan(tn__exact_rsqrt(-1.0f)));
 }
 
@@ -94,6 +111,7 @@ int main(void) {
         cmocka_unit_test(test_exp_stays_within_its_bound),
         cmocka_unit_test(test_sigmoid_stays_within_its_bound),
         cmocka_unit_test(test_rsqrt_stays_within_its_bound),
+        cmocka_unit_test(test_log_stays_within_its_bound),
         cmocka_unit_test(test_sigmoid_rises),
         cmocka_unit_test(test_special_values),
         cmocka_unit_test(test_known_values),
