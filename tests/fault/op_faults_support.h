@@ -12,6 +12,7 @@
 #include "test_ops.h"
 
 #include "fault_loop_support.h"
+#include "tenure_attention.h"
 #include "tenure_grouped.h"
 #include "tenure_train.h"
 
@@ -45,6 +46,8 @@ typedef struct op_fault_call {
         tn_adamw_advance_args adamw_advance;
         tn_gemm_args gemm;
         tn_grouped_gemm_args grouped_gemm;
+        tn_attention_forward_args attention;
+        tn_attention_backward_args attention_backward;
     } args;
     tn_tensor sources[3], targets[3], biases[3]; /* of a list */
     op_fault_output out[OP_FAULTS_OUTPUTS];

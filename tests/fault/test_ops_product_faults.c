@@ -180,6 +180,42 @@ static tn_status run_adamw_advance(const op_fault_call *call, tn_stream stream) 
     return tn_adamw_advance(&call->args.adamw_advance, stream);
 }
 
+/* ---- attention ------------------------------------------------------------------------------- */
+
+enum { TOKENS = 70, HEADS = 2, OF_Y = HEADS * 8, PACKED = OF_Y + 2 * 8 };
+
+static void prepare_attention(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                              op_fault_call *call) {
+    tn_attention_forward_args args = TN_ATTENTION_FORWARD_ARGS_INIT;
+    (void)scratch;
+    args.qkv = op_fault_input(ops, scope, TN_BF16, TOKENS, PACKED);
+    args.y = op_fault_made(scope, call, TN_BF16, TOKENS, OF_Y);
+    args.log_sum = op_fault_made(scope, call, TN_FP32, HEADS, TOKENS);
+    args.heads = HEADS, args.heads_kv = 1, args.sequence = TOKENS / 2;
+    call->args.attention = args;
+}
+
+static tn_status run_attention(const op_fault_call *call, tn_stream stream) {
+    return tn_attention_forward(&call->args.attention, stream);
+}
+
+static void prepare_attention_backward(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                       op_fault_call *call) {
+    tn_attention_backward_args args = TN_ATTENTION_BACKWARD_ARGS_INIT;
+    args.dy = op_fault_input(ops, scope, TN_BF16, TOKENS, OF_Y);
+    args.qkv = op_fault_input(ops, scope, TN_BF16, TOKENS, PACKED);
+    args.y = op_fault_input(ops, scope, TN_BF16, TOKENS, OF_Y);
+    args.log_sum = op_fault_input(ops, scope, TN_FP32, HEADS, TOKENS);
+    args.dqkv = op_fault_made(scope, call, TN_BF16, TOKENS, PACKED);
+    args.heads = HEADS, args.heads_kv = 1, args.sequence = TOKENS / 2;
+    args.scope = scratch;
+    call->args.attention_backward = args;
+}
+
+static tn_status run_attention_backward(const op_fault_call *call, tn_stream stream) {
+    return tn_attention_backward(&call->args.attention_backward, stream);
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static const op_fault_row rows[] = {
@@ -193,6 +229,8 @@ static const op_fault_row rows[] = {
     {"embed_backward", prepare_embed_backward, run_embed_backward, 0},
     {"adamw", prepare_adamw, run_adamw, 0},
     {"adamw_advance", prepare_adamw_advance, run_adamw_advance, 0},
+    {"attention_forward", prepare_attention, run_attention, 0},
+    {"attention_backward", prepare_attention_backward, run_attention_backward, 0},
 };
 
 static int fail_each(fault_point fault, int is_sim) {
