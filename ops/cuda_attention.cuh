@@ -8,9 +8,9 @@
  *     scores     rows . columns   chunks of 32 elements of both, rows of 36 floats
  *     weighted   weights . rows   64 x 64 weights, rows of 68 floats; then 4096 elements of rows
  *
- * so that 16 products take four or five reads of 16 bytes, of which a warp's go to different banks
- * or are of the same address. 16 products need 3 cycles of a multiprocessor's shared memory and 4 of
- * its arithmetic.
+ * so that 64 products take eight reads of 16 bytes, or less, of which a warp's go to different
+ * banks or are of the same address: 12 cycles of a multiprocessor's shared memory to 16 of its
+ * arithmetic.
  *
  * Each sum is made by one thread, in rising order of what it goes over; tenure_attention.h has it.
  */
@@ -199,7 +199,7 @@ __device__ __forceinline__ float part_of(const float4 &four, int i) {
     return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
 }
 
-/* Adds to each row the sum of weights times rows, over the tokens of its range; IS_WHOLE: all 64. */
+/* Adds the sum of weights times rows to each row, over the tokens of its range; IS_WHOLE: all. */
 template <typename T, int FOURS, bool IS_WHOLE>
 __device__ __forceinline__ void
 add_heads_of(float (&sum)[ROWS][FOURS * 4], attention_memory &memory, const head_rows<T> &rows,

@@ -1,7 +1,7 @@
-/* The kernels of attention's gradient: one makes that of 64 queries of a head, past which the keys
- * and values go; then one makes that of 64 keys and values, past which the queries of all heads that
- * read them go. Each makes the scores anew, so that every sum is one block's (cuda_attention.cuh,
- * tenure_attention.h).
+/* The kernels of attention's gradient: a block of the first makes that of 64 queries of a head,
+ * past which the keys and values go; a block of the second that of 64 keys and values, past which
+ * the queries of all heads that read them go. Each makes the scores anew, so that every sum is one
+ * block's (cuda_attention.cuh, tenure_attention.h).
  *
  * Bound by arithmetic in fp32: of S tokens 6 S D and 8 S D operations for each query.
  */

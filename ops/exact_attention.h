@@ -2,8 +2,8 @@
  * definition and in the kernels. tenure_attention.h has the formulas, exact_math.h how they stay
  * exact.
  *
- * A largest score is never NaN: NaN is not above anything. So a NaN score makes weights, and by them
- * sums, NaN, but not what other scores are compared with.
+ * A largest score is never NaN: NaN is not above anything. So a NaN score makes weights NaN, and by
+ * them sums, but not what other scores are compared with.
  */
 #ifndef TENURE_EXACT_ATTENTION_H
 #define TENURE_EXACT_ATTENTION_H

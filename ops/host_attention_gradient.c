@@ -1,6 +1,6 @@
-/* The gradient of attention on the host: that of the queries, 64 of a head at a time, and then those
- * of keys and values, 64 of a head at a time, each with the scores made anew. tenure_attention.h has
- * the formulas and the order of the sums. */
+/* The gradient of attention on the host: that of the queries, 64 of a head at a time, and then
+ * those of keys and values, 64 of a head at a time, each with the scores made anew.
+ * tenure_attention.h has the formulas and the order of the sums. */
 #include "host_attention_tile.h"
 
 typedef struct backward {

@@ -62,7 +62,7 @@ static void calls_on_streams_in_turn_have_no_races(void **state) {
     (void)state;
     const test_sim *sim = test_sim_get();
     test_ops ops = test_ops_open(test_open_sim(0, 0));
-    calls c = open_calls(&ops, 3 * 67, 67, 1);
+    calls c = open_calls(&ops, 201, 67, 1);
     tn_stream other;
     EXPECT_OK(tn_stream_create(ops.device, &other));
     for (int step = 0; step < 4; step++) {

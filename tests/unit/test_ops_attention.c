@@ -153,7 +153,7 @@ static double half_ulp(tn_dtype dtype) {
     return dtype == TN_FP32 ? 0x1p-24 : dtype == TN_BF16 ? 0x1p-8 : 0x1p-11;
 }
 
-/* The largest error of fp32's sums, in units of the terms' sizes, beside one rounding at the end. */
+/* `bound` is that of fp32's sums, in units of the terms' sizes; one rounding comes at the end. */
 static void expect_near(const tn__matrix *got, const wanted *w, double bound) {
     const double rounding = half_ulp(got->dtype);
     for (int64_t r = 0; r < got->rows; r++)
