@@ -96,6 +96,7 @@ typedef struct gpu_bench_section {
 gpu_bench_row *gpu_bench_row_add(gpu_bench_section *section, const char *title);
 
 void gpu_bench_gemms(gpu_bench *bench, gpu_bench_section *section);
+void gpu_bench_attention(gpu_bench *bench, gpu_bench_section *section);
 void gpu_bench_pool(gpu_bench *bench, gpu_bench_section *section);
 void gpu_bench_calls(gpu_bench *bench, gpu_bench_section *section);
 

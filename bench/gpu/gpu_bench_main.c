@@ -12,7 +12,7 @@
 #include "replay_output.h"
 #include "text_table.h"
 
-enum { SECTIONS = 3, CASTS = SECTIONS, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
+enum { SECTIONS = 4, CASTS = SECTIONS, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
 
 static gpu_bench_section sections[SECTIONS] = {
     {.key = "gemms",
@@ -23,6 +23,12 @@ static gpu_bench_section sections[SECTIONS] = {
      .columns = {"shape", "fprop first", "fprop tuned", "fprop best", "fprop %", "wgrad first",
                  "wgrad tuned", "wgrad best", "wgrad %", "bf16 first", "bf16 tuned", "bf16 best",
                  "bf16 %"},
+     .decimals = 1,
+     .reference = -1},
+    {.key = "attention",
+     .title = "Attention of 4096 tokens in bf16, sequences of S, heads of so many elements: us and "
+              "TFLOP/s",
+     .columns = {"shape", "forward us", "TFLOP/s", "backward us", "TFLOP/s back"},
      .decimals = 1,
      .reference = -1},
     {.key = "pool",
@@ -37,16 +43,17 @@ static gpu_bench_section sections[SECTIONS] = {
      .reference = -1}};
 
 static void (*const measures[SECTIONS])(gpu_bench *, gpu_bench_section *) = {
-    gpu_bench_gemms, gpu_bench_pool, gpu_bench_calls};
+    gpu_bench_gemms, gpu_bench_attention, gpu_bench_pool, gpu_bench_calls};
 
 static const char usage_text[] =
     "usage: tenure-bench-gpu [options] [WORD...]\n"
     "\n"
-    "Measures casts, GEMMs, the pool and the calls of ops on a GPU, each as the median of a few\n"
-    "batches. Takes some minutes, most of them for the casts, and 16 GiB of the GPU's memory.\n"
+    "Measures casts, GEMMs, attention, the pool and the calls of ops on a GPU, each as the median\n"
+    "of a few batches. Takes some minutes, most of them for the casts, and 16 GiB of the GPU's\n"
+    "memory.\n"
     "With words, of the casts only those with one of the words in their name.\n"
     "\n"
-    "  --only NAME     casts, gemms, pool or calls (default: all)\n"
+    "  --only NAME     casts, gemms, attention, pool or calls (default: all)\n"
     "  --size MxK      casts at one of their sizes (4096x4096, 8192x8192, 16384x7168,\n"
     "                  15872x16384, 65536x7168)\n"
     "  --csv FILE      a line for each cast and size there, too\n"

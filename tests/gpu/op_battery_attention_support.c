@@ -1,17 +1,17 @@
-/* The battery's attention, forward and backward. A case's rows are tokens, of which the largest
- * cases keep some; its columns say how many elements a head has. */
+/* The battery's attention, forward and backward. A case's rows are tokens, of which large cases
+ * keep some; its columns say how many elements a head has. */
 #include "op_battery_support.h"
 
 #include "tenure_attention.h"
 
-enum { ATTENTION_WAYS = 3 * 2 * 4, TOKENS_MAX = 600 };
+enum { ATTENTION_WAYS = 3 * 2 * 4, TOKENS_MAX = 90 };
 
 typedef struct shape {
     int64_t tokens, heads, heads_kv, head_dim, sequence;
 } shape;
 
 static shape shape_of(const battery_case *c) {
-    static const int64_t heads[][2] = {{1, 1}, {2, 1}, {3, 3}, {4, 2}};
+    static const int64_t heads[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 2}};
     static const int64_t parts[] = {1, 2, 3, 5, 7};
     const int64_t *of = heads[c->way / 6 % 4];
     const int64_t rows = c->rows < TOKENS_MAX ? c->rows : TOKENS_MAX;
