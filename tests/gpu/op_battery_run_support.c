@@ -14,9 +14,8 @@
 #include <string.h>
 
 static const battery_table *const battery_tables[] = {
-    &battery_casts,     &battery_formats,  &battery_producers, &battery_groups,
-    &battery_small_ops, &battery_near_ops, &battery_training,  &battery_products,
-    &battery_attention};
+    &battery_casts,    &battery_formats,  &battery_producers, &battery_groups,   &battery_small_ops,
+    &battery_near_ops, &battery_training, &battery_products,  &battery_attention};
 enum { TABLE_COUNT = sizeof battery_tables / sizeof *battery_tables };
 
 typedef struct battery {

@@ -31,17 +31,11 @@ static const int64_t rehearsed[][2] = {{5 * 1024 + 1, 260}, {9 * 1024 + 3 * 128 
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static int is_left_out(const battery_op *op) {
-    static const char *const names[] = {"pad groups",
-                                        "scale update",
-                                        "quantize, stochastically",
-                                        "norm backward",
-                                        "embed backward",
-                                        "weights of rows",
-                                        "adamw",
-                                        "cross entropy",
-                                        "grouped gemm",
-                                        "attention",
-                                        "attention backward"};
+    static const char *const names[] = {
+        "pad groups",    "scale update",      "quantize, stochastically",
+        "norm backward", "embed backward",    "weights of rows",
+        "adamw",         "cross entropy",     "grouped gemm",
+        "attention",     "attention backward"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(op->name, names[i]) == 0) return 1;
     return 0;
