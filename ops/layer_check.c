@@ -28,6 +28,13 @@ tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *commo
     return check_next_weight(call, common->next_weight);
 }
 
+tn_status tn__layer_check_saved_set(const tn__op_call *call, const void *saved,
+                                    const tn_layer_common *common) {
+    TN_REQUIRE(saved || common->saved_scope.value == 0,
+               "%s: saved is NULL, but common.saved_scope is given", call->name);
+    return TN_OK;
+}
+
 /* ---- the weight ------------------------------------------------------------------------------ */
 
 /* What x and dy become; -1 if a layer takes no such weight. */
@@ -157,23 +164,25 @@ tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p
 }
 
 tn_status tn__layer_check_same_type(const tn__op_call *call, const char *role,
-                                    const tn_tensor_info *info, const tn_tensor_info *dy) {
+                                    const tn_tensor_info *info, const char *other_role,
+                                    const tn_tensor_info *other) {
     TN_TRY(tn__op_require_float(call, role, info));
-    TN_REQUIRE(info->dtype == dy->dtype,
-               "%s: %s (tensor %s) has elements of %s, and dy (tensor %s) of %s: they are "
+    TN_REQUIRE(info->dtype == other->dtype,
+               "%s: %s (tensor %s) has elements of %s, and %s (tensor %s) of %s: they are "
                "multiplied as they are, so both must be one type",
-               call->name, role, info->name, tn_dtype_name(info->dtype), dy->name,
-               tn_dtype_name(dy->dtype));
+               call->name, role, info->name, tn_dtype_name(info->dtype), other_role, other->name,
+               tn_dtype_name(other->dtype));
     return TN_OK;
 }
 
-tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const tn_tensor_info *dy) {
+tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const char *role,
+                                const tn_tensor_info *dy) {
     if (p->precision == TN_BACKWARD_HIGH_PRECISION) {
         TN_REQUIRE(!tn__is_no_tensor(p->w->source),
                    "%s: %s is {0}, but common.precision is TN_BACKWARD_HIGH_PRECISION", call->name,
                    p->roles->source);
         TN_TRY(check_source(call, p));
-        return tn__layer_check_same_type(call, p->roles->source, &p->source, dy);
+        return tn__layer_check_same_type(call, p->roles->source, &p->source, role, dy);
     }
     if (!tn__layer_multiplies_quantized(p) || p->weight.dtype != TN_E5M2) return TN_OK;
     if (p->gradient_dtype != TN_E5M2) return TN_OK;

@@ -42,8 +42,7 @@ static tn_status check_forward(tn__op_call *call, const tn_linear_forward_args *
                                 "its columns are x's"));
     TN_TRY(tn__op_require_shape(call, "y", &f->y, f->x.rows, f->p.weight.rows,
                                 "x's rows x weight's rows"));
-    TN_REQUIRE(saved || args->common.saved_scope.value == 0,
-               "%s: saved is NULL, but common.saved_scope is given", call->name);
+    TN_TRY(tn__layer_check_saved_set(call, saved, &args->common));
     return tn__layer_check_forward(call, &f->p);
 }
 
@@ -108,7 +107,7 @@ static tn_status check_x(tn__op_call *call, const tn_linear_backward_args *args,
     TN_TRY(tn__op_tensor(call, "x", args->x, &b->x));
     TN_TRY(tn__op_require_float(call, "x", &b->x));
     if (!tn__layer_reads_quantized_x(p))
-        TN_TRY(tn__layer_check_same_type(call, "x", &b->x, &b->dy));
+        TN_TRY(tn__layer_check_same_type(call, "x", &b->x, "dy", &b->dy));
     return tn__op_require_shape(call, "x", &b->x, b->dy.rows, p->weight.cols,
                                 "dy's rows x weight's columns");
 }
@@ -126,7 +125,7 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     TN_TRY(tn__op_require_shape(call, "dy", &b->dy, b->dy.rows, b->p.weight.rows,
                                 "its columns are weight's rows"));
     if (b->wants_dx) {
-        TN_TRY(tn__layer_check_dgrad(call, &b->p, &b->dy));
+        TN_TRY(tn__layer_check_dgrad(call, &b->p, "dy", &b->dy));
         TN_TRY(tn__op_tensor(call, "dx", args->dx, &b->dx));
         TN_TRY(tn__op_require_float(call, "dx", &b->dx));
         TN_TRY(tn__op_require_shape(call, "dx", &b->dx, b->dy.rows, b->p.weight.cols,
@@ -170,18 +169,11 @@ static tn_status make_x_again(tn__op_call *call, const tn_linear_backward_args *
 
 static tn_status weight_gradient(tn__op_call *call, const tn_linear_backward_args *args,
                                  backward *b) {
-    const tn__layer_product *p = &b->p;
-    tn__layer_operand dequantized, *x = &b->x_operand;
     if (!b->gradient.wants_dweight) return TN_OK;
     if (makes_x_again(b)) TN_TRY(make_x_again(call, args, b));
     if (b->gradient.delays) return TN_OK;
-    if (p->precision == TN_BACKWARD_DEQUANTIZED) {
-        TN_TRY(tn__layer_dequantize(call, args->common.scope, x, tn__layer_kept_plane(p),
-                                    b->dy.dtype, &dequantized));
-        x = &dequantized;
-    }
-    return tn__layer_wgrad(call, args->common.scope, &b->dy_operand, x, p->wgrad,
-                           args->gradient.accumulate, &b->pending);
+    return tn__layer_wgrad_of(call, &b->p, &b->dy_operand, &b->x_operand, args->gradient.accumulate,
+                              &b->pending);
 }
 
 static tn_status run_backward(tn__op_call *call, const tn_linear_backward_args *args, backward *b) {
@@ -191,7 +183,7 @@ static tn_status run_backward(tn__op_call *call, const tn_linear_backward_args *
     TN_TRY(tn__layer_cast_dy(call, &b->dy_operand, b->pending.sums.tile_sums));
     if (b->wants_dx) {
         TN_TRY(tn__layer_dgrad(call, &b->p, &b->dy_operand, args->dx, &b->dx));
-        if (b->gradient.delays) TN_TRY(tn__layer_done(call, &b->dy_operand, b->p.dgrad.a));
+        if (b->gradient.delays) TN_TRY(tn__layer_done_with_dy(call, &b->p, &b->dy_operand, 1));
     } else {
         TN_TRY(tn__layer_release(call, &b->p));
     }

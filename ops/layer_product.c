@@ -26,6 +26,15 @@ tn_status tn__layer_open(tn__op_call *call, tn_tensor tensor, tn_plane plane,
     return tn__op_lease(call, tensor, plane, TN_READ, view_of(out, plane));
 }
 
+tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_tensor tensor,
+                              tn__layer_operand *out) {
+    tn_tensor_info info;
+    if (tn__layer_reads_quantized_x(p))
+        return tn__layer_open(call, tensor, tn__layer_kept_plane(p), out);
+    TN_TRY(tn__op_tensor(call, "saved", tensor, &info));
+    return tn__layer_read(call, tensor, &info, out);
+}
+
 tn_status tn__layer_make(tn__op_call *call, const tn__layer_product *p, const char *name,
                          tn_dtype dtype, const tn_tensor_info *of, int is_kept, tn_plane kept_plane,
                          tn__layer_operand *out) {
@@ -73,6 +82,12 @@ tn_status tn__layer_done(tn__op_call *call, tn__layer_operand *operand, tn_plane
     operand->plan.has_col = other == TN_PLANE_COL;
     if (operand->is_kept) return TN_OK;
     return tn__op_lease(call, operand->tensor, other, TN_READ, view_of(operand, other));
+}
+
+tn_status tn__layer_done_with_dy(tn__op_call *call, const tn__layer_product *p,
+                                 tn__layer_operand *dy, int for_wgrad) {
+    if (for_wgrad && p->dgrad.a == p->wgrad.a) return TN_OK;
+    return tn__layer_done(call, dy, p->dgrad.a);
 }
 
 tn_status tn__layer_dequantize(tn__op_call *call, tn_scope scope, const tn__layer_operand *of,
@@ -156,6 +171,11 @@ tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common
     return tn__op_derive_ahead(call, common->next_weight, plane, common->side);
 }
 
+tn_status tn__layer_launch(tn__op_call *call, const tn__gemm_work *work) {
+    TN_TRY(tn__gemm_launch(call, work));
+    return tn__op_let_go_bytes(call, work->scratch);
+}
+
 /* ---- dgrad ----------------------------------------------------------------------------------- */
 
 /* What dgrad multiplies dy with, and the lease that it is under: `held` in `plane`. */
@@ -197,7 +217,7 @@ tn_status tn__layer_dgrad(tn__op_call *call, const tn__layer_product *p,
     TN_TRY(tn__gemm_scratch(call, p->common->scope, dx_info, &work));
     TN_TRY(tn__op_lease_matrix(call, dx, dx_info, TN_WRITE, &work.d));
     TN_TRY(tn__layer_derive_next(call, p->common));
-    TN_TRY(tn__gemm_launch(call, &work));
+    TN_TRY(tn__layer_launch(call, &work));
     TN_TRY(done_with_weight(call, p, &weight));
     return tn__layer_release(call, p);
 }
@@ -301,6 +321,19 @@ tn_status tn__layer_wgrad(tn__op_call *call, tn_scope scope, const tn__layer_ope
     work->d = *d;
     pending->has_product = 1;
     return TN_OK;
+}
+
+tn_status tn__layer_wgrad_of(tn__op_call *call, const tn__layer_product *p,
+                             const tn__layer_operand *dy, const tn__layer_operand *x,
+                             int accumulate, tn__layer_pending *pending) {
+    const tn_scope scope = p->common->scope;
+    tn__layer_operand values;
+    if (tn__layer_is_quantized(p) && p->precision == TN_BACKWARD_DEQUANTIZED) {
+        const tn_plane plane = tn__layer_kept_plane(p);
+        TN_TRY(tn__layer_dequantize(call, scope, x, plane, dy->info.dtype, &values));
+        x = &values;
+    }
+    return tn__layer_wgrad(call, scope, dy, x, p->wgrad, accumulate, pending);
 }
 
 tn_status tn__layer_finish(tn__op_call *call, const tn__layer_pending *pending, int count) {

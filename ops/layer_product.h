@@ -54,6 +54,10 @@ typedef struct tn__layer_operand {
 
 tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *common);
 
+/* A forward that saves has somewhere to write the handles. */
+tn_status tn__layer_check_saved_set(const tn__op_call *call, const void *saved,
+                                    const tn_layer_common *common);
+
 /* The weight, of any shape, and its recipe. */
 tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles,
                                  const tn_layer_weight *w, const tn_layer_common *common,
@@ -77,11 +81,13 @@ tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p
                                    const tn_delayed_gradient *delayed, tn__layer_gradient *out);
 
 /* That a product with dy of this type goes together with the weight, for dgrad. */
-tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const tn_tensor_info *dy);
+tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const char *role,
+                                const tn_tensor_info *dy);
 
-/* x of a wgrad whose operands are not quantized has dy's type. */
+/* Two operands of a product that does not quantize them. */
 tn_status tn__layer_check_same_type(const tn__op_call *call, const char *role,
-                                    const tn_tensor_info *info, const tn_tensor_info *dy);
+                                    const tn_tensor_info *info, const char *other_role,
+                                    const tn_tensor_info *other);
 
 /* A saved operand, as forward has made it: [rows, cols]. */
 tn_status tn__layer_check_saved(tn__op_call *call, const tn__layer_product *p, const char *role,
@@ -129,6 +135,10 @@ tn_status tn__layer_read(tn__op_call *call, tn_tensor tensor, const tn_tensor_in
 tn_status tn__layer_open(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                          tn__layer_operand *out);
 
+/* What forward has kept for wgrad: PLAIN, or the plane that it kept. */
+tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_tensor tensor,
+                              tn__layer_operand *out);
+
 /* The quantized copy, without planes yet, of what has of's shape: scratch of the call, or kept. */
 tn_status tn__layer_make(tn__op_call *call, const tn__layer_product *p, const char *name,
                          tn_dtype dtype, const tn_tensor_info *of, int is_kept, tn_plane kept_plane,
@@ -144,6 +154,10 @@ tn_status tn__layer_make_x(tn__op_call *call, const tn__layer_product *p, const 
 /* Nothing on the stream reads that plane of a copy after what is there now: it goes, unless it is
  * the one that is kept. */
 tn_status tn__layer_done(tn__op_call *call, tn__layer_operand *operand, tn_plane plane);
+
+/* dgrad has run, and after it only the weight's gradient reads dy, if that is wanted. */
+tn_status tn__layer_done_with_dy(tn__op_call *call, const tn__layer_product *p,
+                                 tn__layer_operand *dy, int for_wgrad);
 
 /* A PLAIN copy in scratch of the values of `plane`, of that type. */
 tn_status tn__layer_dequantize(tn__op_call *call, tn_scope scope, const tn__layer_operand *of,
@@ -163,6 +177,9 @@ tn_status tn__layer_read_weight(tn__op_call *call, const tn__layer_product *p, t
 
 /* The next weight's plane on the other stream. */
 tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common);
+
+/* Puts the product on the stream, and frees its scratch. */
+tn_status tn__layer_launch(tn__op_call *call, const tn__gemm_work *work);
 
 /* dx = dy w, the next weight's plane while it runs; then w's COL is released. */
 tn_status tn__layer_dgrad(tn__op_call *call, const tn__layer_product *p,
@@ -209,6 +226,11 @@ tn_status tn__layer_lease_sums(tn__op_call *call, const char *role, tn_tensor te
 tn_status tn__layer_wgrad(tn__op_call *call, tn_scope scope, const tn__layer_operand *dy,
                           const tn__layer_operand *x, tn__gemm_plane_pair planes, int accumulate,
                           tn__layer_pending *pending);
+
+/* The same of a backward's operands: x dequantized first where the precision says so. */
+tn_status tn__layer_wgrad_of(tn__op_call *call, const tn__layer_product *p,
+                             const tn__layer_operand *dy, const tn__layer_operand *x,
+                             int accumulate, tn__layer_pending *pending);
 
 /* What a backward leaves for tn_weight_gradient; is_saved_x: x was in the layer's saved set. */
 void tn__layer_delay(const tn_layer_gradient *gradient, const tn__layer_operand *dy,

@@ -25,14 +25,22 @@ typedef struct operand {
     tn_tensor x, weights;
     tn_tensor_info x_info;
     int64_t cols; /* N: without the gates */
+    tn__curve curve;
 } operand;
+
+tn_status tn__op_activation_curve(const tn__op_call *call, tn_activation activation,
+                                  tn__curve *out) {
+    TN_REQUIRE((unsigned)activation < TN_ACTIVATION_COUNT,
+               "%s: activation is %d, expected one of the %d of tn_activation", call->name,
+               (int)activation, TN_ACTIVATION_COUNT);
+    *out = activations[activation].curve;
+    return TN_OK;
+}
 
 static tn_status check_operand(tn__op_call *call, tn_activation activation, int gated,
                                operand *of) {
     tn_tensor_info weights;
-    TN_REQUIRE((unsigned)activation < TN_ACTIVATION_COUNT,
-               "%s: activation is %d, expected one of the %d of tn_activation", call->name,
-               (int)activation, TN_ACTIVATION_COUNT);
+    TN_TRY(tn__op_activation_curve(call, activation, &of->curve));
     TN_TRY(tn__op_tensor(call, "x", of->x, &of->x_info));
     TN_TRY(tn__op_require_float(call, "x", &of->x_info));
     TN_REQUIRE(!gated || of->x_info.cols % 2 == 0,
@@ -77,7 +85,7 @@ tn_status tn_activation_forward(const tn_activation_args *args, tn_stream stream
     TN_TRY(tn__op_check_produced(&call, &out));
     TN_TRY(require_output(&call,
                           !tn__is_no_tensor(args->y) || !tn__is_no_tensor(args->quantized.tensor)));
-    work.curve = activations[args->activation].curve;
+    work.curve = of.curve;
     work.is_gated = args->gated != 0;
     tn_status status = lease_operand(&call, &of, &work);
     if (status == TN_OK) status = tn__op_lease_skip(&call, args->skip, &work.skip);
@@ -172,7 +180,7 @@ tn_status tn_activation_backward(const tn_activation_backward_args *args, tn_str
     TN__OP_REQUIRE_ARGS(call.name, args);
     backward b = {.of = {.x = args->x, .weights = args->weights}};
     TN_TRY(check_backward(&call, args, &b));
-    work.curve = activations[args->activation].curve;
+    work.curve = b.of.curve;
     work.is_gated = args->gated != 0;
     tn_status status = lease_backward(&call, args, &b, &work, &sums, &products);
     if (status == TN_OK) status = run_backward(&call, args, &work, &sums, &products);

@@ -278,7 +278,17 @@ tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, 
     config.name = "op workspace";
     TN_TRY(tn__op_scratch(call, scope, &config, &tensor));
     TN_TRY(tn__op_lease(call, tensor, TN_PLANE_DATA, TN_WRITE, &view));
+    slot_at(call, call->lease_count - 1)->blocks[0] = view.data;
     *out = view.data;
+    return TN_OK;
+}
+
+tn_status tn__op_let_go_bytes(tn__op_call *call, const void *bytes) {
+    for (int i = 0; bytes && i < call->lease_count; i++) {
+        const tn__op_lease_slot *slot = slot_at(call, i);
+        if (slot->lease.value == 0 || slot->is_output || slot->blocks[0] != bytes) continue;
+        return tn__op_let_go(call, slot->tensor);
+    }
     return TN_OK;
 }
 

@@ -21,7 +21,7 @@
 
 enum {
     TN__OP_LEASES_MAX = 16,
-    TN__OP_SCRATCH_MAX = 12,
+    TN__OP_SCRATCH_MAX = 24,
     TN__OP_SAVED_MAX = 6,
     TN__OP_SPENT_MAX = 6,
     TN__OP_DERIVED_MAX = 2
@@ -41,7 +41,7 @@ typedef struct tn__op_lease_slot {
     int is_held;     /* no work has had its address yet */
     int is_derived;  /* the lease derived the plane */
     int runs_before; /* call->runs when it began, or was held no more */
-    void *blocks[2]; /* the plane's memory: data and scales */
+    void *blocks[2]; /* an output's memory: data and scales; or scratch bytes */
 } tn__op_lease_slot;
 
 typedef struct tn__op_call {
@@ -171,6 +171,9 @@ void tn__op_spend(tn__op_call *call, tn_tensor *tensor);
 
 /* `bytes` of scratch memory; NULL for 0. */
 tn_status tn__op_scratch_bytes(tn__op_call *call, tn_scope scope, size_t bytes, void **out);
+
+/* Frees it before the rest, in the stream's order; NULL is fine. */
+tn_status tn__op_let_go_bytes(tn__op_call *call, const void *bytes);
 
 /* Ends the call with the status so far and returns what became of it. */
 tn_status tn__op_finish(tn__op_call *call, tn_status status);

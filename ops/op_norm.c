@@ -1,12 +1,7 @@
 /* Norms: the statistics of the rows, then the values with their casts. */
-#include "op_produce.h"
+#include "op_norm.h"
 
 #include <math.h>
-
-typedef struct norm {
-    tn_tensor_info x, residual, sum, gamma, beta, mean, rstd;
-    tn__produced out;
-} norm;
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
@@ -44,12 +39,10 @@ static tn_status check_kind(const tn__op_call *call, const tn_norm_args *args) {
                "%s: beta or mean is given, which TN_NORM_RMS has not", call->name);
     TN_REQUIRE(tn__is_no_tensor(args->sum) || !tn__is_no_tensor(args->residual),
                "%s: sum is given, but no residual", call->name);
-    TN_REQUIRE(!tn__is_no_tensor(args->y) || !tn__is_no_tensor(args->quantized.tensor),
-               "%s: no output is given", call->name);
     return TN_OK;
 }
 
-static tn_status check_norm(tn__op_call *call, const tn_norm_args *args, norm *n) {
+tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, tn__norm *n) {
     TN_TRY(check_kind(call, args));
     TN_TRY(tn__op_tensor(call, "x", args->x, &n->x));
     TN_TRY(tn__op_require_float(call, "x", &n->x));
@@ -71,7 +64,7 @@ static tn_status check_norm(tn__op_call *call, const tn_norm_args *args, norm *n
 /* ---- leases -------------------------------------------------------------------------------- */
 
 /* x, or x and the residual and where their sum goes. */
-static tn_status lease_source(tn__op_call *call, const tn_norm_args *args, const norm *n,
+static tn_status lease_source(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                               tn__row_statistics_work *work) {
     tn__matrix residual, sum;
     TN_TRY(tn__op_lease_matrix(call, args->x, &n->x, TN_READ, &work->x));
@@ -97,7 +90,7 @@ static tn_status lease_vector(tn__op_call *call, tn_tensor tensor, const tn_tens
 
 /* The caller's tensor, or scratch. */
 static tn_status lease_statistic(tn__op_call *call, const char *role, tn_tensor tensor,
-                                 const norm *n, const tn_norm_args *args, const float *skip,
+                                 const tn__norm *n, const tn_norm_args *args, const float *skip,
                                  float **out) {
     tn_plane_view view;
     void *scratch = NULL;
@@ -113,10 +106,12 @@ static tn_status lease_statistic(tn__op_call *call, const char *role, tn_tensor 
     return TN_OK;
 }
 
-static tn_status lease_norm(tn__op_call *call, const tn_norm_args *args, const norm *n,
-                            tn__norm_work *norm_work) {
+tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
+                         tn__norm_work *norm_work) {
     tn__row_statistics_work *statistics = &norm_work->statistics;
     tn__produce_work *work = &norm_work->made;
+    *norm_work = (tn__norm_work){.made.producer = TN__PRODUCE_NORM};
+    statistics->epsilon = args->epsilon;
     TN_TRY(tn__op_lease_skip(call, args->skip, &statistics->skip));
     TN_TRY(lease_source(call, args, n, statistics));
     TN_TRY(lease_vector(call, args->gamma, &n->gamma, &work->gamma));
@@ -138,24 +133,29 @@ static tn_status lease_norm(tn__op_call *call, const tn_norm_args *args, const n
 /* ---- the op -------------------------------------------------------------------------------- */
 
 /* Rows without columns have statistics still. */
-static int makes_something(const tn_norm_args *args, const norm *n) {
+static int makes_something(const tn_norm_args *args, const tn__norm *n) {
     const int has_statistics = !tn__is_no_tensor(args->mean) || !tn__is_no_tensor(args->rstd);
     return n->x.rows > 0 && (n->x.cols > 0 || has_statistics);
 }
 
+tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
+                       tn__norm_work *work) {
+    const size_t bytes = call->ops->norm_scratch_bytes(work);
+    if (!makes_something(args, n)) return TN_OK;
+    TN_TRY(tn__op_scratch_bytes(call, args->scope, bytes, &work->scratch));
+    return TN__OP_RUN(call, norm, work);
+}
+
 tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_forward", stream);
-    tn__norm_work work = {.statistics.skip = NULL, .made.producer = TN__PRODUCE_NORM};
-    norm n;
+    tn__norm_work work;
+    tn__norm n;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
-    TN_TRY(check_norm(&call, args, &n));
-    work.statistics.epsilon = args->epsilon;
-    tn_status status = lease_norm(&call, args, &n, &work);
-    const int is_run = makes_something(args, &n);
-    if (status == TN_OK && is_run)
-        status = tn__op_scratch_bytes(&call, args->scope, call.ops->norm_scratch_bytes(&work),
-                                      &work.scratch);
-    if (status == TN_OK && is_run) status = TN__OP_RUN(&call, norm, &work);
+    TN_TRY(tn__norm_check(&call, args, &n));
+    TN_REQUIRE(!tn__is_no_tensor(args->y) || !tn__is_no_tensor(args->quantized.tensor),
+               "%s: no output is given", call.name);
+    tn_status status = tn__norm_lease(&call, args, &n, &work);
+    if (status == TN_OK) status = tn__norm_run(&call, args, &n, &work);
     return tn__op_finish(&call, status);
 }

@@ -1,11 +1,5 @@
 /* The gradient of a norm: the means of the rows, then dx with its casts and the sums over rows. */
-#include "op_produce.h"
-#include "tenure_train.h"
-
-typedef struct norm_gradient {
-    tn_tensor_info x, dy, added, mean, rstd, gamma, dgamma, dbeta;
-    tn__produced out;
-} norm_gradient;
+#include "op_norm.h"
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
@@ -16,12 +10,6 @@ static tn_status check_kind(const tn__op_call *call, const tn_norm_backward_args
                (int)args->norm);
     TN_REQUIRE(is_layer || (tn__is_no_tensor(args->mean) && tn__is_no_tensor(args->dbeta)),
                "%s: mean or dbeta is given, which TN_NORM_RMS has not", call->name);
-    TN_REQUIRE(!is_layer || !tn__is_no_tensor(args->mean),
-               "%s: mean is {0}: TN_NORM_LAYER needs the one that tn_norm_forward left",
-               call->name);
-    TN_REQUIRE(!tn__is_no_tensor(args->dx) || !tn__is_no_tensor(args->quantized.tensor) ||
-                   !tn__is_no_tensor(args->dgamma) || !tn__is_no_tensor(args->dbeta),
-               "%s: no output is given", call->name);
     return TN_OK;
 }
 
@@ -33,19 +21,15 @@ static tn_status check_like_x(tn__op_call *call, const char *role, tn_tensor ten
     return tn__op_require_shape(call, role, info, x->rows, x->cols, "the shape of x");
 }
 
-static tn_status check_norm_gradient(tn__op_call *call, const tn_norm_backward_args *args,
-                                     norm_gradient *n) {
-    static const char of_rows[] = "one for each row of x", of_cols[] = "one for each column of x";
+tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args *args,
+                                  tn__norm_gradient *n) {
+    static const char of_cols[] = "one for each column of x";
     TN_TRY(check_kind(call, args));
     TN_TRY(tn__op_tensor(call, "x", args->x, &n->x));
     TN_TRY(tn__op_require_float(call, "x", &n->x));
     const tn_tensor_info *x = &n->x;
-    TN_TRY(check_like_x(call, "dy", args->dy, x, &n->dy));
     if (!tn__is_no_tensor(args->added))
         TN_TRY(check_like_x(call, "added", args->added, x, &n->added));
-    if (!tn__is_no_tensor(args->mean))
-        TN_TRY(tn__op_require_fp32_vector(call, "mean", args->mean, x->rows, of_rows, &n->mean));
-    TN_TRY(tn__op_require_fp32_vector(call, "rstd", args->rstd, x->rows, of_rows, &n->rstd));
     if (!tn__is_no_tensor(args->gamma))
         TN_TRY(tn__op_require_vector(call, "gamma", args->gamma, x->cols, of_cols, &n->gamma));
     TN_TRY(tn__op_check_column_sums(call, "dgamma", args->dgamma, x->cols, &n->dgamma));
@@ -57,6 +41,22 @@ static tn_status check_norm_gradient(tn__op_call *call, const tn_norm_backward_a
                             .rows = x->rows,
                             .cols = x->cols};
     return tn__op_check_produced(call, &n->out);
+}
+
+/* What a caller of the op brings; a layer has made its own. */
+static tn_status check_given(tn__op_call *call, const tn_norm_backward_args *args,
+                             tn__norm_gradient *n) {
+    static const char of_rows[] = "one for each row of x";
+    TN_REQUIRE(args->norm != TN_NORM_LAYER || !tn__is_no_tensor(args->mean),
+               "%s: mean is {0}: TN_NORM_LAYER needs the one that tn_norm_forward left",
+               call->name);
+    TN_REQUIRE(!tn__is_no_tensor(args->dx) || !tn__is_no_tensor(args->quantized.tensor) ||
+                   !tn__is_no_tensor(args->dgamma) || !tn__is_no_tensor(args->dbeta),
+               "%s: no output is given", call->name);
+    TN_TRY(check_like_x(call, "dy", args->dy, &n->x, &n->dy));
+    if (!tn__is_no_tensor(args->mean))
+        TN_TRY(tn__op_require_fp32_vector(call, "mean", args->mean, n->x.rows, of_rows, &n->mean));
+    return tn__op_require_fp32_vector(call, "rstd", args->rstd, n->x.rows, of_rows, &n->rstd);
 }
 
 /* ---- leases -------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ static tn_status lease_read(tn__op_call *call, tn_tensor tensor, const void **ou
 }
 
 static tn_status lease_inputs(tn__op_call *call, const tn_norm_backward_args *args,
-                              const norm_gradient *n, tn__norm_gradient_work *work) {
+                              const tn__norm_gradient *n, tn__norm_gradient_work *work) {
     const void *mean, *rstd;
     TN_TRY(tn__op_lease_skip(call, args->skip, &work->skip));
     TN_TRY(tn__op_lease_matrix(call, args->x, &n->x, TN_READ, &work->x));
@@ -96,12 +96,19 @@ static tn_status lease_means(tn__op_call *call, const tn_norm_backward_args *arg
     return TN_OK;
 }
 
+tn_status tn__norm_gradient_lease(tn__op_call *call, const tn_norm_backward_args *args,
+                                  const tn__norm_gradient *n, tn__norm_gradient_work *work) {
+    *work = (tn__norm_gradient_work){.skip = NULL};
+    TN_TRY(lease_inputs(call, args, n, work));
+    return lease_means(call, args, work);
+}
+
 typedef struct sums_of_columns {
     tn__column_sums gamma, beta;
 } sums_of_columns;
 
 static tn_status lease_outputs(tn__op_call *call, const tn_norm_backward_args *args,
-                               const norm_gradient *n, tn__norm_gradient_work *work,
+                               const tn__norm_gradient *n, tn__norm_gradient_work *work,
                                sums_of_columns *sums) {
     const int accumulate = args->accumulate != 0;
     TN_TRY(tn__op_lease_column_sums(call, "dgamma", args->dgamma, &n->dgamma, accumulate,
@@ -118,27 +125,30 @@ static tn_status lease_outputs(tn__op_call *call, const tn_norm_backward_args *a
 
 /* ---- the op -------------------------------------------------------------------------------- */
 
-static tn_status run(tn__op_call *call, const norm_gradient *n, const tn__norm_gradient_work *work,
-                     const sums_of_columns *sums) {
+tn_status tn__norm_gradient_run(tn__op_call *call, const tn__norm_gradient_work *work) {
+    if (work->x.rows == 0 || work->x.cols == 0) return TN_OK;
+    TN_TRY(TN__OP_RUN(call, norm_gradient_means, work));
+    return TN__OP_RUN(call, norm_gradient, work);
+}
+
+static tn_status run(tn__op_call *call, const tn__norm_gradient *n,
+                     const tn__norm_gradient_work *work, const sums_of_columns *sums) {
     if (n->x.cols == 0) return TN_OK;
-    if (n->x.rows > 0) {
-        TN_TRY(TN__OP_RUN(call, norm_gradient_means, work));
-        TN_TRY(TN__OP_RUN(call, norm_gradient, work));
-    }
+    TN_TRY(tn__norm_gradient_run(call, work));
     TN_TRY(tn__op_add_up_tiles(call, n->x.rows, work->skip, &sums->gamma));
     return tn__op_add_up_tiles(call, n->x.rows, work->skip, &sums->beta);
 }
 
 tn_status tn_norm_backward(const tn_norm_backward_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_backward", stream);
-    tn__norm_gradient_work work = {.skip = NULL};
+    tn__norm_gradient_work work;
     sums_of_columns sums = {.gamma = {.accumulate = 0}};
-    norm_gradient n;
+    tn__norm_gradient n;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
-    TN_TRY(check_norm_gradient(&call, args, &n));
-    tn_status status = lease_inputs(&call, args, &n, &work);
-    if (status == TN_OK) status = lease_means(&call, args, &work);
+    TN_TRY(tn__norm_gradient_check(&call, args, &n));
+    TN_TRY(check_given(&call, args, &n));
+    tn_status status = tn__norm_gradient_lease(&call, args, &n, &work);
     if (status == TN_OK) status = lease_outputs(&call, args, &n, &work, &sums);
     if (status == TN_OK) status = run(&call, &n, &work, &sums);
     return tn__op_finish(&call, status);

@@ -23,6 +23,10 @@ tn_status tn__op_check_produced(tn__op_call *call, tn__produced *out);
 tn_status tn__op_lease_produced(tn__op_call *call, const tn__produced *out, const float *skip,
                                 tn__quantize_work *cast);
 
+/* The curve of an activation that there is. */
+tn_status tn__op_activation_curve(const tn__op_call *call, tn_activation activation,
+                                  tn__curve *out);
+
 /* A PLAIN vector of `count` elements: of one type, or fp32, bf16 or fp16. */
 tn_status tn__op_require_fp32_vector(tn__op_call *call, const char *role, tn_tensor tensor,
                                      int64_t count, const char *reason, tn_tensor_info *info);

@@ -74,7 +74,7 @@ typedef enum tn_backward_precision {
 
 typedef struct tn_layer_common {
     tn_scope scope;          /* of scratch */
-    tn_scope saved_scope;    /* of what is saved; {0}: no gradient of a weight will be asked for */
+    tn_scope saved_scope;    /* of what is saved; {0}: nothing is */
     tn_dtype gradient_dtype; /* TN_E5M2: dy is quantized to it; else to E4M3 */
     tn_backward_precision precision;
     /* 1: as little as possible is saved, and backward makes what is missing. Both are told. */
@@ -159,6 +159,158 @@ typedef struct tn_linear_backward_args {
 TN_API TN_MUST_USE tn_status tn_linear_backward(const tn_linear_backward_args *args,
                                                 tn_linear_saved *saved,
                                                 tn_delayed_gradient *delayed, tn_stream stream);
+
+/* ---- what the other layers normalize first --------------------------------------------------- */
+
+/* tn_norm_forward of x, or of x + residual. */
+typedef struct tn_layer_norm {
+    tn_norm norm;
+    tn_tensor x;        /* PLAIN fp32, bf16 or fp16, [M, K] */
+    tn_tensor residual; /* {0}: none */
+    tn_tensor sum;      /* x + residual: there if residual is, and what backward takes as x */
+    tn_tensor gamma;
+    tn_tensor beta; /* of LAYER only */
+    int gamma_from_one;
+    float epsilon;
+    tn_tensor
+        normed; /* PLAIN output of x's type: what is multiplied or quantized; {0}: not wanted */
+} tn_layer_norm;
+#define TN_LAYER_NORM_INIT                                                                         \
+    {                                                                                              \
+        TN_NORM_RMS, {0}, {0}, {0}, {0}, {0}, 0, 1e-5f, { 0 }                                      \
+    }
+
+/* tn_norm_backward. x, gamma, beta, gamma_from_one and epsilon are forward's; beta and epsilon are
+ * looked at only if common.recompute is set. */
+typedef struct tn_layer_norm_gradient {
+    tn_norm norm;
+    tn_tensor x; /* what was normalized: with a residual, the sum */
+    tn_tensor gamma;
+    tn_tensor beta;
+    int gamma_from_one;
+    float epsilon;
+    /* That of forward, if it had one: read where a PLAIN x is multiplied for the weight's gradient;
+     * else not looked at. */
+    tn_tensor normed;
+    tn_tensor added; /* a gradient that goes past the layer, as of a residual; {0}: nothing */
+    tn_tensor dx;    /* of x's shape and type; {0}: not wanted, likewise dgamma and dbeta */
+    tn_tensor dgamma;
+    tn_tensor dbeta;
+    int accumulate; /* dgamma and dbeta */
+} tn_layer_norm_gradient;
+#define TN_LAYER_NORM_GRADIENT_INIT                                                                \
+    { TN_NORM_RMS, {0}, {0}, {0}, 0, 1e-5f, {0}, {0}, {0}, {0}, {0}, 0 }
+
+/* ---- LayerNormLinear ------------------------------------------------------------------------- */
+
+/* y = norm(x) w^T + bias. */
+typedef struct tn_norm_linear_forward_args {
+    size_t size;
+    tn_layer_norm norm;
+    tn_layer_weight w;
+    tn_tensor y; /* [M, N] PLAIN */
+    tn_layer_common common;
+} tn_norm_linear_forward_args;
+#define TN_NORM_LINEAR_FORWARD_ARGS_INIT                                                           \
+    {                                                                                              \
+        sizeof(tn_norm_linear_forward_args), TN_LAYER_NORM_INIT, TN_LAYER_WEIGHT_INIT, {0},        \
+            TN_LAYER_COMMON_INIT                                                                   \
+    }
+
+typedef struct tn_norm_linear_saved {
+    tn_tensor mean; /* of LAYER */
+    tn_tensor rstd;
+    tn_tensor
+        normed; /* as the weight's gradient reads it; {0}: nobody does, or it is the caller's */
+} tn_norm_linear_saved;
+#define TN_NORM_LINEAR_SAVED_INIT                                                                  \
+    {                                                                                              \
+        {0}, {0}, { 0 }                                                                            \
+    }
+
+TN_API TN_MUST_USE tn_status tn_norm_linear_forward(const tn_norm_linear_forward_args *args,
+                                                    tn_norm_linear_saved *saved, tn_stream stream);
+
+/* The gradient of the norm's value is there in scratch, in x's type. Without norm.dx, dgamma and
+ * dbeta it is not made, and there is no dgrad. */
+typedef struct tn_norm_linear_backward_args {
+    size_t size;
+    tn_tensor dy; /* [M, N] PLAIN */
+    tn_layer_weight w;
+    tn_layer_norm_gradient norm;
+    tn_layer_gradient gradient;
+    tn_layer_common common;
+} tn_norm_linear_backward_args;
+#define TN_NORM_LINEAR_BACKWARD_ARGS_INIT                                                          \
+    {                                                                                              \
+        sizeof(tn_norm_linear_backward_args), {0}, TN_LAYER_WEIGHT_INIT,                           \
+            TN_LAYER_NORM_GRADIENT_INIT, TN_LAYER_GRADIENT_INIT, TN_LAYER_COMMON_INIT              \
+    }
+
+TN_API TN_MUST_USE tn_status tn_norm_linear_backward(const tn_norm_linear_backward_args *args,
+                                                     tn_norm_linear_saved *saved,
+                                                     tn_delayed_gradient *delayed,
+                                                     tn_stream stream);
+
+/* ---- LayerNormMLP ---------------------------------------------------------------------------- */
+
+/* y = act(h) w2^T + bias2 with h = norm(x) w1^T + bias1, in x's type. Gated, h is [M, 2 F] and w1
+ * [2 F, K], see tn_activation_forward; w2 is [N, F]. */
+typedef struct tn_norm_mlp_forward_args {
+    size_t size;
+    tn_layer_norm norm;
+    tn_layer_weight w1;
+    tn_activation activation;
+    int gated;
+    tn_layer_weight w2;
+    tn_tensor y; /* [M, N] PLAIN */
+    tn_layer_common common;
+} tn_norm_mlp_forward_args;
+#define TN_NORM_MLP_FORWARD_ARGS_INIT                                                              \
+    {                                                                                              \
+        sizeof(tn_norm_mlp_forward_args), TN_LAYER_NORM_INIT, TN_LAYER_WEIGHT_INIT,                \
+            TN_ACTIVATION_GELU, 0, TN_LAYER_WEIGHT_INIT, {0}, TN_LAYER_COMMON_INIT                 \
+    }
+
+typedef struct tn_norm_mlp_saved {
+    tn_tensor mean; /* of LAYER */
+    tn_tensor rstd;
+    tn_tensor normed;    /* as w1's gradient reads it */
+    tn_tensor hidden;    /* h, PLAIN of x's type */
+    tn_tensor activated; /* act(h), as w2's gradient reads it */
+} tn_norm_mlp_saved;
+#define TN_NORM_MLP_SAVED_INIT                                                                     \
+    {                                                                                              \
+        {0}, {0}, {0}, {0}, { 0 }                                                                  \
+    }
+
+TN_API TN_MUST_USE tn_status tn_norm_mlp_forward(const tn_norm_mlp_forward_args *args,
+                                                 tn_norm_mlp_saved *saved, tn_stream stream);
+
+/* The COL plane of each weight lives around its own dgrad, by its own policy. If common.side is
+ * given, w1's is derived there while w2's dgrad runs, and common.next_weight's while w1's does.
+ * `delayed` is of two, w1's and w2's; NULL if nothing is delayed. */
+typedef struct tn_norm_mlp_backward_args {
+    size_t size;
+    tn_tensor dy; /* [M, N] PLAIN */
+    tn_layer_weight w1;
+    tn_activation activation;
+    int gated;
+    tn_layer_weight w2;
+    tn_layer_norm_gradient norm;
+    tn_layer_gradient gradient1, gradient2;
+    tn_layer_common common;
+} tn_norm_mlp_backward_args;
+#define TN_NORM_MLP_BACKWARD_ARGS_INIT                                                             \
+    {                                                                                              \
+        sizeof(tn_norm_mlp_backward_args), {0}, TN_LAYER_WEIGHT_INIT, TN_ACTIVATION_GELU, 0,       \
+            TN_LAYER_WEIGHT_INIT, TN_LAYER_NORM_GRADIENT_INIT, TN_LAYER_GRADIENT_INIT,             \
+            TN_LAYER_GRADIENT_INIT, TN_LAYER_COMMON_INIT                                           \
+    }
+
+TN_API TN_MUST_USE tn_status tn_norm_mlp_backward(const tn_norm_mlp_backward_args *args,
+                                                  tn_norm_mlp_saved *saved,
+                                                  tn_delayed_gradient *delayed, tn_stream stream);
 
 #ifdef __cplusplus
 }

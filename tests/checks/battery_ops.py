@@ -19,7 +19,11 @@ ELSEWHERE = {
     "tn_grouped_linear_backward": "tests/support/test_experts.c",
     "tn_linear_forward": "tests/gpu/test_frozen_stack.c",
     "tn_linear_backward": "tests/gpu/test_frozen_stack.c",
-    "tn_weight_gradient": "tests/unit/test_layer_arguments.c",
+    "tn_norm_linear_forward": "tests/support/test_layers.c",
+    "tn_norm_linear_backward": "tests/support/test_layers.c",
+    "tn_norm_mlp_forward": "tests/support/test_layers.c",
+    "tn_norm_mlp_backward": "tests/support/test_layers.c",
+    "tn_weight_gradient": "tests/support/test_layers.c",
 }
 DECLARED = re.compile(r"TN_API\s+TN_MUST_USE\s+tn_status\s+(tn_\w+)\("
                       r"(?:const tn_\w+_args \*args|tn_delayed_gradient \*\w+),[\w\s*,]*"

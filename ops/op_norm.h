@@ -1,0 +1,38 @@
+/* The steps of the norms and of their gradients, which the layers take too. */
+#ifndef TENURE_OP_NORM_H
+#define TENURE_OP_NORM_H
+
+#include "op_produce.h"
+#include "tenure_train.h"
+
+typedef struct tn__norm {
+    tn_tensor_info x, residual, sum, gamma, beta, mean, rstd;
+    tn__produced out;
+} tn__norm;
+
+/* All but that there is an output; `out` can be given another one before the leases. */
+tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, tn__norm *out);
+tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
+                         tn__norm_work *work);
+
+/* Scratch, and the work; nothing without elements. */
+tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
+                       tn__norm_work *work);
+
+typedef struct tn__norm_gradient {
+    tn_tensor_info x, dy, added, mean, rstd, gamma, dgamma, dbeta;
+    tn__produced out;
+} tn__norm_gradient;
+
+/* All but dy, the statistics, and that there is an output. */
+tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args *args,
+                                  tn__norm_gradient *out);
+
+/* What is read, and scratch for the means of the rows. */
+tn_status tn__norm_gradient_lease(tn__op_call *call, const tn_norm_backward_args *args,
+                                  const tn__norm_gradient *n, tn__norm_gradient_work *work);
+
+/* dx and the sums of tiles; nothing without elements. */
+tn_status tn__norm_gradient_run(tn__op_call *call, const tn__norm_gradient_work *work);
+
+#endif
