@@ -1,4 +1,4 @@
-/* The layers on the simulated device: the same bytes as on the host after each call, and no races. */
+/* The layers on the simulated device: bytes as on the host after each call, and no races. */
 #include "test_layers.h"
 
 static void the_ghost_keeps_the_same_bytes_alive(void **state) {

@@ -1,5 +1,5 @@
-/* Each layer of tenure_layers.h with its tensors, in any way that it can be told, on any driver: its
- * calls, and what must be alive after each of them.
+/* Each layer of tenure_layers.h with its tensors, in any way that it can be told, on any driver:
+ * its calls, and what must be alive after each of them.
  */
 #ifndef TENURE_TEST_LAYERS_H
 #define TENURE_TEST_LAYERS_H

@@ -1,5 +1,5 @@
-/* Each layer is, bit for bit, the public ops that it is made of, in whatever way it is told: what is
- * recomputed, delayed or fused changes no bit. */
+/* Each layer is, bit for bit, the public ops that it is made of, in whatever way it is told: what
+ * is recomputed, delayed or fused changes no bit. */
 #include "test_layers.h"
 
 #include <stdlib.h>
