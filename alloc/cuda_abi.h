@@ -37,6 +37,7 @@ enum {
     TN__CU_STREAM_CAPTURE_STATUS_NONE = 0,
     TN__CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
     TN__CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+    TN__CU_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
     TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75,
     TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76,
     TN__CU_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
@@ -46,7 +47,14 @@ enum {
     TN__CU_MEM_ACCESS_NONE = 0,
     TN__CU_MEM_ACCESS_READ_WRITE = 3,
     TN__CU_MEM_GRANULARITY_MINIMUM = 0,
+    TN__CU_LAUNCH_CLUSTER_DIMENSION = 4,
     TN__CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
+    TN__CU_FUNCTION_SHARED_MAX = 8,
+    TN__CU_TENSOR_MAP_UINT8 = 0,
+    TN__CU_TENSOR_MAP_NOT_INTERLEAVED = 0,
+    TN__CU_TENSOR_MAP_SWIZZLE_128 = 3,
+    TN__CU_TENSOR_MAP_L2_128 = 2,
+    TN__CU_TENSOR_MAP_OUTSIDE_IS_0 = 0,
     TN__CU_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
     TN__CU_MEMPOOL_RELEASE_THRESHOLD = 4,
     TN__CU_MEMPOOL_RESERVED_NOW = 5,
@@ -97,6 +105,7 @@ typedef struct tn__cu_launch_attribute {
     char padding[4];
     union {
         int is_early;
+        unsigned cluster[3];
         char bytes[64];
     } value;
 } tn__cu_launch_attribute;
@@ -204,7 +213,13 @@ typedef struct tn__cu_launch_config {
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, \
        void **extra))                                                                              \
     X(OPTIONAL, launch_config, "cuLaunchKernelEx",                                                 \
-      (const tn__cu_launch_config *config, void *function, void **parameters, void **extra))
+      (const tn__cu_launch_config *config, void *function, void **parameters, void **extra))       \
+    X(OPTIONAL, function_attribute_set, "cuFuncSetAttribute",                                      \
+      (void *function, int attribute, int value))                                                  \
+    X(OPTIONAL, tensor_map_encode, "cuTensorMapEncodeTiled",                                       \
+      (void *map, int type, unsigned rank, void *address, const unsigned long long *extents,       \
+       const unsigned long long *strides_bytes, const unsigned *box, const unsigned *steps,        \
+       int interleave, int swizzle, int promotion, int fill))
 
 #define TN__CU_AS_MEMBER(need, field, name, parameters) tn__cu_result(*field) parameters;
 typedef struct tn__cu_calls {

@@ -28,12 +28,15 @@ typedef struct tn__range {
     int is_write;
 } tn__range;
 
+enum { TN__BOX_MAP_BYTES = 128 };
+
 typedef struct tn__launch {
     unsigned grid[3];
     unsigned block[3];
-    unsigned shared_bytes;
-    void **parameters; /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
-    int starts_early;  /* the kernel waits itself for the one ahead of it on the stream, and may be
+    unsigned shared_bytes; /* beyond what the kernel declares; above 48 KiB: see shared_max_set */
+    unsigned cluster;      /* blocks in a row that get multiprocessors next to each other; 0: any */
+    void **parameters;     /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
+    int starts_early; /* the kernel waits itself for the one ahead of it on the stream, and may be
                         * put on the device before that has ended, where the driver can */
 } tn__launch;
 
@@ -151,6 +154,15 @@ typedef struct tn__driver {
                                  tn__function *out);
     tn_status (*launch)(tn__driver_device *device, tn__function function, const tn__launch *launch,
                         tn_stream stream);
+    /* Real CUDA only, else NULL, for kernels that share the device with other work: how many
+     * multiprocessors it has; shared memory that launches of the kernel may ask for; what such a
+     * kernel needs to have boxes of 128 x 128 of this matrix of bytes moved, with the 16 byte
+     * pieces of row r in the order piece ^ r % 8: TN__BOX_MAP_BYTES, at a multiple of 64. Rows and
+     * columns are multiples of 16. TN_UNSUPPORTED where the driver lacks the call. */
+    tn_status (*multiprocessors)(tn__driver_device *device, int *out);
+    tn_status (*shared_max_set)(tn__driver_device *device, tn__function function, unsigned bytes);
+    tn_status (*box_map)(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
+                         void *out);
     /* Makes the device current on this thread for libraries that need it (cuBLASLt). */
     tn_status (*make_current)(tn__driver_device *device);
     /* CUDA only, else NULL: runs task(argument) here and now with the device current, and leaves

@@ -152,6 +152,10 @@ tn_status tn__cuda_module_load(tn__driver_device *device, const void *image, voi
 tn_status tn__cuda_module_unload(tn__driver_device *device, void *module);
 tn_status tn__cuda_module_function(tn__driver_device *device, void *module, const char *name,
                                    tn__function *out);
+tn_status tn__cuda_multiprocessors(tn__driver_device *device, int *out);
+tn_status tn__cuda_shared_max_set(tn__driver_device *device, tn__function function, unsigned bytes);
+tn_status tn__cuda_box_map(tn__driver_device *device, const void *bytes, int64_t rows,
+                           int64_t cols, void *out);
 tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
                           const tn__launch *launch, tn_stream stream);
 tn_status tn__cuda_ghost_launch(tn__driver_device *device, const char *kernel,

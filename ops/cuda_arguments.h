@@ -70,6 +70,23 @@ typedef struct tn__cuda_transpose_arguments {
     uint32_t tiles_across;
 } tn__cuda_transpose_arguments;
 
+/* The same by boxes that the GPU moves by itself: what tn__driver.box_map says of both planes. The
+ * blocks are few, and take what lies between two of them in `turns` turns. */
+enum {
+    TN__NARROW_THREADS = 256,
+    TN__NARROW_CLUSTER = 2, /* blocks that run on neighbouring multiprocessors */
+    TN__NARROW_WORKERS = 2, /* parts of a block, each with boxes of its own */
+    TN__NARROW_BOXES = 6,   /* that a worker has in shared memory */
+    TN__NARROW_SHARED_BYTES =
+        TN__NARROW_WORKERS * TN__NARROW_BOXES * TN__TILE * TN__TILE + 1024 /* to align them */
+};
+typedef struct tn__cuda_narrow_arguments {
+    unsigned char from_map[128];
+    unsigned char to_map[128];
+    tn__cuda_transpose_arguments of;
+    uint32_t turns;
+} __attribute__((aligned(64))) tn__cuda_narrow_arguments;
+
 /* `from` is what a dequantize kernel would read, dst aside; `to` what a quantize kernel would
  * write, src aside, and its skip is that of the whole. Shifting: rows and columns of both are those
  * of the plane as it is stored, and it is to.col that is written. */

@@ -65,6 +65,7 @@ typedef struct tn__blas_shape {
     tn_dtype d;
     int has_beta; /* beta is 1, else 0 */
     int has_bias; /* of d's type, one for each column */
+    int processors; /* multiprocessors that it may take; 0: all */
 } tn__blas_shape;
 
 /* The descriptors of one product; all NULL, or as many as were made before a failure. */

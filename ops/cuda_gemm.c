@@ -142,6 +142,7 @@ tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work,
     }
     tn_status status = pin(work, out);
     if (status != TN_OK) tn__gemm_unprepare(out);
+    if (status == TN_OK && work->spared > 0) (void)tn__gemm_spare(out, work->spared);
     return status;
 }
 

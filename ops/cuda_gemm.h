@@ -5,6 +5,7 @@
  *     cuda_gemm_offers.c  what cuBLASLt offers for a shape
  *     cuda_gemm_tune.c    timing what is offered for a shape
  *     cuda_gemm_file.c    the choices of a device as text, and back
+ *     cuda_gemm_spare.c   a product that leaves multiprocessors to what runs beside it
  *
  * A plan has the descriptors of a shape, made once, and what is offered for it (candidates), first
  * what cuBLASLt's heuristic offers, in its order. One of them is chosen: the first, until the shape
@@ -126,6 +127,10 @@ typedef struct tn__gemm_preparation {
 
 tn_status tn__gemm_prepare(tn_device *device, const tn__gemm_work *work, tn__gemm_preparation *out);
 void tn__gemm_unprepare(tn__gemm_preparation *prepared);
+
+/* The product without that many multiprocessors, by the same algorithm, in the place of what was
+ * prepared. 0 if cuBLASLt has no such thing; then all stays as it is. */
+int tn__gemm_spare(tn__gemm_preparation *prepared, int spared);
 
 /* What cuBLASLt gets: the caller's memory, or padded copies of it, which are put on the stream. */
 typedef struct tn__gemm_placed {

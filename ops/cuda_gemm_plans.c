@@ -72,7 +72,8 @@ static int operands_equal(const tn__blas_operand *x, const tn__blas_operand *y) 
 static int shapes_equal(const tn__blas_shape *x, const tn__blas_shape *y) {
     return x->rows == y->rows && x->cols == y->cols && x->contracted == y->contracted &&
            operands_equal(&x->a, &y->a) && operands_equal(&x->b, &y->b) && x->d == y->d &&
-           x->has_beta == y->has_beta && x->has_bias == y->has_bias;
+           x->has_beta == y->has_beta && x->has_bias == y->has_bias &&
+           x->processors == y->processors;
 }
 
 static uint64_t mixed(uint64_t hash, uint64_t value) {
@@ -92,6 +93,7 @@ static tn__gemm_plan **bucket_of(tn__cuda_gemm *gemm, const tn__blas_shape *shap
     hash = mixed(hash, types_of(&shape->a) << 32 | types_of(&shape->b));
     hash = mixed(hash, ((uint64_t)shape->d * 2 + (uint64_t)(shape->has_beta != 0)) * 2 +
                            (uint64_t)(shape->has_bias != 0));
+    hash = mixed(hash, (uint64_t)shape->processors);
     return &gemm->buckets[hash % TN__GEMM_PLANS_MAX];
 }
 

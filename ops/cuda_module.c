@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 extern const unsigned char tn__cuda_cast_image[];
+extern const unsigned char tn__cuda_narrow_image[];
 extern const unsigned char tn__cuda_small_image[];
 extern const unsigned char tn__cuda_list_image[];
 extern const unsigned char tn__cuda_mxfp8_image[];
@@ -35,6 +36,7 @@ extern const unsigned char tn__cuda_attention_gradient_image[];
 
 enum {
     CAST_IMAGE = 0,
+    NARROW_IMAGE,
     SMALL_IMAGE,
     LIST_IMAGE,
     ROWS_IMAGE,
@@ -59,6 +61,7 @@ enum {
 
 static const unsigned char *const images[IMAGE_COUNT] = {
     [CAST_IMAGE] = tn__cuda_cast_image,
+    [NARROW_IMAGE] = tn__cuda_narrow_image,
     [SMALL_IMAGE] = tn__cuda_small_image,
     [LIST_IMAGE] = tn__cuda_list_image,
     [ROWS_IMAGE] = tn__cuda_rows_image,
@@ -245,6 +248,11 @@ static void single_cast_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
 }
 
+static void single_narrow_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    (void)index;
+    snprintf(name, TN__KERNEL_NAME_BYTES, "transpose_plane_narrow");
+}
+
 static void single_small_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     static const char *const names[] = {"pad_bytes", "embed_rows"};
     snprintf(name, TN__KERNEL_NAME_BYTES, "%s", names[index]);
@@ -393,6 +401,7 @@ static const struct kernel_family {
     {TN__KERNEL_QUANTIZE, CAST_IMAGE, quantize_name},
     {TN__KERNEL_DEQUANTIZE, CAST_IMAGE, dequantize_name},
     {TN__KERNEL_TRANSPOSE, CAST_IMAGE, single_cast_name},
+    {TN__KERNEL_TRANSPOSE_NARROW, NARROW_IMAGE, single_narrow_name},
     {TN__KERNEL_FINISH, SMALL_IMAGE, finish_name},
     {TN__KERNEL_CONVERT, SMALL_IMAGE, convert_name},
     {TN__KERNEL_AXPY, SMALL_IMAGE, axpy_name},
@@ -480,6 +489,23 @@ static tn_status find_kernels(tn__cuda_context *context) {
     return TN_OK;
 }
 
+/* What kernels that share the GPU with a product need; a GPU or a driver that lacks any of it goes
+ * without. */
+static void prepare_sharing(tn__cuda_context *context) {
+    const tn__driver *driver = context->driver;
+    const tn_device_info *info = &context->info;
+    int count = 0;
+    tn__saved_error error;
+    if (info->compute_major != 9 || info->compute_minor != 0) return;
+    if (!driver->multiprocessors || !driver->shared_max_set || !driver->box_map) return;
+    tn__error_save(&error);
+    if (driver->multiprocessors(context->state, &count) == TN_OK &&
+        driver->shared_max_set(context->state, context->kernels[TN__KERNEL_TRANSPOSE_NARROW],
+                               TN__NARROW_SHARED_BYTES) == TN_OK)
+        context->multiprocessors = count;
+    tn__error_restore(&error);
+}
+
 static tn_status context_make(tn_device *device, tn__cuda_context **out) {
     const tn__driver *driver = tn__device_driver(device);
     if (!driver->module_load || !driver->launch)
@@ -497,6 +523,7 @@ static tn_status context_make(tn_device *device, tn__cuda_context **out) {
     tn_status status = tn_device_info_get(device, &context->info);
     if (status == TN_OK) status = load_images(context);
     if (status == TN_OK) status = find_kernels(context);
+    if (status == TN_OK) prepare_sharing(context);
     if (status != TN_OK) {
         context_end(&context->attachment);
         return status;
@@ -550,4 +577,16 @@ tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t block
                          .parameters = parameters,
                          .starts_early = waits};
     return context->driver->launch(context->state, context->kernels[kernel], &launch, stream);
+}
+
+tn_status tn__kernel_launch_narrow(tn__cuda_context *context, unsigned blocks,
+                                   tn__cuda_narrow_arguments *argument, tn_stream stream) {
+    void *parameters[1] = {argument};
+    tn__launch launch = {.grid = {blocks, 1, 1},
+                         .block = {TN__NARROW_THREADS, 1, 1},
+                         .shared_bytes = TN__NARROW_SHARED_BYTES,
+                         .cluster = TN__NARROW_CLUSTER,
+                         .parameters = parameters};
+    return context->driver->launch(context->state, context->kernels[TN__KERNEL_TRANSPOSE_NARROW],
+                                   &launch, stream);
 }

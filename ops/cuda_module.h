@@ -27,6 +27,7 @@ enum {
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
     TN__KERNEL_TRANSPOSE = TN__KERNEL_DEQUANTIZE + TN__DEQUANTIZE_KERNELS,
+    TN__KERNEL_TRANSPOSE_NARROW,
     TN__KERNEL_FINISH,
     TN__KERNEL_CONVERT = TN__KERNEL_FINISH + TN__PAIR_KERNELS,
     TN__KERNEL_AXPY = TN__KERNEL_CONVERT + TN__PAIR_KERNELS,
@@ -100,7 +101,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 20 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 21 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -112,6 +113,7 @@ typedef struct tn__cuda_context {
     tn__driver_device *state;
     tn_device_info info;
     int64_t blocks_at_once; /* that the GPU may run; tests say fewer */
+    int multiprocessors;    /* 0: not told, or no kernel of ours may share them with a product */
     void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
     tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
@@ -123,6 +125,11 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out);
 /* Puts a kernel on the stream: `blocks` blocks of `threads`, its one argument by value. */
 tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
                             void *argument, tn_stream stream);
+
+/* The transpose of a plane on as many multiprocessors, of which two neighbours go together as they
+ * do in products. */
+tn_status tn__kernel_launch_narrow(tn__cuda_context *context, unsigned blocks,
+                                   tn__cuda_narrow_arguments *argument, tn_stream stream);
 
 /* cuda_list_table.c */
 size_t tn__cuda_list_scratch_bytes(int64_t tensors);
@@ -173,6 +180,7 @@ tn_status tn__cuda_attention_gradient(tn_device *device, const tn__attention_wor
 /* cuda_gemm.c and its parts: cuda_gemm.h */
 tn_status tn__cuda_gemm_scratch_bytes(tn_device *device, const tn__gemm_work *work, size_t *out);
 tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+int tn__cuda_gemm_spares(tn_device *device, const tn__gemm_work *work, size_t plane_bytes);
 void tn__cuda_gemm_end(tn__cuda_context *context);
 tn_status tn__cuda_gemm_tune(tn_device *device, const tn__gemm_work *work, tn_stream stream);
 tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out);

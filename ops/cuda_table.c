@@ -51,6 +51,25 @@ static tn_status dequantize(tn_device *device, const tn__dequantize_work *work, 
                              tn__matrix_tiles(dst), TN__TILE_THREADS, &argument, stream);
 }
 
+/* Whether boxes can be moved between the planes (cuda_boxes.cuh). */
+static int can_be_narrow(const tn__cuda_context *context, const tn__transpose_work *work,
+                         const tn__cuda_transpose_arguments *argument) {
+    return work->processors > 0 && context->multiprocessors > 0 && argument->from.vectors &&
+           argument->to.vectors && argument->rows <= INT32_MAX && argument->cols <= INT32_MAX;
+}
+
+static tn_status transpose_narrow(tn__cuda_context *context, int processors,
+                                  const tn__cuda_transpose_arguments *of, tn_stream stream) {
+    const tn__driver *driver = context->driver;
+    const int64_t stacks = (tn__tiles_of(of->rows) + 1) / 2 * tn__tiles_of(of->cols);
+    const int64_t at_once = (int64_t)processors * TN__NARROW_WORKERS;
+    tn__cuda_narrow_arguments argument = {.of = *of,
+                                          .turns = (uint32_t)((stacks + at_once - 1) / at_once)};
+    TN_TRY(driver->box_map(context->state, of->from.data, of->rows, of->cols, argument.from_map));
+    TN_TRY(driver->box_map(context->state, of->to.data, of->cols, of->rows, argument.to_map));
+    return tn__kernel_launch_narrow(context, (unsigned)processors, &argument, stream);
+}
+
 static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn_stream stream) {
     const tn_plane_layout *from = &work->from.layout;
     tn__cuda_context *context;
@@ -64,6 +83,8 @@ static tn_status transpose(tn_device *device, const tn__transpose_work *work, tn
         .tiles_across = (uint32_t)tn__tiles_of(from->cols),
     };
     TN_TRY(tn__cuda_context_of(device, &context));
+    if (can_be_narrow(context, work, &argument))
+        return transpose_narrow(context, work->processors, &argument, stream);
     const int64_t stacks =
         (tn__tiles_of(from->rows) + TN__TRANSPOSE_TILES - 1) / TN__TRANSPOSE_TILES;
     return tn__kernel_launch(context, TN__KERNEL_TRANSPOSE, stacks * tn__tiles_of(from->cols),
@@ -171,6 +192,7 @@ const tn__op_table tn__op_table_cuda = {
     .attention_gradient = tn__cuda_attention_gradient,
     .gemm_scratch_bytes = tn__cuda_gemm_scratch_bytes,
     .gemm = tn__cuda_gemm_run,
+    .gemm_spares = tn__cuda_gemm_spares,
     .gemm_tune = tn__cuda_gemm_tune,
     .gemm_choice = tn__cuda_gemm_choice,
     .gemm_table_text = tn__cuda_gemm_table_text,

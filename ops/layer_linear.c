@@ -61,7 +61,7 @@ static tn_status run_forward(tn__op_call *call, const tn_linear_forward_args *ar
     TN_TRY(tn__op_lease_matrix(call, args->y, &f->y, TN_WRITE, &f->work.d));
     TN_TRY(tn__layer_read_weight(call, &f->p, &f->work));
     if (tn__layer_is_quantized(&f->p)) TN_TRY(tn__op_quantize(call, &f->operand.plan));
-    TN_TRY(tn__layer_derive_next(call, &args->common));
+    TN_TRY(tn__layer_derive_next(call, &args->common, &f->work));
     TN_TRY(tn__gemm_launch(call, &f->work));
     return tn__layer_done(call, &f->operand, f->p.fprop.a);
 }

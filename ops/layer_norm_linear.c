@@ -63,7 +63,7 @@ static tn_status run_forward(tn__op_call *call, const tn_norm_linear_forward_arg
     TN_TRY(tn__op_lease_matrix(call, args->y, &f->y, TN_WRITE, &f->work.d));
     TN_TRY(tn__layer_read_weight(call, &f->p, &f->work));
     TN_TRY(tn__layer_run_norm(call, &f->norm));
-    TN_TRY(tn__layer_derive_next(call, &args->common));
+    TN_TRY(tn__layer_derive_next(call, &args->common, &f->work));
     TN_TRY(tn__layer_launch(call, &f->work));
     return tn__layer_done(call, operand, f->p.fprop.a);
 }

@@ -132,7 +132,7 @@ static tn_status run_second(tn__op_call *call, const tn_norm_mlp_forward_args *a
     TN_TRY(tn__layer_read_weight(call, p, &work));
     TN_TRY(tn__layer_run_activation(call, &f->activation));
     if (f->hidden_home == TN__LAYER_SCRATCH) TN_TRY(tn__op_let_go(call, f->hidden));
-    TN_TRY(tn__layer_derive_next(call, &args->common));
+    TN_TRY(tn__layer_derive_next(call, &args->common, &work));
     TN_TRY(tn__layer_launch(call, &work));
     return tn__layer_done(call, operand, p->fprop.a);
 }

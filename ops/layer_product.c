@@ -160,7 +160,8 @@ tn_status tn__layer_read_weight(tn__op_call *call, const tn__layer_product *p,
 /* Between what a product reads and the product. It is bound by its operations and leaves the memory
  * idle, as the casts before and after it do not; so this waits for all that is on the call's
  * stream, which is one event, and the pool need not wait for what used the memory before. */
-tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common) {
+tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common,
+                                tn__gemm_work *beside) {
     const tn_architecture architecture = tn_device_architecture(call->device);
     tn_tensor_info next;
     tn_plane plane;
@@ -168,7 +169,7 @@ tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common
     TN_TRY(tn__op_tensor(call, "common.next_weight", common->next_weight, &next));
     TN_TRY(tn_format_operand(next.format, architecture, TN_OPERAND_DGRAD_B, &plane));
     if (plane == TN_PLANE_DATA) return TN_OK;
-    return tn__op_derive_ahead(call, common->next_weight, plane, common->side);
+    return tn__op_derive_ahead(call, common->next_weight, plane, common->side, beside);
 }
 
 tn_status tn__layer_launch(tn__op_call *call, const tn__gemm_work *work) {
@@ -216,7 +217,7 @@ tn_status tn__layer_dgrad(tn__op_call *call, const tn__layer_product *p,
     work.b = tn__layer_as(&weight, p->dgrad.b, 1);
     TN_TRY(tn__gemm_scratch(call, p->common->scope, dx_info, &work));
     TN_TRY(tn__op_lease_matrix(call, dx, dx_info, TN_WRITE, &work.d));
-    TN_TRY(tn__layer_derive_next(call, p->common));
+    TN_TRY(tn__layer_derive_next(call, p->common, &work));
     TN_TRY(tn__layer_launch(call, &work));
     TN_TRY(done_with_weight(call, p, &weight));
     return tn__layer_release(call, p);

@@ -175,8 +175,9 @@ tn_status tn__layer_fprop(tn__op_call *call, const tn__layer_product *p, const t
 /* The weight quantized from its source if there is one, and leased. */
 tn_status tn__layer_read_weight(tn__op_call *call, const tn__layer_product *p, tn__gemm_work *work);
 
-/* The next weight's plane on the other stream. */
-tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common);
+/* The next weight's plane on the other stream, beside the product that is launched next. */
+tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common,
+                                tn__gemm_work *beside);
 
 /* Puts the product on the stream, and frees its scratch. */
 tn_status tn__layer_launch(tn__op_call *call, const tn__gemm_work *work);

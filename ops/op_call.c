@@ -186,14 +186,28 @@ tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane pla
     return TN_OK;
 }
 
-tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side) {
+static int spared_by(const tn__op_call *call, tn_tensor tensor, tn_plane plane,
+                     const tn__gemm_work *beside) {
+    tn_plane_layout layout;
+    if (!call->ops->gemm_spares || beside->contracted == 0) return 0;
+    if (beside->d.rows == 0 || beside->d.cols == 0) return 0;
+    if (tn_plane_layout_get(tensor, plane, &layout) != TN_OK) return 0;
+    return call->ops->gemm_spares(call->device, beside, layout.data_bytes);
+}
+
+tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side,
+                              tn__gemm_work *beside) {
     tn_plane_state before = TN_PLANE_VALID;
     tn__saved_error error;
     TN_TRY(tn_plane_state_get(tensor, plane, &before));
     if (before == TN_PLANE_VALID) return TN_OK;
     TN_TRY(tn_stream_wait(call->device, side, call->stream));
     tn__error_save(&error);
+    const int spared = spared_by(call, tensor, plane, beside);
+    tn__op_derive_on(spared);
     tn_status status = tn_plane_require(tensor, plane, side);
+    tn__op_derive_on(0);
+    if (status == TN_OK) beside->spared = spared;
     if (status == TN_OUT_OF_DEVICE_MEMORY || status == TN_IN_USE) {
         tn__error_restore(&error);
         return TN_OK;

@@ -138,8 +138,15 @@ tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane pla
 /* Has a plane derived on `side` for a later call, beside what this call puts on its own stream from
  * now on and after what is there; dropped again if the call fails. A plane that is valid is left
  * alone. That there is no memory for it now, or no free buffer of its scratch slot, is success: the
- * later call derives it then. */
-tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side);
+ * later call derives it then. `beside` is the product that this call launches next: where it can do
+ * without some of the device's multiprocessors, the derivation gets them, and beside->spared says
+ * so. */
+tn_status tn__op_derive_ahead(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_stream side,
+                              tn__gemm_work *beside);
+
+/* Where this thread's derivations run from now on: on so many multiprocessors that a product leaves
+ * to them, or, 0, on all. */
+void tn__op_derive_on(int processors);
 
 /* Puts work on the stream: a function of the device's table, with what it takes between device and
  * stream. All work on outputs goes through here, or is told of with its status. */

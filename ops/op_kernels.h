@@ -158,6 +158,7 @@ typedef struct tn__scale_update_work {
 typedef struct tn__transpose_work {
     tn_plane_view from;
     tn_plane_view to;
+    int processors; /* multiprocessors that a product beside it leaves to it; 0: it has all */
 } tn__transpose_work;
 
 /* How an FP8 operand is scaled, seen as a matrix of R rows by `contracted` columns. */
@@ -191,6 +192,7 @@ typedef struct tn__gemm_work {
     int d_is_unaligned; /* d.data is no multiple of 16 bytes */
     int algorithm;      /* place of the one to take, from 1 on; 0: the chosen one */
     int tunes;          /* of gemm_scratch_bytes: for gemm_tune */
+    int spared;         /* multiprocessors that are left to other work, as gemm_spares said; or 0 */
     void *scratch;      /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
     size_t scratch_bytes;
 } tn__gemm_work;
@@ -383,6 +385,10 @@ typedef struct tn__op_table {
     tn_status (*gemm)(tn_device *device, const tn__gemm_work *work, tn_stream stream);
     /* Times what there is for the work, again and again into d, and waits. */
     tn_status (*gemm_tune)(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+    /* How many multiprocessors the product can leave to the derivation of a plane of these bytes
+     * beside it without taking longer, and without another bit in d; 0: none. NULL: the device has
+     * no such thing. */
+    int (*gemm_spares)(tn_device *device, const tn__gemm_work *work, size_t plane_bytes);
     /* What gemm would do; no address is read. */
     tn_status (*gemm_choice)(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out);
     /* All choices as text, which the caller gives to tn__host_free; and back. */

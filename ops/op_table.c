@@ -13,9 +13,14 @@ const tn__op_table *tn__op_table_of(tn_device *device) {
 
 /* ---- derivation ----------------------------------------------------------------------------- */
 
+/* Of derivations that this thread begins: see tn__op_derive_ahead. */
+static _Thread_local int spared_processors;
+
+void tn__op_derive_on(int processors) { spared_processors = processors; }
+
 static tn_status derive_transpose(tn_device *device, const tn_plane_view *from,
                                   const tn_plane_view *to, tn_stream stream) {
-    tn__transpose_work work = {*from, *to};
+    tn__transpose_work work = {*from, *to, spared_processors};
     if (from->layout.data_bytes == 0) return TN_OK;
     return tn__op_table_of(device)->transpose(device, &work, stream);
 }

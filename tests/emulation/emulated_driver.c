@@ -14,6 +14,7 @@ extern tn__driver tn__driver_emulated;
 tn__driver tn__driver_emulated;
 
 static atomic_uint_fast64_t launch_count;
+static const char *_Atomic last_kernel = "";
 
 /* ---- the calls that the host driver lacks --------------------------------------------------- */
 
@@ -47,9 +48,11 @@ static tn_status module_function(tn__driver_device *device, void *module, const 
     return TN_OK;
 }
 
+enum { ARGUMENT_ALIGNMENT = 64 };
+
 typedef struct queued_launch {
     emulated_launch launch;
-    max_align_t argument[]; /* a copy: the caller's ends with its call */
+    _Alignas(ARGUMENT_ALIGNMENT) char argument[]; /* a copy: the caller's ends with its call */
 } queued_launch;
 
 static void run_launch(void *argument) {
@@ -61,16 +64,45 @@ static void run_launch(void *argument) {
 static tn_status launch(tn__driver_device *device, tn__function function, const tn__launch *wanted,
                         tn_stream stream) {
     const emulated_kernel *kernel = function;
-    queued_launch *queued = malloc(sizeof *queued + kernel->argument_bytes);
+    const size_t bytes = sizeof(queued_launch) + kernel->argument_bytes + ARGUMENT_ALIGNMENT - 1;
+    queued_launch *queued = aligned_alloc(ARGUMENT_ALIGNMENT, bytes - bytes % ARGUMENT_ALIGNMENT);
     TN_CHECK(wanted->grid[1] == 1 && wanted->grid[2] == 1);
-    TN_CHECK(wanted->block[1] == 1 && wanted->block[2] == 1 && wanted->shared_bytes == 0);
+    TN_CHECK(wanted->block[1] == 1 && wanted->block[2] == 1);
     if (!queued) return TN_OUT_OF_HOST_MEMORY;
     memcpy(queued->argument, wanted->parameters[0], kernel->argument_bytes);
     queued->launch = (emulated_launch){kernel, queued->argument, wanted->grid[0], wanted->block[0]};
     atomic_fetch_add(&launch_count, 1);
+    atomic_store(&last_kernel, kernel->name);
     tn_status status = tn__driver_host.host_task(device, run_launch, queued, stream);
     if (status != TN_OK) free(queued);
     return status;
+}
+
+/* As many as a Hopper has: kernels that share them with a product run, one after the other. */
+static tn_status multiprocessors(tn__driver_device *device, int *out) {
+    (void)device;
+    *out = EMULATED_MULTIPROCESSORS;
+    return TN_OK;
+}
+
+static tn_status shared_max_set(tn__driver_device *device, tn__function function, unsigned bytes) {
+    (void)device, (void)function, (void)bytes;
+    return TN_OK;
+}
+
+/* What cuda_boxes.cuh reads where there is no GPU. */
+static tn_status box_map(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
+                         void *out) {
+    const struct {
+        const void *bytes;
+        int64_t rows, cols;
+    } matrix = {bytes, rows, cols};
+    (void)device;
+    TN_CHECK(rows % 16 == 0 && cols % 16 == 0 && (uintptr_t)bytes % 16 == 0);
+    TN_CHECK((uintptr_t)out % 64 == 0);
+    memset(out, 0, TN__BOX_MAP_BYTES);
+    memcpy(out, &matrix, sizeof matrix);
+    return TN_OK;
 }
 
 static __attribute__((constructor)) void make_driver(void) {
@@ -81,6 +113,9 @@ static __attribute__((constructor)) void make_driver(void) {
     tn__driver_emulated.module_unload = module_unload;
     tn__driver_emulated.module_function = module_function;
     tn__driver_emulated.launch = launch;
+    tn__driver_emulated.multiprocessors = multiprocessors;
+    tn__driver_emulated.shared_max_set = shared_max_set;
+    tn__driver_emulated.box_map = box_map;
 }
 
 tn_device *emulated_open(void) {
@@ -92,3 +127,5 @@ tn_device *emulated_open(void) {
 }
 
 uint64_t emulated_launch_count(void) { return atomic_load(&launch_count); }
+
+const char *emulated_last_kernel(void) { return atomic_load(&last_kernel); }

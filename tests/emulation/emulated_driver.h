@@ -10,10 +10,14 @@
 
 #include "tenure_alloc.h"
 
+enum { EMULATED_MULTIPROCESSORS = 132 };
+
 /* Fails the test if it can not be opened. */
 tn_device *emulated_open(void);
 
 /* Kernels that were launched since the program began: shows that a test has run any. */
 uint64_t emulated_launch_count(void);
+/* The one that was launched last. */
+const char *emulated_last_kernel(void);
 
 #endif

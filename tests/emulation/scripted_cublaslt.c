@@ -17,7 +17,7 @@ typedef struct operation {
     int32_t transposes[2]; /* of A and B */
     int32_t modes[2];
     const float *scales[2];
-    int32_t epilogue, bias_type;
+    int32_t epilogue, bias_type, processors;
     const void *bias;
 } operation;
 
@@ -78,6 +78,7 @@ static cublasStatus_t operation_set(cublasLtMatmulDesc_t desc,
     case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &of->epilogue; break;
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: to = &of->bias_type; break;
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: to = &of->bias; break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: to = &of->processors; break;
     default: return CUBLAS_STATUS_INVALID_VALUE;
     }
     memcpy(to, value, bytes);
@@ -202,6 +203,10 @@ static int is_known(const cublasLtMatmulAlgo_t *algorithm) {
     return algorithm->data[OF_SWIZZLE] == 0 || scripted.algorithms[place - 1].swizzled_us > 0.0;
 }
 
+static int processors_of(cublasLtMatmulDesc_t desc) {
+    return ((const operation *)(const void *)desc)->processors;
+}
+
 static cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                 cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                 cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -214,6 +219,7 @@ static cublasStatus_t heuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t de
     cublasStatus_t status = work_of(desc, a, b, d, &work);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     *count = 0;
+    if (scripted.keeps_all && processors_of(desc) > 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     for (int i = 0; i < scripted.count && *count < most; i++) {
         if (scripted.algorithms[i].workspace_bytes > limits->workspace_bytes) continue;
         memset(&out[*count], 0, sizeof out[*count]);
@@ -244,7 +250,8 @@ static cublasStatus_t attribute(const cublasLtMatmulAlgo_t *algorithm,
                                 size_t bytes, size_t *written) {
     memset(value, 0, bytes);
     if (which == CUBLASLT_ALGO_CONFIG_ID) *(int32_t *)value = (int32_t)algorithm->data[0];
-    if (which == CUBLASLT_ALGO_CONFIG_TILE_ID) *(uint32_t *)value = TILE;
+    if (which == CUBLASLT_ALGO_CONFIG_TILE_ID)
+        *(uint32_t *)value = scripted.tile ? (uint32_t)scripted.tile : TILE;
     *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -418,6 +425,7 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
     __atomic_fetch_add(&scripted.products, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&scripted.last, algorithm->data[OF_SWIZZLE] ? -(int)place : (int)place,
                      __ATOMIC_RELAXED);
+    __atomic_store_n(&scripted.last_processors, processors_of(desc), __ATOMIC_RELAXED);
     if (tn__driver_host.host_task(current, run_product, queued, (tn_stream)stream) == TN_OK)
         return CUBLAS_STATUS_SUCCESS;
     free(queued);

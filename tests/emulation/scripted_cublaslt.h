@@ -38,6 +38,9 @@ typedef struct scripted_cublaslt {
     int descriptors; /* operation descriptors that are alive */
     int made;        /* and that were ever made */
     int last;        /* place of the algorithm that ran last, from 1 on; less than 0: swizzled */
+    int tile;        /* that all algorithms say they have, by cuBLASLt's number; 0: the usual one */
+    int keeps_all;   /* nothing is offered for a part of the multiprocessors */
+    int last_processors; /* that the product which ran last may take; 0: all */
 } scripted_cublaslt;
 extern scripted_cublaslt scripted;
 

@@ -164,19 +164,24 @@ static void check_dequantize(const cast_case *c, int p, tn_dtype to) {
     twin_plane_end(&src);
 }
 
-static void check_transpose(const cast_case *c, int p) {
+static void check_transpose_on(const cast_case *c, int p, int processors, const char *kernel) {
     char what[160];
     twin_plane from = quantized(c, p);
     twin_plane to = twin_plane_make(c->format, planes[!p], c->target, c->rows, c->cols);
-    tn__transpose_work work = {from.host, to.host};
+    tn__transpose_work work = {from.host, to.host, 0};
     describe(c, what, sizeof what);
     tn__host_transpose(&work);
-    work = (tn__transpose_work){from.emulated, to.emulated};
+    work = (tn__transpose_work){from.emulated, to.emulated, processors};
     EXPECT_OK(tn__op_table_cuda.transpose(emulation.device, &work, emulation.stream));
+    assert_string_equal(emulated_last_kernel(), kernel);
     emulation_wait(what);
     twin_plane_compare(&to, p ? "transpose to row" : "transpose to col", what);
     twin_plane_end(&to);
     twin_plane_end(&from);
+}
+
+static void check_transpose(const cast_case *c, int p) {
+    check_transpose_on(c, p, 0, "transpose_plane");
 }
 
 static void check_inverse_tail(int64_t rows, int64_t cols, uint64_t seed) {
@@ -207,6 +212,25 @@ static void every_way_to_dequantize_equals_the_host(void **state) {
     gpu_count_report("dequantize, every way");
 }
 
+/* As beside a product. Rows that do not begin at multiples of 16 are for the other kernel. */
+static void transposing_on_few_multiprocessors_equals_the_host(void **state) {
+    static const int64_t shapes[][2] = {{16, 16},   {128, 128}, {256, 128}, {144, 272},
+                                        {272, 144}, {528, 400}, {400, 784}, {1040, 272}};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        for (unsigned way = 0; way < 8; way++) {
+            const gpu_fill fill = way % 4 == 3 ? GPU_FILL_SPECIAL : GPU_FILL_NORMAL;
+            cast_case c = case_of(way * 3 + 6, shapes[s][0], shapes[s][1], fill, s * 8 + way);
+            c.format = TN_FORMAT_FP8_BLOCK_2D;
+            check_transpose_on(&c, (int)(way % 2), way / 2 % 2 ? 4 : 2, "transpose_plane_narrow");
+        }
+    }
+    cast_case odd = case_of(6, 136, 144, GPU_FILL_NORMAL, 1);
+    odd.format = TN_FORMAT_FP8_BLOCK_2D;
+    check_transpose_on(&odd, 0, 4, "transpose_plane");
+    gpu_count_report("transpose, on few multiprocessors");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantizing_every_tail_equals_the_host),
@@ -215,6 +239,7 @@ int main(void) {
         cmocka_unit_test(blocks_of_special_numbers_equal_the_host),
         cmocka_unit_test(dequantizing_and_transposing_every_tail_equals_the_host),
         cmocka_unit_test(every_way_to_dequantize_equals_the_host),
+        cmocka_unit_test(transposing_on_few_multiprocessors_equals_the_host),
     };
     emulation_begin();
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

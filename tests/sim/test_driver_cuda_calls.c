@@ -218,10 +218,17 @@ static void host_tasks_run_and_streams_have_ids_of_their_own(void **state) {
 static void what_the_simulated_device_can_not_do_is_named(void **state) {
     (void)state;
     void *out = NULL;
-    tn__launch launch = {{1, 1, 1}, {1, 1, 1}, 0, NULL, 0};
+    tn__launch launch = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
+    int count;
     tn__driver_device *device = open_device(0, NULL);
     EXPECT_STATUS(cuda->module_load(device, "image", &out), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("module_load");
+    EXPECT_STATUS(cuda->multiprocessors(device, &count), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("multiprocessors");
+    EXPECT_STATUS(cuda->shared_max_set(device, NULL, 65536), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("shared_max_set");
+    EXPECT_STATUS(cuda->box_map(device, &out, 16, 16, &out), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("box_map");
     EXPECT_STATUS(cuda->module_function(device, NULL, "kernel", &out), TN_UNSUPPORTED);
     EXPECT_STATUS(cuda->module_unload(device, NULL), TN_UNSUPPORTED);
     EXPECT_STATUS(cuda->launch(device, NULL, &launch, NULL), TN_UNSUPPORTED);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cuda_abi.h"
+#include "driver.h"
 
 #if __has_include(<cuda.h>)
 #include <cuda.h>
@@ -52,12 +53,22 @@ SAME(TN__CU_MEMORY_TYPE_HOST, CU_MEMORYTYPE_HOST);
 SAME(TN__CU_MEMORY_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE);
 SAME(TN__CU_MEM_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 
+SAME(TN__CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+SAME(TN__CU_FUNCTION_SHARED_MAX, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
+SAME(TN__CU_LAUNCH_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+SAME(TN__CU_TENSOR_MAP_UINT8, CU_TENSOR_MAP_DATA_TYPE_UINT8);
+SAME(TN__CU_TENSOR_MAP_NOT_INTERLEAVED, CU_TENSOR_MAP_INTERLEAVE_NONE);
+SAME(TN__CU_TENSOR_MAP_SWIZZLE_128, CU_TENSOR_MAP_SWIZZLE_128B);
+SAME(TN__CU_TENSOR_MAP_L2_128, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+SAME(TN__CU_TENSOR_MAP_OUTSIDE_IS_0, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 SAME(TN__CU_LAUNCH_PROGRAMMATIC_SERIALIZATION,
      CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 
 SAME_SIZE(tn__cu_launch_attribute, CUlaunchAttribute);
 SAME_PLACE(tn__cu_launch_attribute, id, CUlaunchAttribute, id);
 SAME_PLACE(tn__cu_launch_attribute, value, CUlaunchAttribute, value);
+SAME_PLACE(tn__cu_launch_attribute, value.cluster, CUlaunchAttribute, value.clusterDim);
+SAME(TN__BOX_MAP_BYTES, sizeof(CUtensorMap));
 SAME_SIZE(tn__cu_launch_config, CUlaunchConfig);
 SAME_PLACE(tn__cu_launch_config, shared_bytes, CUlaunchConfig, sharedMemBytes);
 SAME_PLACE(tn__cu_launch_config, stream, CUlaunchConfig, hStream);
@@ -184,6 +195,12 @@ TAKES(cuModuleUnload(ANY));
 TAKES(cuModuleGetFunction(ANY, ANY, (const char *)0));
 TAKES(cuLaunchKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0, (void **)0));
 TAKES(cuLaunchKernelEx(ANY, ANY, (void **)0, (void **)0));
+TAKES(cuFuncSetAttribute(ANY, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 0));
+TAKES(cuTensorMapEncodeTiled(ANY, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2u, ANY, (const cuuint64_t *)0,
+                             (const cuuint64_t *)0, (const cuuint32_t *)0, (const cuuint32_t *)0,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 
 /* cuda.h maps each plain name to its versioned one: the table must name the same. Of capture info
  * the second version is the one that every driver since CUDA 11.3 has, whatever cuda.h maps to. */

@@ -350,7 +350,7 @@ static void the_planes_of_a_2d_tensor_are_each_others_transpose(void **state) {
             from.view.scale = malloc(bytes);
             memcpy(from.view.scale, quantized[1 - p].view.scale, bytes);
             test_plane_poison_padding(&from);
-            tn__transpose_work work = {from.view, made[p].view};
+            tn__transpose_work work = {from.view, made[p].view, 0};
             tn__host_transpose(&work);
             const tn_plane_layout *layout = &made[p].view.layout;
             assert_memory_equal(made[p].view.data, quantized[p].view.data, layout->data_bytes);

@@ -1,0 +1,144 @@
+/* Products that leave multiprocessors to the derivation of the next weight's plane: for which
+ * shapes, how many, and that neither is off by a bit. */
+#include <cublasLt.h>
+#include <stdlib.h>
+
+#include "emulated_driver.h"
+#include "gpu_support.h"
+#include "op_call.h"
+#include "scripted_cublaslt.h"
+#include "tenure_layers.h"
+
+static gpu_side gpu;
+
+static int open_gpu(void **state) {
+    static const scripted_algorithm one = {.us = 10.0};
+    (void)state;
+    scripted.algorithms[0] = one;
+    scripted.count = 1;
+    scripted.tile = CUBLASLT_MATMUL_TILE_128x128;
+    scripted.keeps_all = 0;
+    gpu_open(&gpu);
+    return 0;
+}
+
+static int close_gpu(void **state) {
+    (void)state;
+    gpu_close(&gpu);
+    assert_int_equal(scripted.descriptors, 0);
+    return 0;
+}
+
+/* ---- how many -------------------------------------------------------------------------------- */
+
+/* Beside d [rows, cols] and the derivation of a plane of cols x contracted. */
+static int spares(int64_t rows, int64_t cols, int64_t contracted) {
+    tn__gemm_work work = {
+        .a = {.kind = TN__OPERAND_VECTOR, .dtype = TN_E4M3, .rows = rows, .scale_stride = rows},
+        .b = {.kind = TN__OPERAND_TILE, .dtype = TN_E4M3, .rows = cols},
+        .contracted = contracted,
+        .d = {.dtype = TN_BF16, .rows = rows, .cols = cols}};
+    return tn__op_table_cuda.gemm_spares(gpu.device, &work, (size_t)(cols * contracted));
+}
+
+/* Of 132 multiprocessors. */
+static void what_a_product_can_do_without_follows_from_its_rounds(void **state) {
+    (void)state;
+    assert_int_equal(EMULATED_MULTIPROCESSORS, 132);
+    assert_int_equal(spares(4096, 4096, 4096), 4);  /* 1024 tiles: 8 rounds, and 8 on 128 */
+    assert_int_equal(spares(15872, 4096, 4096), 2); /* time enough for 2: 31 rounds on 130 */
+    assert_int_equal(spares(4224, 4096, 4096), 0);  /* 1056 tiles: 8 rounds on 132, 9 on 128 */
+    assert_int_equal(spares(2048, 4096, 4096), 0);  /* 8 in time: 4 rounds, 5 on 124 */
+}
+
+static void products_that_are_too_short_or_not_known_spare_none(void **state) {
+    (void)state;
+    assert_int_equal(spares(256, 4096, 4096), 0); /* the plane takes longer on 8 than the product */
+    scripted.tile = CUBLASLT_MATMUL_TILE_64x128;
+    assert_int_equal(spares(4096, 4096, 4096), 0);
+    scripted.tile = CUBLASLT_MATMUL_TILE_128x128;
+    scripted.keeps_all = 1;
+    assert_int_equal(spares(4096, 4096, 8192), 0);
+}
+
+/* ---- a layer --------------------------------------------------------------------------------- */
+
+enum { TOKENS = 1920, WIDTH = 128 };
+
+static tn_tensor filled(int64_t rows, int64_t cols, uint64_t seed) {
+    size_t count = (size_t)(rows * cols);
+    void *data = malloc(count * 2 + 1);
+    gpu_fill_values(GPU_FILL_NORMAL, TN_BF16, seed, data, count);
+    tn_tensor tensor = gpu_plain(&gpu, TN_BF16, rows, cols);
+    gpu_upload(&gpu, tensor, data);
+    free(data);
+    return tensor;
+}
+
+static tn_tensor frozen_weight(uint64_t seed) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = filled(WIDTH, WIDTH, seed);
+    args.dst = gpu_fp8(&gpu, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, TN_SCALE_POW2, WIDTH, WIDTH);
+    EXPECT_OK(tn_quantize(&args, gpu.stream));
+    gpu_destroy(&gpu, args.src);
+    EXPECT_OK(tn_tensor_set_frozen(args.dst, 1));
+    EXPECT_OK(tn_tensor_set_policy(args.dst, TN_POLICY_UNTIL_LAST_USE));
+    return args.dst;
+}
+
+static gpu_copy backward(tn_tensor dy, tn_tensor weight, tn_tensor next, tn_stream side) {
+    tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
+    args.dy = dy;
+    args.w.weight = weight;
+    args.dx = gpu_plain(&gpu, TN_BF16, TOKENS, WIDTH);
+    args.common.scope = gpu.scope;
+    args.common.next_weight = next;
+    args.common.side = side;
+    EXPECT_OK(tn_linear_backward(&args, NULL, NULL, gpu.stream));
+    gpu_copy dx = gpu_download(&gpu, args.dx, TN_PLANE_DATA);
+    gpu_destroy(&gpu, args.dx);
+    return dx;
+}
+
+/* 15 tiles: one round on 132 and on 124. */
+static void a_layer_shares_the_device_and_gives_the_same_bits(void **state) {
+    tn_tensor dy = filled(TOKENS, WIDTH, 1), weights[] = {frozen_weight(2), frozen_weight(3)};
+    const tn_tensor none = {0};
+    tn_stream side;
+    (void)state;
+    EXPECT_OK(tn_stream_create(gpu.device, &side));
+    gpu_copy alone = backward(dy, weights[0], none, NULL);
+    assert_int_equal(scripted.last_processors, 0);
+    EXPECT_OK(tn_plane_require(weights[1], TN_PLANE_COL, gpu.stream));
+    assert_string_equal(emulated_last_kernel(), "transpose_plane");
+    gpu_copy plane = gpu_download(&gpu, weights[1], TN_PLANE_COL);
+    EXPECT_OK(tn_plane_drop(weights[1], TN_PLANE_COL, gpu.stream));
+
+    gpu_copy shared = backward(dy, weights[0], weights[1], side);
+    assert_string_equal(emulated_last_kernel(), "transpose_plane_narrow");
+    assert_int_equal(scripted.last_processors, EMULATED_MULTIPROCESSORS - 8);
+    assert_true(gpu_copies_equal(&shared, &alone, "dx"));
+    gpu_copy derived = gpu_download(&gpu, weights[1], TN_PLANE_COL);
+    assert_true(gpu_copies_equal(&derived, &plane, "the next weight's plane"));
+
+    gpu_copy next = backward(dy, weights[1], none, NULL); /* beside which nothing is derived */
+    assert_int_equal(scripted.last_processors, 0);
+    gpu_copy_end(&next), gpu_copy_end(&derived), gpu_copy_end(&shared);
+    gpu_copy_end(&plane), gpu_copy_end(&alone);
+    gpu_destroy(&gpu, weights[0]), gpu_destroy(&gpu, weights[1]);
+    gpu_destroy(&gpu, dy);
+    EXPECT_OK(tn_stream_synchronize(gpu.device, side));
+    EXPECT_OK(tn_stream_destroy(gpu.device, side));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_gpu, close_gpu)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(what_a_product_can_do_without_follows_from_its_rounds),
+        TEST(products_that_are_too_short_or_not_known_spare_none),
+        TEST(a_layer_shares_the_device_and_gives_the_same_bits),
+    };
+    scripted_cublaslt_begin();
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
