@@ -1,4 +1,5 @@
-# The programs: tenure (bench/cli), tenure-demo (bench/demo), and what they share.
+# The programs: tenure (bench/cli), tenure-demo (bench/demo), tenure-train (bench/trainer), those
+# that measure, and what they share.
 
 find_library(TENURE_CJSON cjson)
 find_path(TENURE_CJSON_INCLUDE cjson/cJSON.h)
@@ -40,6 +41,7 @@ if(TARGET tenure_bench_support)
   tenure_add_program(tenure SOURCES bench/cli/cli_main.c LINK tenure_bench_support)
   if(TARGET tenure-ops)
     tenure_add_program(tenure-demo SOURCES bench/demo/*.c LINK tenure_bench_support tenure-ops)
+    tenure_add_program(tenure-train SOURCES bench/trainer/*.c LINK tenure_bench_support tenure-ops)
     tenure_add_program(tenure-bench-gpu SOURCES bench/gpu/*.c
       LINK tenure_bench_support tenure-ops)
     tenure_add_program(tenure-bench-layer SOURCES bench/layer/*.c bench/gpu/gpu_bench_measure.c

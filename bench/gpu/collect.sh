@@ -6,9 +6,9 @@
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
 # for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, layer,
-# castpeers, peers, replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and JAX,
-# float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line for
-# each cast and size; the lines of cast_peers.csv can be held to them.
+# train, castpeers, peers, replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and
+# JAX, float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line
+# for each cast and size; the lines of cast_peers.csv can be held to them.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
@@ -17,7 +17,8 @@ set -u
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-all="tests battery demo tensor dlpack float8 bench layer castpeers peers replay sanitizer soak"
+all="tests battery demo tensor dlpack float8 bench layer train castpeers peers \
+replay sanitizer soak"
 parts=${*:-$all}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 traces=${TRACES:-$root/bench/traces}
@@ -79,6 +80,20 @@ for part in $parts; do
             name=$(basename "$trace" .csv.gz)
             record "replay_$name.txt" "$build/tenure" replay "$trace" --driver cuda
         done
+        ;;
+    train)
+        for recipe in fp8 bf16; do
+            for mode in "" --graph; do
+                name=train_$recipe${mode:+_graph}
+                # shellcheck disable=SC2086
+                record "$name.txt" "$build/tenure-train" --driver cuda --recipe $recipe $mode \
+                    --csv "$out/$name.csv" --bytes "$out/${name}_bytes.csv"
+            done
+            record "train_${recipe}_same.txt" cmp "$out/train_$recipe.csv" \
+                "$out/train_${recipe}_graph.csv"
+        done
+        python3 "$root/bench/trainer/plot_loss.py" "fp8=$out/train_fp8.csv" \
+            "bf16=$out/train_bf16.csv" >"$out/train.svg" 2>"$out/train_compared.txt" || failed=1
         ;;
     sanitizer)
         for tool in memcheck racecheck; do
