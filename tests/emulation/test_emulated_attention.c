@@ -123,15 +123,14 @@ static void heads_of_every_size_equal_the_host(void **state) {
     (void)state;
     for (int64_t head_dim = 8; head_dim <= 128; head_dim += 8) {
         const unsigned way = (unsigned)head_dim / 8;
-        const attention_case c = case_of(way, way % 2 ? 67 : 35, head_dim);
+        const attention_case c = case_of(way, way % 5 ? 35 : 67, head_dim);
         check_case(&c);
     }
     gpu_count_report("attention, sizes of heads");
 }
 
 static void sequences_of_any_length_equal_the_host(void **state) {
-    static const int64_t lengths[] = {1,  2,  3,  15, 16,  17,  31,  33,
-                                      63, 64, 65, 96, 127, 128, 129, 193};
+    static const int64_t lengths[] = {1, 2, 16, 17, 63, 64, 65, 129};
     (void)state;
     for (unsigned i = 0; i < sizeof lengths / sizeof *lengths; i++)
         for (unsigned j = 0; j < 2; j++) {
@@ -145,7 +144,7 @@ static void sequences_of_any_length_equal_the_host(void **state) {
 static void every_way_equals_the_host_in_every_order(void **state) {
     static const uint64_t orders[] = {0, 1, 20261130};
     (void)state;
-    for (unsigned way = 0; way < 48; way++) {
+    for (unsigned way = 0; way < 24; way++) {
         attention_case c = case_of(way, 70, way % 4 == 1 ? 80 : 16);
         emulated_set_order(orders[way % 3]);
         check_case(&c);
@@ -156,8 +155,8 @@ static void every_way_equals_the_host_in_every_order(void **state) {
 
 static void values_of_every_kind_equal_the_host(void **state) {
     (void)state;
-    for (unsigned way = 0; way < 6 * GPU_FILL_COUNT; way++) {
-        attention_case c = case_of(way, way % 2 ? 66 : 130, 16);
+    for (unsigned way = 0; way < 2 * GPU_FILL_COUNT; way++) {
+        attention_case c = case_of(way, way % 4 ? 66 : 130, 16);
         c.fill = (gpu_fill)(way % GPU_FILL_COUNT);
         c.has_log_sum = 1;
         check_case(&c);
