@@ -4,7 +4,8 @@
  * A *side* is one way to do the work: a list of steps, each one call of a public op, in the order
  * in which the layers of ops/ make them. Sides come in pairs, FP8 and bf16, that take turns: what
  * happens to the chip's clock happens to both. The tensors live as long as the program, so that a
- * step can be repeated alone.
+ * step can be repeated alone. The layers themselves are timed as a whole: what a backward reads its
+ * forward must have saved before.
  */
 #ifndef TENURE_LAYER_BENCH_H
 #define TENURE_LAYER_BENCH_H
@@ -12,6 +13,7 @@
 #include "gpu_bench.h"
 #include "tenure_cast.h"
 #include "tenure_gemm.h"
+#include "tenure_layers.h"
 #include "tenure_train.h"
 
 enum {
@@ -68,6 +70,18 @@ typedef struct layer_side {
     double host_seconds;             /* to put the whole on the stream */
 } layer_side;
 
+/* The same work as LAYER_WHOLE through the layers of ops/: three calls forward, three backward. */
+typedef struct layer_calls {
+    tn_norm_linear_forward_args qkv;
+    tn_linear_forward_args proj;
+    tn_norm_mlp_forward_args mlp;
+    tn_norm_mlp_backward_args mlp_backward;
+    tn_linear_backward_args proj_backward;
+    tn_norm_linear_backward_args qkv_backward;
+    double rounds[LAYER_ROUNDS_MAX]; /* as of a side */
+    double seconds, host_seconds;
+} layer_calls;
+
 typedef struct layer_shape {
     int64_t tokens, hidden, ffn;
     tn_dtype main_gradient; /* what weight gradients are added to: fp32 or bf16 */
@@ -79,12 +93,18 @@ typedef struct layer_report {
     layer_shape shape;
     layer_side sides[LAYER_PAIRS][LAYER_SIDES];
     double ratio[LAYER_PAIRS]; /* median over the rounds of bf16's time / FP8's */
-    double copy_rate;          /* bytes read and written in a second */
+    layer_calls calls[LAYER_SIDES];
+    double calls_ratio;
+    tn_stream side;   /* where planes of weights are derived beside products */
+    double copy_rate; /* bytes read and written in a second */
     int rounds;
 } layer_report;
 
 /* Makes all tensors in the bench's scope, and the steps. */
 void layer_sides_make(gpu_bench *bench, layer_report *report);
+
+/* Puts one layer's calls, `argument`, on the stream. */
+void layer_calls_run(gpu_bench *bench, void *argument, int turn);
 
 /* Fills in all that is measured. */
 void layer_measure(gpu_bench *bench, layer_report *report);

@@ -22,7 +22,8 @@ static const char usage_text[] =
     "Times the four products of a transformer layer (QKV, proj, FC1, FC2), forward and backward\n"
     "with all casts, in block-scaled FP8 and in bf16 in turn, with and without the norms and the\n"
     "GELU between them; and each step alone beside what it would take at its limit: its bytes at\n"
-    "the rate of a copy, or the time of the best algorithm. Takes about half a minute.\n"
+    "the rate of a copy, or the time of the best algorithm. Takes a minute or two, most of it to "
+    "tune.\n"
     "\n"
     "  --tokens N               rows (15872)\n"
     "  --hidden N               width (4096)\n"
@@ -110,12 +111,15 @@ static int run(gpu_bench *bench, const layer_options *options) {
     if (!report) gpu_bench_out_of_memory();
     report->shape = shape_of(options);
     report->rounds = options->rounds;
+    GPU_BENCH_TRY(tn_stream_create(bench->device, &report->side));
     layer_sides_make(bench, report);
     layer_measure(bench, report);
     const char *device =
         options->rehearse ? "a rehearsal on the host: its times say nothing" : bench->info.name;
     const int is_printed = options->json ? layer_report_print_json(report, device, stdout)
                                          : layer_report_print(report, device, stdout);
+    GPU_BENCH_TRY(tn_stream_synchronize(bench->device, report->side));
+    GPU_BENCH_TRY(tn_stream_destroy(bench->device, report->side));
     free(report);
     if (is_printed && fflush(stdout) == 0) return EXIT_SUCCESS;
     fprintf(stderr, "tenure-bench-layer: cannot write to standard output\n");

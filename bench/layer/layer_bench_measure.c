@@ -72,27 +72,52 @@ static void measure_step(gpu_bench *bench, const layer_report *report, layer_ste
     step->limit = tuned > 0.0 && tuned < step->seconds ? tuned : step->seconds;
 }
 
-static void measure_pair(gpu_bench *bench, layer_report *report, int pair) {
-    layer_side *sides = report->sides[pair];
+/* One way of two, which take turns; rounds: seconds of each. */
+typedef struct rival {
+    gpu_bench_work work;
+    void *argument;
+    double *rounds, *seconds;
+} rival;
+
+/* Sets seconds of both to the median; the median of the second's time / the first's. */
+static double measure_in_turn(gpu_bench *bench, const rival rivals[LAYER_SIDES], int rounds) {
     double ratios[LAYER_ROUNDS_MAX];
-    for (int round = 0; round < report->rounds; round++) {
+    for (int round = 0; round < rounds; round++) {
         for (int turn = 0; turn < LAYER_SIDES; turn++) {
-            layer_side *side = &sides[(round + turn) % LAYER_SIDES];
-            side->rounds[round] = gpu_bench_gated_seconds(bench, run_side, side, LAYER_TURNS);
+            const rival *of = &rivals[(round + turn) % LAYER_SIDES];
+            of->rounds[round] = gpu_bench_gated_seconds(bench, of->work, of->argument, LAYER_TURNS);
         }
-        ratios[round] = sides[LAYER_BF16].rounds[round] / sides[LAYER_FP8].rounds[round];
+        ratios[round] = rivals[1].rounds[round] / rivals[0].rounds[round];
     }
-    report->ratio[pair] = gpu_bench_median(ratios, report->rounds);
-    for (int of = 0; of < LAYER_SIDES; of++)
-        sides[of].seconds = gpu_bench_median(sides[of].rounds, report->rounds);
+    for (int i = 0; i < LAYER_SIDES; i++)
+        *rivals[i].seconds = gpu_bench_median(rivals[i].rounds, rounds);
+    return gpu_bench_median(ratios, rounds);
+}
+
+static void measure_pair(gpu_bench *bench, layer_report *report, int pair) {
+    rival rivals[LAYER_SIDES];
+    for (int of = 0; of < LAYER_SIDES; of++) {
+        layer_side *side = &report->sides[pair][of];
+        rivals[of] = (rival){run_side, side, side->rounds, &side->seconds};
+    }
+    report->ratio[pair] = measure_in_turn(bench, rivals, report->rounds);
+}
+
+static void measure_calls(gpu_bench *bench, layer_report *report) {
+    rival rivals[LAYER_SIDES];
+    for (int of = 0; of < LAYER_SIDES; of++) {
+        layer_calls *calls = &report->calls[of];
+        rivals[of] = (rival){layer_calls_run, calls, calls->rounds, &calls->seconds};
+    }
+    report->calls_ratio = measure_in_turn(bench, rivals, report->rounds);
 }
 
 /* The queue is empty when it begins, and holds them all. */
-static double host_seconds(gpu_bench *bench, layer_side *side) {
+static double host_seconds(gpu_bench *bench, gpu_bench_work work, void *argument) {
     GPU_BENCH_TRY(tn_stream_synchronize(bench->device, bench->stream));
     const double start = gpu_bench_now();
     for (int turn = 0; turn < LAYER_TURNS; turn++)
-        run_side(bench, side, turn);
+        work(bench, argument, turn);
     const double seconds = (gpu_bench_now() - start) / LAYER_TURNS;
     GPU_BENCH_TRY(tn_stream_synchronize(bench->device, bench->stream));
     return seconds;
@@ -105,9 +130,15 @@ void layer_measure(gpu_bench *bench, layer_report *report) {
     for_each_step(bench, report, tune);
     for (int pair = 0; pair < LAYER_PAIRS; pair++) {
         for (int of = 0; of < LAYER_SIDES; of++)
-            report->sides[pair][of].host_seconds = host_seconds(bench, &report->sides[pair][of]);
+            report->sides[pair][of].host_seconds =
+                host_seconds(bench, run_side, &report->sides[pair][of]);
         measure_pair(bench, report, pair);
     }
+    for (int of = 0; of < LAYER_SIDES; of++) {
+        layer_calls_run(bench, &report->calls[of], 0);
+        report->calls[of].host_seconds = host_seconds(bench, layer_calls_run, &report->calls[of]);
+    }
+    measure_calls(bench, report);
     report->copy_rate = measure_copy_rate(bench, &report->shape);
     for_each_step(bench, report, measure_step);
 }

@@ -171,6 +171,15 @@ static void print_host(const layer_side *sides, FILE *stream) {
                                              : "without a graph the host is what bounds it");
 }
 
+static void print_calls(const layer_report *report, FILE *stream) {
+    const layer_calls *fp8 = &report->calls[LAYER_FP8], *bf16 = &report->calls[LAYER_BF16];
+    fprintf(stream,
+            "\nThrough tn_norm_linear_*, tn_linear_* and tn_norm_mlp_*: FP8 %.0f us, bf16 %.0f us: "
+            "%.3fx (host: %.0f us, %.0f us).\n",
+            fp8->seconds * 1e6, bf16->seconds * 1e6, report->calls_ratio, fp8->host_seconds * 1e6,
+            bf16->host_seconds * 1e6);
+}
+
 int layer_report_print(const layer_report *report, const char *device, FILE *stream) {
     int is_printed =
         fprintf(stream,
@@ -190,6 +199,7 @@ int layer_report_print(const layer_report *report, const char *device, FILE *str
         print_target(sides, stream);
         print_host(sides, stream);
     }
+    print_calls(report, stream);
     return is_printed && !ferror(stream);
 }
 
@@ -226,6 +236,11 @@ static int add_report(cJSON *json, const layer_report *report, const char *devic
                    cJSON_AddStringToObject(json, "main_gradient",
                                            tn_dtype_name(report->shape.main_gradient)) &&
                    add_numbers(json, names, values, 5);
+    cJSON *calls = is_whole ? cJSON_AddObjectToObject(json, "calls") : NULL;
+    static const char *const call_names[] = {"ratio", "FP8", "bf16"};
+    const double times[] = {report->calls_ratio, report->calls[LAYER_FP8].seconds * 1e6,
+                            report->calls[LAYER_BF16].seconds * 1e6};
+    is_whole = is_whole && add_numbers(calls, call_names, times, 3);
     for (int pair = 0; pair < LAYER_PAIRS && is_whole; pair++) {
         cJSON *object = cJSON_AddObjectToObject(json, pair_keys[pair]);
         is_whole = object && cJSON_AddNumberToObject(object, "ratio", report->ratio[pair]);

@@ -317,6 +317,120 @@ static void make_whole(gpu_bench *bench, layer_side *side, const layer_shape *sh
     add_norm_backward(bench, side, QKV, t, t->dsum, t->dx);
 }
 
+/* ---- through the layers ---------------------------------------------------------------------- */
+
+static tn_layer_weight weight_of(const product_tensors *of, int is_fp8) {
+    tn_layer_weight w = TN_LAYER_WEIGHT_INIT;
+    w.weight = is_fp8 ? of->w_q : of->w;
+    if (is_fp8) w.source = of->w;
+    return w;
+}
+
+static tn_layer_gradient gradient_of(const product_tensors *of) {
+    tn_layer_gradient gradient = TN_LAYER_GRADIENT_INIT;
+    gradient.dweight = of->dw;
+    gradient.accumulate = 1;
+    return gradient;
+}
+
+/* next: the product whose dgrad comes next, if its weight's other plane is to be derived before. */
+static tn_layer_common common_of(const gpu_bench *bench, tn_stream side,
+                                 const product_tensors *next, int is_fp8) {
+    tn_layer_common common = TN_LAYER_COMMON_INIT;
+    common.scope = common.saved_scope = bench->scope;
+    if (is_fp8) common.side = side;
+    if (is_fp8 && next) common.next_weight = next->w_q;
+    return common;
+}
+
+static tn_layer_norm norm_of(const layer_tensors *t, tn_tensor x) {
+    tn_layer_norm norm = TN_LAYER_NORM_INIT;
+    norm.norm = TN_NORM_LAYER;
+    norm.x = x;
+    norm.gamma = t->gamma;
+    norm.beta = t->beta;
+    return norm;
+}
+
+static tn_layer_norm_gradient norm_gradient_of(const layer_tensors *t, tn_tensor x, tn_tensor added,
+                                               tn_tensor dx) {
+    tn_layer_norm_gradient norm = TN_LAYER_NORM_GRADIENT_INIT;
+    norm.norm = TN_NORM_LAYER;
+    norm.x = x;
+    norm.gamma = t->gamma;
+    norm.added = added;
+    norm.dx = dx;
+    norm.dgamma = t->dgamma;
+    norm.dbeta = t->dbeta;
+    norm.accumulate = 1;
+    return norm;
+}
+
+static void make_forward_calls(const gpu_bench *bench, const layer_tensors *t, tn_stream side,
+                               int is_fp8, layer_calls *calls) {
+    const product_tensors *of = t->of;
+    calls->qkv = (tn_norm_linear_forward_args)TN_NORM_LINEAR_FORWARD_ARGS_INIT;
+    calls->qkv.norm = norm_of(t, t->x);
+    calls->qkv.w = weight_of(&of[QKV], is_fp8);
+    calls->qkv.y = of[QKV].y;
+    calls->qkv.common = common_of(bench, side, NULL, is_fp8);
+    calls->proj = (tn_linear_forward_args)TN_LINEAR_FORWARD_ARGS_INIT;
+    calls->proj.x = of[PROJ].x;
+    calls->proj.w = weight_of(&of[PROJ], is_fp8);
+    calls->proj.y = of[PROJ].y;
+    calls->proj.common = common_of(bench, side, NULL, is_fp8);
+    calls->mlp = (tn_norm_mlp_forward_args)TN_NORM_MLP_FORWARD_ARGS_INIT;
+    calls->mlp.norm = norm_of(t, of[PROJ].y);
+    calls->mlp.norm.residual = t->x;
+    calls->mlp.norm.sum = t->sum;
+    calls->mlp.w1 = weight_of(&of[FC1], is_fp8);
+    calls->mlp.w2 = weight_of(&of[FC2], is_fp8);
+    calls->mlp.y = of[FC2].y;
+    calls->mlp.common = common_of(bench, side, &of[FC2], is_fp8);
+}
+
+static void make_backward_calls(const gpu_bench *bench, const layer_tensors *t, tn_stream side,
+                                int is_fp8, layer_calls *calls) {
+    const product_tensors *of = t->of;
+    calls->mlp_backward = (tn_norm_mlp_backward_args)TN_NORM_MLP_BACKWARD_ARGS_INIT;
+    calls->mlp_backward.dy = t->dy;
+    calls->mlp_backward.w1 = calls->mlp.w1;
+    calls->mlp_backward.w2 = calls->mlp.w2;
+    calls->mlp_backward.norm = norm_gradient_of(t, t->sum, t->dy, t->dsum);
+    calls->mlp_backward.gradient1 = gradient_of(&of[FC1]);
+    calls->mlp_backward.gradient2 = gradient_of(&of[FC2]);
+    calls->mlp_backward.common = common_of(bench, side, &of[PROJ], is_fp8);
+    calls->proj_backward = (tn_linear_backward_args)TN_LINEAR_BACKWARD_ARGS_INIT;
+    calls->proj_backward.dy = t->dsum;
+    calls->proj_backward.w = calls->proj.w;
+    calls->proj_backward.x = calls->proj.x;
+    calls->proj_backward.dx = of[PROJ].dx;
+    calls->proj_backward.gradient = gradient_of(&of[PROJ]);
+    calls->proj_backward.common = common_of(bench, side, &of[QKV], is_fp8);
+    calls->qkv_backward = (tn_norm_linear_backward_args)TN_NORM_LINEAR_BACKWARD_ARGS_INIT;
+    calls->qkv_backward.dy = of[QKV].dy;
+    calls->qkv_backward.w = calls->qkv.w;
+    calls->qkv_backward.norm = norm_gradient_of(t, t->x, t->dsum, t->dx);
+    calls->qkv_backward.gradient = gradient_of(&of[QKV]);
+    calls->qkv_backward.common = common_of(bench, side, NULL, is_fp8);
+}
+
+void layer_calls_run(gpu_bench *bench, void *argument, int turn) {
+    const layer_calls *calls = argument;
+    tn_norm_linear_saved qkv = TN_NORM_LINEAR_SAVED_INIT;
+    tn_linear_saved proj = TN_LINEAR_SAVED_INIT;
+    tn_norm_mlp_saved mlp = TN_NORM_MLP_SAVED_INIT;
+    (void)turn;
+    GPU_BENCH_TRY(tn_norm_linear_forward(&calls->qkv, &qkv, bench->stream));
+    GPU_BENCH_TRY(tn_linear_forward(&calls->proj, &proj, bench->stream));
+    GPU_BENCH_TRY(tn_norm_mlp_forward(&calls->mlp, &mlp, bench->stream));
+    GPU_BENCH_TRY(tn_norm_mlp_backward(&calls->mlp_backward, &mlp, NULL, bench->stream));
+    GPU_BENCH_TRY(tn_linear_backward(&calls->proj_backward, &proj, NULL, bench->stream));
+    GPU_BENCH_TRY(tn_norm_linear_backward(&calls->qkv_backward, &qkv, NULL, bench->stream));
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
 void layer_sides_make(gpu_bench *bench, layer_report *report) {
     static const char *const names[LAYER_SIDES] = {"FP8", "bf16"};
     const layer_tensors tensors = make_tensors(bench, &report->shape);
@@ -327,5 +441,8 @@ void layer_sides_make(gpu_bench *bench, layer_report *report) {
         }
         make_products(bench, &report->sides[LAYER_PRODUCTS][of], &report->shape, &tensors);
         make_whole(bench, &report->sides[LAYER_WHOLE][of], &report->shape, &tensors);
+        const int is_fp8 = of == LAYER_FP8;
+        make_forward_calls(bench, &tensors, report->side, is_fp8, &report->calls[of]);
+        make_backward_calls(bench, &tensors, report->side, is_fp8, &report->calls[of]);
     }
 }
