@@ -29,7 +29,7 @@ extern "C" {
  * workspace that any algorithm asks for. From now on the shape has more algorithms than before, at
  * most 96: those that were offered keep their places, behind them come variations that cuBLASLt
  * takes and does not offer. They are compared in turns, so that a clock that falls under load is
- * nobody's advantage; the first offer stays if none is faster by 0.5 %. Waits for the device many
+ * nobody's advantage; the first offer stays if none is faster by 1 %. Waits for the device many
  * times and takes some 0.2 to 1 s. Where other work runs on the device meanwhile, the times are
  * worth less. On the host and the simulated device, which have one way, it only checks.
  * args->algorithm is not looked at.

@@ -18,7 +18,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define TEXT_TABLE_COLUMNS_MAX 12
+#define TEXT_TABLE_COLUMNS_MAX 16
 #define TEXT_TABLE_CELL_BYTES  128 /* longer cells are cut */
 
 typedef struct text_table text_table;

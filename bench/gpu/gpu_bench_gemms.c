@@ -6,9 +6,9 @@
  * (tuned among them), and "%" how much of the best the tuned choice reaches.
  *
  * All of them take turns: in a round each has a batch of launches there and one back, so that a
- * clock that falls under the load of tensor cores is the same for all. A rate is of the median of
- * the rounds, "%" the median of the ratios within a round. Where tuned is the best itself, what
- * "%" lacks is what times differ by.
+ * clock that falls under the load of tensor cores is the same for all. The even rounds say who is
+ * the best, the odd ones how fast all are and "%", the median of the ratios within a round: the
+ * luckiest of several equal ones is no measure of itself. So "%" may be above 100.
  */
 #include "gpu_bench.h"
 
@@ -24,7 +24,7 @@ static const int64_t shapes[][3] = {{4096, 4096, 4096}, {8192, 8192, 8192},  {40
  * timed again. */
 static const double hopeless = 1.05;
 static const double batch_us = 2000.0;
-enum { ROUNDS = 9, CONTENDERS_MAX = 10, TURNS_LEAST = 2, OURS = 0, FIRST = 1 };
+enum { HALF = 7, ROUNDS = 2 * HALF, CONTENDERS_MAX = 10, TURNS_LEAST = 2, OURS = 0, FIRST = 1 };
 
 static void multiply(gpu_bench *bench, void *argument, int turn) {
     (void)turn;
@@ -41,6 +41,7 @@ static tn_gemm_choice choice_of(const tn_gemm_args *args, int algorithm) {
 
 typedef struct rates {
     double first, tuned, best, percent;
+    int of_best; /* its algorithm; 0: the tuned one */
 } rates;
 
 typedef struct contest {
@@ -77,20 +78,33 @@ static void hold(gpu_bench *bench, tn_gemm_args *args, contest *of) {
     args->algorithm = 0;
 }
 
-static rates judge(contest *of, double flop) {
-    double shares[ROUNDS], rate[CONTENDERS_MAX] = {0.0}, percent = 100.0;
-    rates result = {.best = 0.0};
+/* Of the even rounds or the odd ones. */
+static double median_of(const double *rounds, int is_odd) {
+    double half[HALF];
+    for (int i = 0; i < HALF; i++)
+        half[i] = rounds[2 * i + is_odd];
+    return gpu_bench_median(half, HALF);
+}
+
+static double share_of_ours(const contest *of, int contender, int is_odd) {
+    double shares[ROUNDS];
+    for (int round = 0; round < ROUNDS; round++)
+        shares[round] = of->seconds[contender][round] / of->seconds[OURS][round];
+    return median_of(shares, is_odd);
+}
+
+static rates judge(const contest *of, double flop) {
+    int best = OURS;
+    double least = 1.0;
     for (int i = 0; i < of->count; i++) {
-        for (int round = 0; round < ROUNDS; round++)
-            shares[round] = 100.0 * of->seconds[i][round] / of->seconds[OURS][round];
-        const double share = gpu_bench_median(shares, ROUNDS);
-        if (share < percent) percent = share;
+        const double share = share_of_ours(of, i, 0);
+        if (share < least) least = share, best = i;
     }
-    for (int i = 0; i < of->count; i++) { /* sorts what is compared by rounds above */
-        rate[i] = flop / gpu_bench_median(of->seconds[i], ROUNDS) * 1e-12;
-        if (rate[i] > result.best) result.best = rate[i];
-    }
-    result.first = rate[FIRST], result.tuned = rate[OURS], result.percent = percent;
+    rates result = {.first = flop / median_of(of->seconds[FIRST], 1) * 1e-12,
+                    .tuned = flop / median_of(of->seconds[OURS], 1) * 1e-12,
+                    .best = flop / median_of(of->seconds[best], 1) * 1e-12,
+                    .percent = 100.0 * share_of_ours(of, best, 1),
+                    .of_best = of->algorithms[best]};
     return result;
 }
 
@@ -103,9 +117,10 @@ static rates measure(gpu_bench *bench, tn_gemm_args *args, double flop) {
     hold(bench, args, &of);
     const rates result = judge(&of, flop);
     const tn_gemm_choice choice = choice_of(args, 0);
-    fprintf(stderr, "  %d of %d, %d timed, %.1f us against %.1f us of the first, %.1f %%: %s\n",
-            choice.algorithm, choice.algorithms, of.count, choice.us, choice.first_us,
-            result.percent, choice.description);
+    fprintf(stderr,
+            "  %d of %d, %.1f us against %.1f us of the first; of %d timed %d, %.1f %%: %s\n",
+            choice.algorithm, choice.algorithms, choice.us, choice.first_us, of.count,
+            result.of_best ? result.of_best : choice.algorithm, result.percent, choice.description);
     gpu_bench_destroy(bench, args->a);
     gpu_bench_destroy(bench, args->b);
     gpu_bench_destroy(bench, args->d);

@@ -113,8 +113,8 @@ static void the_fastest_that_runs_is_kept_and_d_is_not_touched(void **state) {
 }
 
 static void the_first_stays_where_another_is_hardly_faster(void **state) {
-    static const scripted_algorithm close[] = {{.us = 1000.0}, {.us = 997.0}};
-    static const scripted_algorithm clear[] = {{.us = 1000.0}, {.us = 990.0}};
+    static const scripted_algorithm close[] = {{.us = 1000.0}, {.us = 992.0}};
+    static const scripted_algorithm clear[] = {{.us = 1000.0}, {.us = 985.0}};
     (void)state;
     tn_gemm_args args = product_of(40, 24, 80);
     script(2, close);

@@ -36,18 +36,27 @@ static float *expected_sums(const gemm_operand *a, const gemm_operand *b) {
     return y;
 }
 
+/* How an element becomes one of D when D is added to: the sum of both is rounded, or the product is
+ * rounded and then the sum. */
+typedef enum rounding { ROUNDS_ONCE = 0, ROUNDS_FIRST } rounding;
+
+static float in_type(tn_dtype dtype, float value) {
+    uint32_t stored = 0;
+    gpu_put(dtype, &stored, 0, value);
+    return (float)gpu_value(dtype, &stored, 0);
+}
+
 /* Elements that are not the expected ones. */
-static int64_t differences(const gemm_case *c, const float *y, int64_t count, int64_t cols,
-                           const gpu_copy *d, const gpu_copy *before, const gpu_copy *bias) {
+static int64_t differences(const gemm_case *c, rounding rounds, const float *y, int64_t count,
+                           int64_t cols, const gpu_copy *d, const gpu_copy *before,
+                           const gpu_copy *bias) {
     int64_t wrong = 0;
     for (int64_t i = 0; i < count; i++) {
-        uint32_t expected = 0;
         float sum = y[i];
         if (c->has_bias) sum = sum + (float)gpu_value(c->bias, bias->data, (size_t)(i % cols));
+        if (c->accumulate && rounds == ROUNDS_FIRST) sum = in_type(c->d, sum);
         if (c->accumulate) sum = (float)gpu_value(c->d, before->data, (size_t)i) + sum;
-        gpu_put(c->d, &expected, 0, sum);
-        const double value = gpu_value(c->d, d->data, (size_t)i);
-        const double wanted = gpu_value(c->d, &expected, 0);
+        const double value = gpu_value(c->d, d->data, (size_t)i), wanted = in_type(c->d, sum);
         wrong += !(value == wanted) && !(isnan(value) && isnan(wanted));
     }
     return wrong;
@@ -73,7 +82,8 @@ static void check_one(const gemm_case *c, const gemm_operand *a, const gemm_oper
     if (c->has_bias) bias = gpu_download(&gemm_gpu, args.bias, TN_PLANE_DATA);
     EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
     gpu_copy copy = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
-    int64_t wrong = differences(c, y, a->rows * b->rows, b->rows, &copy, &before, &bias);
+    int64_t wrong =
+        differences(c, ROUNDS_FIRST, y, a->rows * b->rows, b->rows, &copy, &before, &bias);
     if (wrong)
         printf("%s m %lld n %lld k %lld %s x %s of %g and %g -> %s%s%s: %lld elements differ\n",
                kind_of(c), (long long)c->m, (long long)c->n, (long long)c->k, tn_dtype_name(c->a),
@@ -166,8 +176,54 @@ static void the_large_shapes_of_the_list(void **state) {
     gpu_count_report("GEMM, exact, large");
 }
 
+/* ---- the order of adding -------------------------------------------------------------------- */
+
+/* Prints which of the two gives cuBLASLt's bits when D is added to, for each format and type: y is
+ * what a product to fp32 gives. */
+static void how_sums_with_d_are_rounded(void **state) {
+    static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_1D,
+                                        TN_FORMAT_FP8_TENSOR, TN_FORMAT_PLAIN};
+    static const tn_dtype types[] = {TN_BF16, TN_FP16};
+    (void)state;
+    for (int way = 0; way < 32; way++) {
+        gemm_case c = gemm_fp8_case(way / 16 ? 255 : 256, 256, 128);
+        gemm_operand a, b;
+        c.weight = formats[way % 4];
+        c.d = c.bias = types[way / 4 % 2];
+        c.has_bias = way / 8 % 2;
+        if (c.weight == TN_FORMAT_PLAIN) c.a = c.b = c.d;
+        gemm_operands_make(&c, &a, &b);
+        gemm_case wide = c;
+        wide.d = TN_FP32;
+        tn_tensor y = gemm_output_make(&wide, &a, &b);
+        tn_gemm_args args = gemm_args_of(&wide, &a, &b, y);
+        EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+        gpu_copy sums = gpu_download(&gemm_gpu, y, TN_PLANE_DATA), bias = {.data = NULL};
+        c.accumulate = 1;
+        args.accumulate = 1;
+        args.d = gemm_output_make(&c, &a, &b);
+        args.bias = gemm_bias_make(&c, &b);
+        gpu_copy before = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
+        if (c.has_bias) bias = gpu_download(&gemm_gpu, args.bias, TN_PLANE_DATA);
+        EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+        gpu_copy d = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
+        printf("%s m %lld %s%s: of %lld elements differ, rounded once %lld, rounded first %lld\n",
+               tn_format_name(c.weight), (long long)c.m, tn_dtype_name(c.d),
+               c.has_bias ? " bias" : "", (long long)(c.m * c.n),
+               (long long)differences(&c, ROUNDS_ONCE, (const float *)(const void *)sums.data,
+                                      c.m * c.n, c.n, &d, &before, &bias),
+               (long long)differences(&c, ROUNDS_FIRST, (const float *)(const void *)sums.data,
+                                      c.m * c.n, c.n, &d, &before, &bias));
+        gpu_copy_end(&sums), gpu_copy_end(&before), gpu_copy_end(&bias), gpu_copy_end(&d);
+        gpu_destroy(&gemm_gpu, y), gpu_destroy(&gemm_gpu, args.d);
+        if (c.has_bias) gpu_destroy(&gemm_gpu, args.bias);
+        gemm_operand_end(&a), gemm_operand_end(&b);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(how_sums_with_d_are_rounded),
         cmocka_unit_test(the_list_of_transformer_engine),
         cmocka_unit_test(the_large_shapes_of_the_list),
     };
