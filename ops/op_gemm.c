@@ -104,14 +104,15 @@ tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_gemm", stream);
     tn__gemm_tensors t = {.engine = NULL};
     tn__gemm_work work = {.accumulate = 0};
+    tn__gemm_pass pass;
     TN_TRY(tn__op_init());
     TN_TRY(tn__gemm_check(&call, args, &t));
-    tn_access access = args->accumulate ? TN_UPDATE : TN_WRITE;
     tn_status status = begin_work(&call, args, &t, &work);
     if (status == TN_OK) status = check_pin(&call, &t, args->algorithm, &work);
     if (status == TN_OK) status = tn__gemm_scratch(&call, args->scope, &t.d, &work);
-    if (status == TN_OK) status = tn__op_lease_matrix(&call, args->d, &t.d, access, &work.d);
+    if (status == TN_OK) status = tn__gemm_lease_outputs(&call, args, &t, &work, &pass);
     if (status == TN_OK) status = tn__gemm_launch(&call, &work);
+    if (status == TN_OK) status = tn__gemm_run_pass(&call, &pass);
     return tn__op_finish(&call, status);
 }
 
@@ -182,6 +183,7 @@ tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out) {
     if (!tn__is_empty(&t.d) && work.contracted > 0)
         TN_TRY(call.ops->gemm_choice(call.device, &work, &choice));
     choice.engine = t.id;
+    choice.scratch_bytes += tn__gemm_pass_bytes(args, &t);
     *out = choice;
     return TN_OK;
 }

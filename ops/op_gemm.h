@@ -13,7 +13,7 @@
 #ifndef TENURE_OP_GEMM_H
 #define TENURE_OP_GEMM_H
 
-#include "op_call.h"
+#include "op_produce.h"
 #include "tenure_lifetime.h"
 
 /* The planes that a GEMM reads on the call's device, by the format table. TN_UNSUPPORTED names a
@@ -41,7 +41,7 @@ typedef struct tn__gemm_engine tn__gemm_engine;
 
 /* What a call works on, and how. */
 typedef struct tn__gemm_tensors {
-    tn_tensor_info a, b, d, bias;
+    tn_tensor_info a, b, d, bias, pre, dbias;
     tn__gemm_plane_pair planes; /* that an engine of the formats' own reads */
     tn_gemm_engine id;
     const tn__gemm_engine *engine;
@@ -62,6 +62,28 @@ struct tn__gemm_engine {
     /* The operands without their addresses. */
     tn_status (*outline)(const tn_gemm_args *args, const tn__gemm_tensors *t, tn__gemm_work *work);
 };
+
+/* ---- epilogues (op_gemm_epilogue.c) --------------------------------------------------------- */
+
+/* What follows the product on the stream: a pass over it, or over dy. */
+typedef struct tn__gemm_pass {
+    int is_wanted;
+    tn__produce_work made;
+    tn__column_sums sums;
+} tn__gemm_pass;
+
+/* Of the arguments, once shapes and formats have been checked. */
+tn_status tn__gemm_check_epilogue(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t);
+
+/* Leases d, pre and dbias, makes what scratch they want, and says where the product goes. */
+tn_status tn__gemm_lease_outputs(tn__op_call *call, const tn_gemm_args *args,
+                                 const tn__gemm_tensors *t, tn__gemm_work *work,
+                                 tn__gemm_pass *pass);
+
+tn_status tn__gemm_run_pass(tn__op_call *call, tn__gemm_pass *pass);
+
+/* Scratch of an epilogue beside that of the product. */
+size_t tn__gemm_pass_bytes(const tn_gemm_args *args, const tn__gemm_tensors *t);
 
 /* All checks that need no plane, and the choice of the engine. */
 tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t);

@@ -11,7 +11,6 @@
  */
 #include "op_gemm.h"
 
-#include "op_produce.h"
 #include "options.h"
 
 /* ---- shapes and types ------------------------------------------------------------------------ */
@@ -313,5 +312,6 @@ tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_t
     if (!is_quantized(&t->b)) TN_TRY(tn__op_require_float(call, "b", &t->b));
     TN_TRY(t->engine->check(call, args->form, t));
     TN_TRY(check_shapes(call, args->form, t));
-    return check_bias(call, args, t);
+    TN_TRY(check_bias(call, args, t));
+    return tn__gemm_check_epilogue(call, args, t);
 }

@@ -32,7 +32,7 @@ extern "C" {
  * nobody's advantage; the first offer stays if none is faster by 1 %. Waits for the device many
  * times and takes some 0.2 to 1 s. Where other work runs on the device meanwhile, the times are
  * worth less. On the host and the simulated device, which have one way, it only checks.
- * args->algorithm is not looked at.
+ * args->algorithm is not looked at; an epilogue is another pass, and not timed.
  * Errors: as tn_gemm; TN_INVALID_STATE while the stream captures. */
 TN_API TN_MUST_USE tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream);
 
@@ -46,7 +46,8 @@ typedef struct tn_gemm_choice {
     double us;              /* of it, as measured; 0: it was not */
     double first_us;        /* of the one that is offered first; likewise */
     size_t workspace_bytes; /* that it wants */
-    size_t scratch_bytes;   /* workspace and padded copies; what an engine dequantizes aside */
+    size_t scratch_bytes;   /* workspace, padded copies, an epilogue's; what an engine dequantizes
+                               aside */
     char description[120];  /* of the algorithm, for people */
 } tn_gemm_choice;
 #define TN_GEMM_CHOICE_INIT                                                                        \

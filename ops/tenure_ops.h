@@ -169,6 +169,22 @@ typedef enum tn_gemm_engine {
 } tn_gemm_engine;
 TN_API const char *tn_gemm_engine_name(tn_gemm_engine engine);
 
+/* What becomes of the product P = A B (+ bias). With an epilogue nothing is accumulated, and `pre`
+ * is PLAIN of D's shape and type.
+ *
+ *     NONE           D = P
+ *     GELU           pre = P in D's type, which is written unless it is {0}; D = gelu(pre)
+ *     GELU_GRADIENT  D = dpre = P in D's type times gelu'(pre), which is read; no bias
+ *
+ * GELU is that of tn_activation_forward and _backward, to the bit, on what tn_gemm writes: on CUDA
+ * a pass of ours follows the product, for which P lies in scratch, or in pre. */
+typedef enum tn_gemm_epilogue {
+    TN_GEMM_EPILOGUE_NONE = 0,
+    TN_GEMM_EPILOGUE_GELU,
+    TN_GEMM_EPILOGUE_GELU_GRADIENT,
+    TN_GEMM_EPILOGUE_COUNT
+} tn_gemm_epilogue;
+
 typedef struct tn_gemm_args {
     size_t size;
     tn_gemm_form form;
@@ -182,9 +198,19 @@ typedef struct tn_gemm_args {
     tn_tensor bias;
     tn_gemm_engine engine; /* pins one */
     int algorithm; /* pins one of those that tn_gemm_choice_get counts, from 1 on; 0: the chosen */
+    tn_gemm_epilogue epilogue;
+    tn_tensor pre;
+    /* PLAIN, the gradient of a bias, as tn_bias_gradient sums it up: with GELU_GRADIENT of what D
+     * becomes, else of dy, which is PLAIN A of DGRAD or WGRAD; one for each of its columns. A dy
+     * that is quantized has been summed up when it was cast. {0}: not wanted. */
+    tn_tensor dbias;
+    int accumulate_dbias; /* 1: it is added to what dbias holds */
 } tn_gemm_args;
 #define TN_GEMM_ARGS_INIT                                                                          \
-    { sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, {0}, TN_GEMM_ENGINE_AUTO, 0 }
+    {                                                                                              \
+        sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, {0}, TN_GEMM_ENGINE_AUTO, 0,   \
+            TN_GEMM_EPILOGUE_NONE, {0}, {0}, 0                                                     \
+    }
 
 TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);
 

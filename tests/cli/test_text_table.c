@@ -65,7 +65,7 @@ static void a_table_without_cells_prints_nothing(void **state) {
     text_table_destroy(table);
     text_table_destroy(NULL);
     assert_null(text_table_create(""));
-    assert_null(text_table_create("<<<<<<<<<<<<<"));
+    assert_null(text_table_create("<<<<<<<<<<<<<<<<<"));
 }
 
 static void a_stream_that_fails_is_reported(void **state) {

@@ -186,6 +186,64 @@ static void plain_equals_the_host_to_the_bit(void **state) {
     gpu_count_report("GEMM on the emulated device, plain");
 }
 
+/* ---- epilogues ------------------------------------------------------------------------------ */
+
+enum { OUTPUTS = 3 };
+
+/* d, pre and dbias of the case with an epilogue; none that there is not. */
+static void run_epilogue(gpu_side *side, const gemm_case *c, tn_gemm_epilogue epilogue,
+                         gpu_copy copies[OUTPUTS]) {
+    tn_gemm_args args = make_args(side, c);
+    const int64_t rows = c->form == TN_GEMM_WGRAD ? c->n : c->m;
+    const int64_t cols = c->form == TN_GEMM_FPROP ? c->n : c->k;
+    args.epilogue = epilogue;
+    if (epilogue != TN_GEMM_EPILOGUE_NONE)
+        args.pre = make_operand(side, c, TN_FORMAT_PLAIN, c->d, 0, rows, cols, 5);
+    if (epilogue != TN_GEMM_EPILOGUE_GELU) {
+        const int64_t sums = epilogue == TN_GEMM_EPILOGUE_NONE ? c->n : cols;
+        args.dbias = make_operand(side, c, TN_FORMAT_PLAIN, TN_FP32, 0, 1, sums, 6);
+        args.accumulate_dbias = c->accumulate;
+    }
+    if (epilogue != TN_GEMM_EPILOGUE_NONE) args.accumulate = 0;
+    EXPECT_OK(tn_gemm(&args, side->stream));
+    const tn_tensor outputs[OUTPUTS] = {args.d, args.pre, args.dbias};
+    for (int i = 0; i < OUTPUTS; i++) {
+        copies[i] = (gpu_copy){.data = NULL};
+        if (outputs[i].value) copies[i] = gpu_download(side, outputs[i], TN_PLANE_DATA);
+    }
+    if (args.pre.value) gpu_destroy(side, args.pre);
+    if (args.dbias.value) gpu_destroy(side, args.dbias);
+    end_args(side, &args);
+}
+
+static void epilogues_equal_the_host_to_the_bit(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    (void)state;
+    for (int i = 0; i < SHAPES * 9; i++) {
+        gemm_case c = fp8_case(shapes[i % SHAPES][0], shapes[i % SHAPES][1], shapes[i % SHAPES][2]);
+        const int way = i / SHAPES;
+        const tn_gemm_epilogue epilogue = (tn_gemm_epilogue)(way % TN_GEMM_EPILOGUE_COUNT);
+        c.d = types[way / 3];
+        c.form = (tn_gemm_form)(epilogue == TN_GEMM_EPILOGUE_NONE ? 1 + i % 2 : i % 3);
+        if (c.form == TN_GEMM_WGRAD || i % 2) c.weight = TN_FORMAT_FP8_BLOCK_1D;
+        if (epilogue == TN_GEMM_EPILOGUE_NONE || i % 4 == 3)
+            c.weight = TN_FORMAT_PLAIN, c.a = c.b = c.d;
+        c.has_bias = epilogue == TN_GEMM_EPILOGUE_GELU && i % 5 < 3;
+        c.bias = i % 5 ? c.d : TN_FP32;
+        c.accumulate = i % 4 == 1;
+        gpu_copy actual[OUTPUTS], expected[OUTPUTS];
+        run_epilogue(&device, &c, epilogue, actual);
+        run_epilogue(&host, &c, epilogue, expected);
+        for (int output = 0; output < OUTPUTS; output++) {
+            if (expected[output].data)
+                gpu_count("epilogue",
+                          gpu_copies_equal(&actual[output], &expected[output], "epilogue"));
+            gpu_copy_end(&actual[output]), gpu_copy_end(&expected[output]);
+        }
+    }
+    gpu_count_report("GEMM on the emulated device, epilogues");
+}
+
 /* Rows of a view begin where they begin. What is refused for that has not been started: D, which
  * was to be added to, is what it was, and so are the rows beside it. */
 static void a_view_that_is_not_aligned_is_refused_and_kept(void **state) {
@@ -217,6 +275,7 @@ int main(void) {
         cmocka_unit_test(one_scale_a_tensor_equals_the_host_to_the_bit),
         cmocka_unit_test(a_bias_equals_the_host_to_the_bit),
         cmocka_unit_test(plain_equals_the_host_to_the_bit),
+        cmocka_unit_test(epilogues_equal_the_host_to_the_bit),
         cmocka_unit_test(a_view_that_is_not_aligned_is_refused_and_kept),
     };
     char fault[EMULATED_FAULT_BYTES];

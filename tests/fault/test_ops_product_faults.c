@@ -46,6 +46,34 @@ static void prepare_dequantizing_gemm(const test_ops *ops, tn_scope scope, tn_sc
     call->args.gemm.engine = TN_GEMM_ENGINE_DEQUANTIZE_BF16;
 }
 
+static void prepare_gelu_gemm(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                              op_fault_call *call) {
+    prepare_bias_gemm(ops, scope, scratch, call);
+    call->args.gemm.epilogue = TN_GEMM_EPILOGUE_GELU;
+    call->args.gemm.pre = op_fault_made(scope, call, TN_BF16, ROWS, N);
+}
+
+static void prepare_gelu_gradient_gemm(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                       op_fault_call *call) {
+    prepare_bias_gemm(ops, scope, scratch, call);
+    call->args.gemm.bias = (tn_tensor){0};
+    call->args.gemm.epilogue = TN_GEMM_EPILOGUE_GELU_GRADIENT;
+    call->args.gemm.pre = op_fault_input(ops, scope, TN_BF16, ROWS, N);
+    call->args.gemm.dbias = op_fault_made(scope, call, TN_FP32, 1, N);
+}
+
+static void prepare_dbias_gemm(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                               op_fault_call *call) {
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.form = TN_GEMM_DGRAD;
+    args.a = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.b = op_fault_input(ops, scope, TN_BF16, COLS, N);
+    args.d = op_fault_made(scope, call, TN_BF16, ROWS, N);
+    args.dbias = op_fault_made(scope, call, TN_FP32, 1, COLS);
+    args.scope = scratch;
+    call->args.gemm = args;
+}
+
 static tn_status run_gemm(const op_fault_call *call, tn_stream stream) {
     return tn_gemm(&call->args.gemm, stream);
 }
@@ -222,6 +250,9 @@ static const op_fault_row rows[] = {
     {"gemm with a bias", prepare_bias_gemm, run_gemm, 0},
     {"gemm that derives", prepare_deriving_gemm, run_gemm, 0},
     {"gemm that dequantizes", prepare_dequantizing_gemm, run_gemm, 0},
+    {"gemm with GELU", prepare_gelu_gemm, run_gemm, 1},
+    {"gemm with GELU's gradient", prepare_gelu_gradient_gemm, run_gemm, 1},
+    {"gemm with dbias", prepare_dbias_gemm, run_gemm, 1},
     {"grouped gemm, rows", prepare_m_grouped, run_grouped, 1},
     {"grouped gemm, plain", prepare_plain_grouped, run_grouped, 1},
     {"grouped gemm, weights", prepare_k_grouped, run_grouped, 1},

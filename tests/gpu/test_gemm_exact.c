@@ -209,7 +209,7 @@ static void how_sums_with_d_are_rounded(void **state) {
         gpu_copy d = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
         printf("%s m %lld %s%s: of %lld elements differ, rounded once %lld, rounded first %lld\n",
                tn_format_name(c.weight), (long long)c.m, tn_dtype_name(c.d),
-               c.has_bias ? " bias" : "", (long long)(c.m * c.n),
+               c.has_bias ? " bias" : "", (long long)c.m * c.n,
                (long long)differences(&c, ROUNDS_ONCE, (const float *)(const void *)sums.data,
                                       c.m * c.n, c.n, &d, &before, &bias),
                (long long)differences(&c, ROUNDS_FIRST, (const float *)(const void *)sums.data,

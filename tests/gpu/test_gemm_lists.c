@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "gemm_cases_support.h"
+#include "tenure_cast.h"
 #include "tenure_lifetime.h"
 
 static uint64_t setting(const char *name, uint64_t otherwise) {
@@ -238,6 +239,60 @@ static void mixes_without_a_gemm_are_dequantized_on_request(void **state) {
     gpu_count_report("GEMM, dequantized first");
 }
 
+/* ---- epilogues ------------------------------------------------------------------------------ */
+
+static void expect_same(tn_tensor actual, tn_tensor expected, const char *what) {
+    gpu_copy x = gpu_download(&gemm_gpu, actual, TN_PLANE_DATA);
+    gpu_copy y = gpu_download(&gemm_gpu, expected, TN_PLANE_DATA);
+    gpu_count(what, gpu_copies_equal(&x, &y, what));
+    gpu_copy_end(&x), gpu_copy_end(&y);
+}
+
+/* The product with an epilogue, and the calls that it stands for. */
+static void check_epilogues(const gemm_case *c) {
+    gemm_operand a, b;
+    gemm_operands_make(c, &a, &b);
+    tn_tensor product = gemm_output_make(c, &a, &b), d = gemm_output_make(c, &a, &b);
+    tn_tensor pre = gemm_output_make(c, &a, &b), expected = gemm_output_make(c, &a, &b);
+    tn_tensor sums[2] = {gpu_plain(&gemm_gpu, TN_FP32, 1, b.rows),
+                         gpu_plain(&gemm_gpu, TN_FP32, 1, b.rows)};
+    tn_activation_args forward = TN_ACTIVATION_ARGS_INIT;
+    tn_activation_backward_args backward = TN_ACTIVATION_BACKWARD_ARGS_INIT;
+    tn_gemm_args args = gemm_args_of(c, &a, &b, product);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    args.d = d, args.pre = pre, args.epilogue = TN_GEMM_EPILOGUE_GELU;
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    forward.activation = backward.activation = TN_ACTIVATION_GELU;
+    forward.x = product, forward.y = expected;
+    EXPECT_OK(tn_activation_forward(&forward, gemm_gpu.stream));
+    expect_same(pre, product, "pre");
+    expect_same(d, expected, "gelu");
+    args.dbias = sums[0], args.epilogue = TN_GEMM_EPILOGUE_GELU_GRADIENT;
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    backward.dy = product, backward.x = pre, backward.dx = expected, backward.dbias = sums[1];
+    backward.scope = gemm_gpu.scope;
+    EXPECT_OK(tn_activation_backward(&backward, gemm_gpu.stream));
+    expect_same(d, expected, "gelu's gradient");
+    expect_same(sums[0], sums[1], "its sums");
+    const tn_tensor all[] = {product, d, pre, expected, sums[0], sums[1]};
+    for (int i = 0; i < 6; i++)
+        gpu_destroy(&gemm_gpu, all[i]);
+    gemm_operand_end(&a), gemm_operand_end(&b);
+}
+
+static void epilogues_are_the_calls_that_they_stand_for(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    (void)state;
+    for (int i = 0; i < 3 * 3 * 2 * 2; i++) {
+        gemm_case c = gemm_fp8_case(i % 2 ? 384 : 131, i % 2 ? 512 : 77, i % 2 ? 640 : 205);
+        c.form = (tn_gemm_form)(i / 2 % 3);
+        c.d = types[i / 6 % 3];
+        if (i / 18) c.weight = TN_FORMAT_PLAIN, c.a = c.b = c.d;
+        check_epilogues(&c);
+    }
+    gpu_count_report("GEMM, epilogues");
+}
+
 /* ---- the order of scales -------------------------------------------------------------------- */
 
 enum { ORDERS = 6 };
@@ -342,6 +397,7 @@ int main(void) {
         cmocka_unit_test(one_scale_a_tensor),
         cmocka_unit_test(mixes_without_a_gemm_are_dequantized_on_request),
         cmocka_unit_test(shapes_that_users_reported),
+        cmocka_unit_test(epilogues_are_the_calls_that_they_stand_for),
         cmocka_unit_test(every_algorithm_gives_the_product),
         cmocka_unit_test(choices_survive_a_file),
         cmocka_unit_test(views_of_rows_are_multiplied_or_refused),
