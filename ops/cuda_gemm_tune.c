@@ -24,12 +24,12 @@
 
 #include <string.h>
 
-enum { SIFT_ROUNDS = 3, FINAL_ROUNDS = 11, FINALISTS = 6 };
+enum { SIFT_ROUNDS = 3, FINAL_ROUNDS = 9, FINALISTS = 10 };
 enum { TURNS_MIN = 2, TURNS_MAX = 400, LEAD_MIN = 1, LEAD_MAX = 400 };
 
 static const double glance_us = 200.0; /* what each is measured for, by stage */
 static const double sift_us = 500.0;
-static const double final_us = 1000.0;
+static const double final_us = 2000.0;
 static const double warm_us = 30000.0; /* of load before the first round */
 static const double launch_us = 5.0;   /* the host needs at most, for each of the turns */
 static const double slow = 1.25;

@@ -49,7 +49,17 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     ((uint4 *)a.dst)[chunk] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* One block writes up to TN__FINISH_ELEMENTS of one row. */
+template <typename T> __device__ __forceinline__ float in_type(float value);
+template <> __device__ __forceinline__ float in_type<float>(float value) { return value; }
+template <> __device__ __forceinline__ float in_type<__nv_bfloat16>(float value) {
+    return __bfloat162float(__float2bfloat16_rn(value));
+}
+template <> __device__ __forceinline__ float in_type<__half>(float value) {
+    return __half2float(__float2half_rn(value));
+}
+
+/* One block writes up to TN__FINISH_ELEMENTS of one row. What is added to D is rounded before, as
+ * cuBLASLt does by itself. */
 template <typename S, typename D>
 __device__ __forceinline__ void finish(const tn__cuda_finish_arguments &a) {
     const uint32_t row = blockIdx.x / a.blocks_across;
@@ -62,7 +72,7 @@ __device__ __forceinline__ void finish(const tn__cuda_finish_arguments &a) {
         const int64_t at = row * a.cols + col;
         float value = element<S>::load(a.src, row * a.src_stride + col);
         if (a.bias) value = __fadd_rn(value, a.bias[col]);
-        if (a.accumulate) value = __fadd_rn(element<D>::load(a.dst, at), value);
+        if (a.accumulate) value = __fadd_rn(element<D>::load(a.dst, at), in_type<D>(value));
         store_canonical<D>(a.dst, at, value);
     }
 }

@@ -12,7 +12,8 @@
  *     plain   y = sum over all of k in fp32, from 0, in rising k, product and sum each rounded
  *     tensor  the same of the FP8 numbers, then y = (y * s_a) * s_b
  *     bias    y = y + bias
- *     then    d = to_type(y), or with accumulate d = to_type(d + y), the sum in fp32
+ *     then    d = to_type(y), or with accumulate d = to_type(d + to_type(y)), the sum in fp32, as
+ *             cuBLASLt and TransformerEngine's reference do
  *
  * D is made in squares of 128 x 128; for one square, each 128 of k of both operands are widened
  * to fp32 and packed so that the innermost loop reads them in order:
@@ -179,6 +180,12 @@ static void multiply(square *q, int is_scaled) {
 
 /* ---- a square of D -------------------------------------------------------------------------- */
 
+static void round_to_type(tn_dtype dtype, int count, float *y) {
+    float stored[TN__BLOCK];
+    tn__store_floats(dtype, stored, 0, count, y);
+    tn__load_floats(dtype, stored, 0, count, y);
+}
+
 static void store_row(const tn__gemm_work *work, int64_t row, int64_t col, int count, float *y) {
     const tn__matrix *d = &work->d;
     int64_t at = row * d->cols + col;
@@ -193,6 +200,7 @@ static void store_row(const tn__gemm_work *work, int64_t row, int64_t col, int c
             y[i] = y[i] + old[i];
     }
     if (work->accumulate) {
+        round_to_type(d->dtype, count, y);
         tn__load_floats(d->dtype, d->data, at, count, old);
         for (int i = 0; i < count; i++)
             y[i] = old[i] + y[i];

@@ -28,7 +28,7 @@
  * - A call that fails has freed all that it made, planes that it derived included, and leaves
  *   `saved` as it was. Before it adds to any gradient, all memory that the call needs is there.
  *   As with ops, an output may not be valid any more if the driver refuses work half-way.
- * - A gradient that is {0} is not wanted; accumulate adds in fp32 and rounds once.
+ * - A gradient that is {0} is not wanted; accumulate adds as tn_gemm and tn_bias_gradient do.
  */
 #ifndef TENURE_LAYERS_H
 #define TENURE_LAYERS_H

@@ -144,9 +144,10 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  *
  * Host FP8, one scale a tensor: y = sum of products in fp32 from 0 in order, times scale_a, times
  * scale_b. Blocks: for each block of 128 along the contracted dimension (tail shorter): p = sum of
- * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y); with accumulate
- * y + D in fp32; at the end one rounding to D's type. CUDA: cuBLASLt's block-scaled kernels, of
- * which tn_gemm_tune (tenure_gemm.h) finds the fastest.
+ * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y). Then bias is
+ * added in fp32 and the sum is rounded to D's type; with `accumulate` D is added to that, in fp32,
+ * and rounded again. CUDA: cuBLASLt's block-scaled kernels, of which tn_gemm_tune (tenure_gemm.h)
+ * finds the fastest; bias and D are added as on the host.
  *
  * Scratch, on CUDA: the workspace that the chosen algorithm wants, which is at most
  * min(32 MiB, max(1 MiB, 32 bytes for each element of D)): eight fp32 copies of D, partial sums
@@ -193,8 +194,8 @@ typedef struct tn_gemm_args {
     tn_tensor d;
     int accumulate;
     tn_scope scope; /* for scratch (workspace, padded operands) */
-    /* PLAIN, one for each column of D: added in fp32 before the one rounding; {0}: none. With
-     * `accumulate` D is added to the sum of both. There must be something to contract. */
+    /* PLAIN, one for each column of D: added in fp32 before the product is rounded; {0}: none.
+     * There must be something to contract. */
     tn_tensor bias;
     tn_gemm_engine engine; /* pins one */
     int algorithm; /* pins one of those that tn_gemm_choice_get counts, from 1 on; 0: the chosen */

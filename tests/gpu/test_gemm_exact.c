@@ -1,9 +1,9 @@
 /* GEMMs of a GPU to the bit: TransformerEngine's list of block-scaled products, with power-of-two
  * scales, against the sums that the tensor cores give for each block of 128 alone.
  *
- * Per element: y = fma(sa * sb, p, y) over the blocks, in fp32, then bias, then D, each added in
- * fp32, then one rounding. Scales are powers of two, so that no order of them gives other bits,
- * except below what fp32 holds: there a zero is a zero of either sign.
+ * Per element: y = fma(sa * sb, p, y) over the blocks, then bias, in fp32; that rounded to D's
+ * type; then D, added in fp32, and rounded. Scales are powers of two, so that no order of them
+ * gives other bits, except below what fp32 holds: there a zero is a zero of either sign.
  *
  * The list: the shapes of test_float8_blockwise_gemm_exact.py, those that it expects to be refused
  * (which are padded here), all mixes of E4M3 and E5M2 that there are, magnitudes from 1e-28 to 1e3,
@@ -37,7 +37,7 @@ static float *expected_sums(const gemm_operand *a, const gemm_operand *b) {
 }
 
 /* How an element becomes one of D when D is added to: the sum of both is rounded, or the product is
- * rounded and then the sum. */
+ * rounded and then the sum, as tn_gemm says. */
 typedef enum rounding { ROUNDS_ONCE = 0, ROUNDS_FIRST } rounding;
 
 static float in_type(tn_dtype dtype, float value) {
@@ -178,8 +178,8 @@ static void the_large_shapes_of_the_list(void **state) {
 
 /* ---- the order of adding -------------------------------------------------------------------- */
 
-/* Prints which of the two gives cuBLASLt's bits when D is added to, for each format and type: y is
- * what a product to fp32 gives. */
+/* For each format and type, where D is cuBLASLt's to write and where it is cut out of a padded one
+ * by us: y is what a product to fp32 gives. */
 static void how_sums_with_d_are_rounded(void **state) {
     static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_1D,
                                         TN_FORMAT_FP8_TENSOR, TN_FORMAT_PLAIN};
@@ -207,18 +207,21 @@ static void how_sums_with_d_are_rounded(void **state) {
         if (c.has_bias) bias = gpu_download(&gemm_gpu, args.bias, TN_PLANE_DATA);
         EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
         gpu_copy d = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
-        printf("%s m %lld %s%s: of %lld elements differ, rounded once %lld, rounded first %lld\n",
-               tn_format_name(c.weight), (long long)c.m, tn_dtype_name(c.d),
-               c.has_bias ? " bias" : "", (long long)c.m * c.n,
-               (long long)differences(&c, ROUNDS_ONCE, (const float *)(const void *)sums.data,
-                                      c.m * c.n, c.n, &d, &before, &bias),
-               (long long)differences(&c, ROUNDS_FIRST, (const float *)(const void *)sums.data,
-                                      c.m * c.n, c.n, &d, &before, &bias));
+        const float *y_data = (const float *)(const void *)sums.data;
+        const int64_t count = c.m * c.n;
+        int64_t once = differences(&c, ROUNDS_ONCE, y_data, count, c.n, &d, &before, &bias);
+        int64_t first = differences(&c, ROUNDS_FIRST, y_data, count, c.n, &d, &before, &bias);
+        printf(
+            "%s m %lld %s%s: %lld of %lld elements differ if it is rounded first, %lld if once\n",
+            tn_format_name(c.weight), (long long)c.m, tn_dtype_name(c.d), c.has_bias ? " bias" : "",
+            (long long)first, (long long)count, (long long)once);
+        gpu_count("rounded first", first == 0);
         gpu_copy_end(&sums), gpu_copy_end(&before), gpu_copy_end(&bias), gpu_copy_end(&d);
         gpu_destroy(&gemm_gpu, y), gpu_destroy(&gemm_gpu, args.d);
         if (c.has_bias) gpu_destroy(&gemm_gpu, args.bias);
         gemm_operand_end(&a), gemm_operand_end(&b);
     }
+    gpu_count_report("GEMM, sums with D");
 }
 
 int main(void) {

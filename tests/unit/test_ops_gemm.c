@@ -103,8 +103,8 @@ static void the_three_forms_agree_with_turned_operands_and_with_double(void **st
     test_ops_close_host(&ops);
 }
 
-/* D = to_type(D + A B), seen through a second product into a fresh fp32 matrix. */
-static void accumulating_rounds_the_sum_once(void **state) {
+/* D = to_type(D + to_type(A B)), seen through a second product into a fresh matrix of the type. */
+static void accumulating_rounds_the_product_and_then_the_sum(void **state) {
     (void)state;
     test_ops ops = test_ops_open_host();
     static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
@@ -118,7 +118,7 @@ static void accumulating_rounds_the_sum_once(void **state) {
         args.d = test_tensor_of(&ops, ops.scope, &old);
         args.scope = ops.scope;
         args.accumulate = 1;
-        tn__matrix fresh = run_gemm(&ops, TN_GEMM_FPROP, args.a, args.b, TN_FP32, 33, 17);
+        tn__matrix fresh = run_gemm(&ops, TN_GEMM_FPROP, args.a, args.b, types[i], 33, 17);
         EXPECT_OK(tn_gemm(&args, ops.stream));
         tn__matrix sum = test_fetch_matrix(&ops, args.d);
         tn__axpy_work add = {fresh, old, 1.0f}; /* old becomes the expectation */
@@ -269,7 +269,7 @@ static void plain_operands_take_the_same_three_forms(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_three_forms_agree_with_turned_operands_and_with_double),
-        cmocka_unit_test(accumulating_rounds_the_sum_once),
+        cmocka_unit_test(accumulating_rounds_the_product_and_then_the_sum),
         cmocka_unit_test(a_bias_is_added_before_the_one_rounding),
         cmocka_unit_test(a_bias_that_does_not_fit_is_refused),
         cmocka_unit_test(contracting_nothing_gives_zeros_or_leaves_d),

@@ -104,7 +104,8 @@ static void check_scaled(product how, int64_t m, int64_t n, int64_t depth) {
     for (int64_t r = 0; r < m; r++) {
         for (int64_t c = 0; c < n; c++) {
             float y = scaled_element(&a, &b, r, c, depth);
-            float sum = how.accumulate ? test_matrix_get(&old, r, c) + y : y;
+            float sum = round_to(how.d_dtype, y);
+            if (how.accumulate) sum = test_matrix_get(&old, r, c) + sum;
             float expected = round_to(how.d_dtype, sum);
             float actual = test_matrix_get(&d, r, c);
             if (tn__bits_of(actual) != tn__bits_of(expected)) {
@@ -262,6 +263,7 @@ static void check_plain(tn_dtype dtype, tn_dtype to, int turned, int accumulate,
     for (int64_t r = 0; r < m; r++) {
         for (int64_t c = 0; c < n; c++) {
             float sum = plain_element(&a, a_turned, &b, b_turned, r, c, depth);
+            sum = round_to(to, sum);
             if (accumulate) sum = test_matrix_get(&old, r, c) + sum;
             float expected = round_to(to, sum);
             assert_int_equal(tn__bits_of(test_matrix_get(&d, r, c)), tn__bits_of(expected));
