@@ -102,15 +102,20 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
 /* Scales of 1D ROW planes: along a scale row they are one for each row of the matrix. */
 extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     gather_scales(const __grid_constant__ tn__cuda_gather_scales_arguments a) {
-    const int64_t scale_row = blockIdx.x / a.blocks_across;
+    const int64_t first = (int64_t)(blockIdx.x / a.blocks_across) * TN__GATHER_SCALE_ROWS;
     const int64_t row = (int64_t)(blockIdx.x % a.blocks_across) * TN__FLAT_THREADS + threadIdx.x;
+    const int count = (int)min(a.scale_rows - first, (int64_t)TN__GATHER_SCALE_ROWS);
     if (row >= a.dst_stride) return;
-    float scale = 0.0f;
-    if (row < a.dst_rows) {
-        const int64_t from = row_of(a.map[row], a.src_rows);
-        scale = from < 0 ? 1.0f : a.src[scale_row * a.src_stride + from];
+    const int64_t from = row < a.dst_rows ? row_of(a.map[row], a.src_rows) : -1;
+    float scale[TN__GATHER_SCALE_ROWS];
+#pragma unroll
+    for (int s = 0; s < TN__GATHER_SCALE_ROWS; s++) {
+        scale[s] = row < a.dst_rows ? 1.0f : 0.0f;
+        if (from >= 0 && s < count) scale[s] = __ldg(a.src + (first + s) * a.src_stride + from);
     }
-    a.dst[scale_row * a.dst_stride + row] = scale;
+#pragma unroll
+    for (int s = 0; s < TN__GATHER_SCALE_ROWS; s++)
+        if (s < count) a.dst[(first + s) * a.dst_stride + row] = scale[s];
 }
 
 /* ---- combine -------------------------------------------------------------------------------- */

@@ -35,6 +35,9 @@ typedef struct tn__cuda_gather_arguments {
 } tn__cuda_gather_arguments;
 
 /* Scale rows of dst_stride floats, each made by `blocks_across` blocks. */
+/* A thread takes one row of the result and so many of the scales' rows at once. */
+enum { TN__GATHER_SCALE_ROWS = 8 };
+
 typedef struct tn__cuda_gather_scales_arguments {
     const float *src;
     float *dst;
@@ -43,6 +46,7 @@ typedef struct tn__cuda_gather_scales_arguments {
     int64_t dst_rows;
     int64_t src_stride;
     int64_t dst_stride;
+    int64_t scale_rows;
     uint32_t blocks_across;
 } tn__cuda_gather_scales_arguments;
 

@@ -61,9 +61,11 @@ static tn_status gather_scales(tn__cuda_context *context, const tn__gather_rows_
                                                  .dst_rows = work->dst_rows,
                                                  .src_stride = work->src_scale_stride,
                                                  .dst_stride = work->dst_scale_stride,
+                                                 .scale_rows = work->scale_rows,
                                                  .blocks_across = (uint32_t)across};
-    return tn__kernel_launch(context, TN__KERNEL_GATHER_SCALES, across * work->scale_rows,
-                             TN__FLAT_THREADS, &argument, stream);
+    int64_t down = tn__units_of(work->scale_rows, TN__GATHER_SCALE_ROWS);
+    return tn__kernel_launch(context, TN__KERNEL_GATHER_SCALES, across * down, TN__FLAT_THREADS,
+                             &argument, stream);
 }
 
 tn_status tn__cuda_gather_rows(tn_device *device, const tn__gather_rows_work *work,
