@@ -6,8 +6,8 @@ template <typename T> struct activate {
     enum { IS_GRADIENT = 0, IS_GATED = 0, IS_WIDE = sizeof(T) == 4 };
     enum {
         AT_ONCE = IS_WIDE ? 2 : 8,
-        BLOCKS = IS_WIDE ? 2 : TN__LIGHT_PRODUCE_BLOCKS,
-        LESS_IN_2D = 1
+        BLOCKS = sigmoids<T>::HAS_TABLE ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS,
+        LESS_IN_2D = IS_WIDE
     };
     static __device__ __forceinline__ piece_values<T> of(const inputs<T> &, const points<T> &at,
                                                          bool) {

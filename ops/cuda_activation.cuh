@@ -9,7 +9,7 @@
  *
  * A GPU has some 8 instructions for each byte, which is less than a sigmoid takes: of bf16 it is
  * looked up in shared memory, in a table that each block makes for itself once, while its first
- * tile is on its way; so where there is a table, no more blocks are launched than run at once.
+ * tile is on its way; so where there is a table, few more blocks are launched than run at once.
  *
  * A gated gradient of bf16 whose halves are whole tiles makes two tiles at a time, one
  * of each half, from one read of dy, x and gate (`make_pair`). Otherwise the tiles of both halves
@@ -24,6 +24,7 @@
 
 /* Those of the pieces' elements: computed, or looked up by the words that hold bf16. */
 template <typename T> struct sigmoids {
+    enum { HAS_TABLE = 0 };
     static __device__ __forceinline__ void prepare(tn__curve) {}
     static __device__ __forceinline__ piece_values<T> of(tn__curve curve, uint4,
                                                          const piece_values<T> &x) {
@@ -35,22 +36,20 @@ template <typename T> struct sigmoids {
     }
 };
 
-/* |a| of both halves, kept between `first` and `last`, as bf16. */
-__device__ __forceinline__ uint32_t bounded_bf16_pair(uint32_t pair, uint32_t first,
-                                                      uint32_t last) {
+/* Of both halves the bits of |x| less `first`, but at least 0 and at most `most`. */
+__device__ __forceinline__ uint32_t bounded_places(uint32_t pair, uint32_t first, uint32_t most) {
     pair &= 0x7FFF7FFFu;
 #ifdef __CUDA_ARCH__
-    asm("max.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(first));
-    asm("min.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(last));
-    return pair;
+    return __viaddmin_s16x2_relu(pair, (0x10000u - first) * 0x10001u, most * 0x10001u);
 #else
-    const uint32_t low = min(max(pair & 0xFFFFu, first & 0xFFFFu), last & 0xFFFFu);
-    return low | min(max(pair >> 16, first >> 16), last >> 16) << 16;
+    const uint32_t low = min(max(pair & 0xFFFFu, first) - first, most);
+    return low | min(max(pair >> 16, first) - first, most) << 16;
 #endif
 }
 
 template <> struct sigmoids<__nv_bfloat16> {
-    /* First those of the positive numbers. */
+    enum { HAS_TABLE = 1 };
+    /* Of each size that of the positive number and that of the negative one. */
     static __device__ __forceinline__ float *table() {
         __shared__ float of_bits[2 * TN__SIGMOID_COUNT];
         return of_bits;
@@ -61,22 +60,22 @@ template <> struct sigmoids<__nv_bfloat16> {
         for (int i = (int)threadIdx.x; i < TN__SIGMOID_COUNT; i += TN__TILE_THREADS) {
             const tn__sigmoid_pair both =
                 tn__exact_sigmoids(tn__curve_argument(curve, tn__sigmoid_entry(i)));
-            to[i] = both.of_x;
-            to[i + TN__SIGMOID_COUNT] = both.of_minus_x;
+            to[2 * i] = both.of_x;
+            to[2 * i + 1] = both.of_minus_x;
         }
     }
     static __device__ __forceinline__ piece_values<__nv_bfloat16>
     of(tn__curve, uint4 piece, const piece_values<__nv_bfloat16> &) {
-        const float *from = table();
+        const char *from = (const char *)table();
         const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
         piece_values<__nv_bfloat16> s;
 #pragma unroll
         for (int w = 0; w < 4; w++) {
-            const uint32_t places = bounded_bf16_pair(words[w], TN__SIGMOID_FIRST * 0x10001u,
-                                                      TN__SIGMOID_LAST * 0x10001u) +
-                                    (words[w] >> 15 & 0x10001u) * TN__SIGMOID_COUNT;
-            s.at[2 * w] = from[(int)(places & 0xFFFFu) - TN__SIGMOID_FIRST];
-            s.at[2 * w + 1] = from[(int)(places >> 16) - TN__SIGMOID_FIRST];
+            const uint32_t bytes = /* from the table's begin on: they fit in 16 bits */
+                bounded_places(words[w], TN__SIGMOID_FIRST, TN__SIGMOID_COUNT - 1) * 8 |
+                (words[w] >> 13 & 0x40004u);
+            s.at[2 * w] = *(const float *)(from + (bytes & 0xFFFFu));
+            s.at[2 * w + 1] = *(const float *)(from + (bytes >> 16));
         }
         return s;
     }
@@ -118,8 +117,8 @@ __device__ __forceinline__ piece_values<T> product_of(piece_values<T> values,
 
 /* By the row's weight, if rows have weights. */
 template <typename T>
-__device__ __forceinline__ void weigh(piece_values<T> &values, const float *weights, float weight) {
-    if (!weights) return;
+__device__ __forceinline__ void weigh(piece_values<T> &values, bool is_weighted, float weight) {
+    if (!is_weighted) return;
 #pragma unroll
     for (int v = 0; v < element<T>::VECTOR; v++)
         values.at[v] = __fmul_rn(values.at[v], weight);
@@ -160,20 +159,20 @@ __device__ __forceinline__ float weight_of(const tn__cuda_produce_arguments &a, 
  * it is that of the gate's gradient where `of_gate`. */
 template <typename T, typename Make, int CLASS>
 __device__ __forceinline__ piece_values<T> made_of(const tn__cuda_produce_arguments &a,
-                                                   inputs<T> &in, uint4 piece, float weight,
-                                                   bool of_gate) {
-    if (Make::IS_GRADIENT) weigh<T>(in.dy, a.weights, weight);
+                                                   inputs<T> &in, uint4 piece, bool is_weighted,
+                                                   float weight, bool of_gate) {
+    if (Make::IS_GRADIENT) weigh<T>(in.dy, is_weighted, weight);
     piece_values<T> made = Make::of(in, points_of<T, CLASS>(a.curve, piece, in.x), of_gate);
-    if (!Make::IS_GRADIENT) weigh<T>(made, a.weights, weight);
+    if (!Make::IS_GRADIENT) weigh<T>(made, is_weighted, weight);
     return made;
 }
 
 /* One piece of the patch, for all its rows, AT_ONCE of them read before the first is made. */
-template <typename T, typename Make, int CLASS>
+template <typename T, typename Make, int CLASS, bool IS_WEIGHTED>
 __device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a, uint32_t tile,
                                             const patch_place &at, int p,
                                             uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    enum { AT_ONCE = Make::AT_ONCE };
+    enum { AT_ONCE = Make::AT_ONCE, SYNC_EACH = 2 };
     int64_t col = at.tile_first_col + patch_column<T>(at.lane16, p * element<T>::VECTOR);
     const int height = col < a.cast.cols ? patch_rows_in(a.cast.rows, at) : 0;
     const bool of_gate = Make::IS_GRADIENT && Make::IS_GATED && col >= a.half_cols;
@@ -197,10 +196,12 @@ __device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a,
             in.x = unpack<T>(x_pieces[i]);
             if (Make::IS_GATED) in.gate = unpack<T>(gate_pieces[i]);
             if (Make::IS_GRADIENT) in.dy = unpack<T>(dy_pieces[i]);
-            const float weight = weight_of(a, at.row + first + i, first + i < height);
+            const float weight =
+                IS_WEIGHTED ? weight_of(a, at.row + first + i, first + i < height) : 1.0f;
             pack<T>(words[first + i], p,
-                    made_of<T, Make, CLASS>(a, in, x_pieces[i], weight, of_gate));
+                    made_of<T, Make, CLASS>(a, in, x_pieces[i], IS_WEIGHTED, weight, of_gate));
             row_stay_packed<T>(words[first + i]);
+            if (i % SYNC_EACH == SYNC_EACH - 1) __syncwarp(); /* rows are not mixed: registers */
         }
     }
 }
@@ -223,7 +224,7 @@ __device__ __forceinline__ float make_element(const tn__cuda_produce_arguments &
     in.x = in.gate = in.dy = unpack<T>(piece);
     if (Make::IS_GATED) in.gate.at[0] = element<T>::load(from, a.half_cols + col);
     if (Make::IS_GRADIENT) in.dy.at[0] = element<T>::load((const T *)a.dy + row * a.half_cols, col);
-    return made_of<T, Make, CLASS>(a, in, piece, weight_of(a, row, true), of_gate).at[0];
+    return made_of<T, Make, CLASS>(a, in, piece, a.weights, weight_of(a, row, true), of_gate).at[0];
 }
 
 template <typename T, typename Make, int CLASS>
@@ -232,8 +233,12 @@ __device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a, 
                                            uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     if (a.cast.src_vectors) {
 #pragma unroll
-        for (int p = 0; p < patch_words<T>::PIECES; p++)
-            make_pieces<T, Make, CLASS>(a, tile, at, p, words);
+        for (int p = 0; p < patch_words<T>::PIECES; p++) {
+            if (a.weights)
+                make_pieces<T, Make, CLASS, true>(a, tile, at, p, words);
+            else
+                make_pieces<T, Make, CLASS, false>(a, tile, at, p, words);
+        }
         return;
     }
     start_tile<T, CLASS>(a, tile);

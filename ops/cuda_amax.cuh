@@ -102,6 +102,32 @@ column_maxima(float (&most)[PATCH], const uint32_t (&words)[PATCH][patch_words<T
     }
 }
 
+/* Of 16-bit elements, of rows i and i + 4 of the patch as pair i, and of its columns as they lie in
+ * a row. */
+template <typename T>
+__device__ __forceinline__ void pair_maxima(uint32_t (&rows)[PATCH / 2],
+                                            uint32_t (&columns)[PATCH / 2],
+                                            const uint32_t (&words)[PATCH][PATCH / 2]) {
+    uint32_t of_row[PATCH];
+#pragma unroll
+    for (int w = 0; w < PATCH / 2; w++)
+        columns[w] = 0;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        of_row[i] = 0;
+#pragma unroll
+        for (int w = 0; w < PATCH / 2; w++) {
+            const uint32_t sizes = pair_sizes(words[i][w]);
+            of_row[i] = larger_pair<T>(of_row[i], sizes);
+            columns[w] = larger_pair<T>(columns[w], sizes);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < PATCH / 2; i++)
+        rows[i] = larger_pair<T>(__byte_perm(of_row[i], of_row[i + PATCH / 2], 0x5410),
+                                 __byte_perm(of_row[i], of_row[i + PATCH / 2], 0x7632));
+}
+
 template <typename T>
 __device__ __forceinline__ float
 patch_maximum(const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {

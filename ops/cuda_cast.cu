@@ -66,6 +66,8 @@ __device__ __forceinline__ void dequantize_col(const tn__cuda_dequantize_argumen
 #pragma unroll
     for (int j = 0; j < PATCH; j++)
         bytes[j] = transposed_get<vector>(transposed, patch_column<T>(at.lane16, j), at.unit);
+    const int height = patch_rows_in(a.rows, at);
+    T *to = dst_row<T>(a, at);
 #pragma unroll
     for (int i = 0; i < PATCH; i += 2) {
         float upper[PATCH], lower[PATCH];
@@ -76,8 +78,9 @@ __device__ __forceinline__ void dequantize_col(const tn__cuda_dequantize_argumen
             upper[j] = __fmul_rn(pair.x, scale[j]);
             lower[j] = __fmul_rn(pair.y, scale[j]);
         }
-        store_values<T>(a, at, i, upper);
-        store_values<T>(a, at, i + 1, lower);
+        if (i < height) store_values_at<T>(a, at, to, upper);
+        if (i + 1 < height) store_values_at<T>(a, at, to + a.cols, lower);
+        to += 2 * a.cols;
     }
 }
 

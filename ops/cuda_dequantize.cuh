@@ -4,31 +4,44 @@
 
 #include "cuda_scale.cuh"
 
-/* Writes 8 values of one row of the patch, rounded to T. */
+/* Where the first row of the patch lies in dst, from the tile's first column on. */
 template <typename T>
-__device__ __forceinline__ void store_values(const tn__cuda_dequantize_arguments &a,
-                                             const patch_place &at, int i,
-                                             const float (&values)[PATCH]) {
-    if (at.row + i >= a.rows) return;
-    const int64_t first = (at.row + i) * a.cols + at.tile_first_col;
+__device__ __forceinline__ T *dst_row(const tn__cuda_dequantize_arguments &a,
+                                      const patch_place &at) {
+    return (T *)a.dst + at.row * a.cols + at.tile_first_col;
+}
+
+/* Writes 8 values of one row, rounded to T; `to`: as dst_row gives it. */
+template <typename T>
+__device__ __forceinline__ void store_values_at(const tn__cuda_dequantize_arguments &a,
+                                                const patch_place &at, T *to,
+                                                const float (&values)[PATCH]) {
+    const int width = (int)min(a.cols - at.tile_first_col, (int64_t)TN__TILE);
     if (a.dst_vectors) {
 #pragma unroll
         for (int p = 0; p < patch_words<T>::PIECES; p++) {
-            int column = patch_column<T>(at.lane16, p * element<T>::VECTOR);
-            uint4 piece = make_uint4(
+            const int column = patch_column<T>(at.lane16, p * element<T>::VECTOR);
+            const uint4 piece = make_uint4(
                 element<T>::word(values, 4 * p), element<T>::word(values, 4 * p + 1),
                 element<T>::word(values, 4 * p + 2), element<T>::word(values, 4 * p + 3));
-            if (at.tile_first_col + column < a.cols)
-                *(uint4 *)((T *)a.dst + first + column) = piece;
+            if (column < width) *(uint4 *)(to + column) = piece;
         }
         return;
     }
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
-        int column = patch_column<T>(at.lane16, j);
-        if (at.tile_first_col + column < a.cols)
-            element<T>::store(a.dst, first + column, values[j]);
+        const int column = patch_column<T>(at.lane16, j);
+        if (column < width) element<T>::store(to, column, values[j]);
     }
+}
+
+/* Of row i of the patch, if it is in the matrix. */
+template <typename T>
+__device__ __forceinline__ void store_values(const tn__cuda_dequantize_arguments &a,
+                                             const patch_place &at, int i,
+                                             const float (&values)[PATCH]) {
+    if (at.row + i >= a.rows) return;
+    store_values_at<T>(a, at, (T *)a.dst + (at.row + i) * a.cols + at.tile_first_col, values);
 }
 
 /* The 8 bytes of row i of the patch, from a row plane. */

@@ -3,7 +3,7 @@
 
 template <typename T> struct differentiate_gated {
     enum { IS_GRADIENT = 1, IS_GATED = 1, IS_WIDE = sizeof(T) == 4 };
-    enum { AT_ONCE = 2, BLOCKS = TN__PRODUCE_BLOCKS, LESS_IN_2D = 0 };
+    enum { AT_ONCE = 2, BLOCKS = TN__PRODUCE_BLOCKS, LESS_IN_2D = IS_WIDE };
     static __device__ __forceinline__ piece_values<T> of(const inputs<T> &in, const points<T> &at,
                                                          bool of_gate) {
         if (of_gate) return product_of<T>(at.value, in.dy);
@@ -14,7 +14,7 @@ template <typename T> struct differentiate_gated {
 /* ---- both halves at once ------------------------------------------------------------------- */
 
 /* The same patch of both halves: dx of x into `words`, dx of the gate into `gate_words`. */
-template <typename T, int CLASS>
+template <typename T, int CLASS, bool IS_WEIGHTED>
 __device__ __forceinline__ void make_pair(const tn__cuda_produce_arguments &a, uint32_t tile,
                                           const patch_place &at,
                                           uint32_t (&words)[PATCH][patch_words<T>::COUNT],
@@ -37,7 +37,8 @@ __device__ __forceinline__ void make_pair(const tn__cuda_produce_arguments &a, u
         for (int i = 0; i < AT_ONCE; i++) {
             inputs<T> in = {unpack<T>(x_pieces[i]), unpack<T>(gate_pieces[i]),
                             unpack<T>(dy_pieces[i])};
-            weigh<T>(in.dy, a.weights, weight_of(a, at.row + first + i, first + i < height));
+            if (IS_WEIGHTED)
+                weigh<T>(in.dy, true, weight_of(a, at.row + first + i, first + i < height));
             const points<T> point = points_of<T, CLASS>(a.curve, x_pieces[i], in.x);
             pack<T>(words[first + i], 0, make::of(in, point, false));
             pack<T>(gate_words[first + i], 0, make::of(in, point, true));
@@ -55,10 +56,12 @@ __device__ __forceinline__ void produce_pairs(const tn__cuda_produce_arguments &
     for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
         const uint32_t row = tile / across;
         patch_place at = patch_in_tile(row, tile - row * across);
-        if (a.curve.kind == TN__CURVE_SIGMOID)
-            make_pair<T, OF_SIGMOID>(a, tile, at, words, gate_words);
+        if (a.curve.kind != TN__CURVE_SIGMOID)
+            make_pair<T, OF_CORNER, true>(a, tile, at, words, gate_words);
+        else if (a.weights)
+            make_pair<T, OF_SIGMOID, true>(a, tile, at, words, gate_words);
         else
-            make_pair<T, OF_CORNER>(a, tile, at, words, gate_words);
+            make_pair<T, OF_SIGMOID, false>(a, tile, at, words, gate_words);
 #pragma unroll 1
         for (int half = 0;; half++) {
             store_produced<T, F, IS_1D>(a, at, words);

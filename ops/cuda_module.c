@@ -555,8 +555,15 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out) {
 
 /* Whether the kernel waits for the one ahead by itself, so that it may be launched early. */
 static int is_waiting(int kernel) {
-    int listed = kernel - TN__KERNEL_QUANTIZE_LIST;
-    return kernel == TN__KERNEL_TRANSPOSE || (listed >= 0 && listed < TN__QUANTIZE_KERNELS);
+    static const struct {
+        int first, count;
+    } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},    {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
+                   {TN__KERNEL_AMAX, 3},         {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
+                   {TN__KERNEL_SCALE_FINISH, 2}, {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
+                   {TN__KERNEL_NVFP4_FINISH, 1}};
+    for (size_t f = 0; f < sizeof waiting / sizeof *waiting; f++)
+        if (kernel >= waiting[f].first && kernel < waiting[f].first + waiting[f].count) return 1;
+    return 0;
 }
 
 tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,

@@ -21,41 +21,49 @@ __device__ __forceinline__ uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t c,
     return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
 }
 
+/* The code of a magnitude is the whole number nearest to the least of three lines of it, whose
+ * slopes are the codes for each 1 below 2, from 2 to 4 and above: 2, 1 and 1/2. Sums with 2^23 are
+ * whole, rounded once, ties to even; their last bits are the number, and their bits compare as the
+ * sums do. Gives those bits. */
+__device__ __forceinline__ uint32_t e2m1_sum(float value) {
+    const float size = fminf(fabsf(value), 6.0f);
+    const uint32_t low = __float_as_uint(__fmaf_rn(size, 2.0f, 0x1p23f));
+    const uint32_t middle = __float_as_uint(__fadd_rn(size, 0x1p23f + 2.0f));
+    const uint32_t high = __float_as_uint(__fmaf_rn(size, 0.5f, 0x1p23f + 4.0f));
+#ifdef __CUDA_ARCH__
+    return __vimin3_u32(low, middle, high);
+#else
+    return min(low, min(middle, high));
+#endif
+}
+
 /* Codes to nearest, the first in the lowest place, of 8 values; as tn__round_to_nearest gives them.
- *
- * With E the power of two at or below |v|, 1 to 4, neighbours lie E / 2 apart: as far as the sum
- * with 2^22 E has its bits, which so counts them, n, in its last bits. The code is n + 2 log2(E),
- * and that is in the sum's exponent. What is 6 more than n, for 3 E more, makes up for the rest of
- * that exponent, in the 3 bits that count. */
+ */
 __device__ __forceinline__ uint32_t e2m1_codes(const float (&v)[PATCH]) {
-    uint32_t code[PATCH]; /* in the last 3 bits */
+    enum { SUM = 0x4B000000 }; /* the bits of 2^23, which are taken off again */
+    uint32_t codes = 0;
 #pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        const float size = fminf(fabsf(v[j]), 6.0f);
-        const uint32_t power = __float_as_uint(fmaxf(size, 1.0f)) & 0x7F800000u;
-        const uint32_t sum =
-            __float_as_uint(__fmaf_rn(__uint_as_float(power), 0x1p22f + 3.0f, size));
-        code[j] = sum + (sum >> 22);
-    }
-    const uint32_t even = bytes_of(code[0], code[2], code[4], code[6], 0);
-    const uint32_t odd = bytes_of(code[1], code[3], code[5], code[7], 0);
+    for (int j = 0; j < PATCH; j++)
+        codes += (e2m1_sum(v[j]) - (uint32_t)SUM) << (4 * j);
     const uint32_t even_sign = bytes_of(__float_as_uint(v[0]), __float_as_uint(v[2]),
                                         __float_as_uint(v[4]), __float_as_uint(v[6]), 3);
     const uint32_t odd_sign = bytes_of(__float_as_uint(v[1]), __float_as_uint(v[3]),
                                        __float_as_uint(v[5]), __float_as_uint(v[7]), 3);
-    const uint32_t codes = (even & 0x0F0F0F0Fu) | (odd << 4 & 0xF0F0F0F0u);
-    const uint32_t signs = (even_sign >> 4 & 0x0F0F0F0Fu) | (odd_sign & 0xF0F0F0F0u);
-    return (codes & 0x77777777u) | (signs & 0x88888888u);
+    return codes | (even_sign >> 4 & 0x08080808u) | (odd_sign & 0x80808080u);
 }
 
-/* The same with the numbers that are drawn for the 8. */
+/* The same with the numbers that are drawn for the 8; as tn__round_stochastically gives them. */
 __device__ __forceinline__ uint32_t e2m1_codes(const float (&v)[PATCH],
                                                const stochastically::numbers &random) {
     uint32_t codes = 0;
 #pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        codes |= tn__round_stochastically(tn__type_e2m1(), v[j], tn__random_number(random.words, j))
-                 << (4 * j);
+    for (int j = 0; j < PATCH; j++) {
+        const float size = fminf(fabsf(v[j]), 6.0f), anchor = stochastically::anchor_of<1>(size);
+        const uint32_t sum = stochastically::drawn_sum<1>(__fadd_rz(size, anchor),
+                                                          tn__random_number(random.words, j));
+        const uint32_t code = min((sum >> 22) - (anchor > 0.0f ? 254 : 252), 7u);
+        codes |= (code | (__float_as_uint(v[j]) >> 31) << 3) << (4 * j);
+    }
     return codes;
 }
 
@@ -64,9 +72,10 @@ __device__ __forceinline__ uint32_t e2m1_codes(const float (&v)[PATCH],
     return e2m1_codes(v);
 }
 
-__device__ __forceinline__ float e2m1_value(uint32_t code) {
-    const float magnitude = __fmul_rn(__uint_as_float((code & 7u) << 22), 0x1p126f);
-    return __uint_as_float(__float_as_uint(magnitude) | (code & 8u) << 28);
+/* Of 8 codes the value of number j: as the bits of a denormal float, which times 2^126 is it. */
+__device__ __forceinline__ float e2m1_value(uint32_t codes, int j) {
+    const uint32_t spread = (uint32_t)((int32_t)(codes << (28 - 4 * j)) >> 6);
+    return __fmul_rn(__uint_as_float(spread & 0x81C00000u), 0x1p126f);
 }
 
 __device__ __forceinline__ float largest_float() { return element<float>::max_finite(); }
@@ -88,14 +97,29 @@ __device__ __forceinline__ nv_global nv_global_of(const tn__cuda_quantize_argume
 
 __device__ __forceinline__ float e4m3_value(uint32_t code) { return fp8_pair<__NV_E4M3>(code).x; }
 
-/* The E4M3 code of a block's scale. */
+/* amax / 6, rounded to nearest: a product with 1/6 is within a unit of the last place, and what it
+ * leaves of the amax, which is exact where nothing is denormal, corrects it. */
+__device__ __forceinline__ float sixth_of(float amax) {
+    const float sixth = 0x1.555556p-3f;
+    if (!(amax >= 0x1p-90f && amax < 0x1p126f)) return __fdiv_rn(amax, 6.0f);
+    const float about = __fmul_rn(amax, sixth);
+    return __fmaf_rn(__fmaf_rn(about, -6.0f, amax), sixth, about);
+}
+
+/* The E4M3 code of a block's scale, which has no sign and is no NaN. */
 __device__ __forceinline__ uint32_t nv_scale(float amax, const nv_global &global) {
-    const float scale = __fmul_rn(__fdiv_rn(amax, 6.0f), global.factor);
+    const float scale = __fmul_rn(sixth_of(amax), global.factor);
     return __nv_cvt_float_to_fp8(scale, __NV_SATFINITE, __NV_E4M3);
 }
 
-__device__ __forceinline__ float nv_factor(uint32_t scale, const nv_global &global) {
-    return fminf(inverse_scale(__fmul_rn(e4m3_value(scale), global.inverse)), largest_float());
+/* What the elements of a block are multiplied with, for each code of a scale. */
+enum { NV_FACTORS = 128 };
+
+__device__ __forceinline__ void nv_factors_put(float *factors, const nv_global &global) {
+    const uint32_t code = threadIdx.x;
+    if (code >= NV_FACTORS) return;
+    factors[code] =
+        fminf(inverse_scale(__fmul_rn(e4m3_value(code), global.inverse)), largest_float());
 }
 
 /* ---- quantize ----------------------------------------------------------------------------- */
@@ -149,10 +173,10 @@ __device__ __forceinline__ void nv_squares_put(const tn__cuda_quantize_arguments
 }
 
 template <typename T, typename R>
-__device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
-                                        const nv_global &global, float (*warp_max)[TN__TILE],
-                                        unsigned char (*row_scale)[NV_BLOCKS],
-                                        uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void
+nv_rows(const tn__cuda_quantize_arguments &a, const patch_place &at, const nv_global &global,
+        const float *factors, float (*warp_max)[TN__TILE], unsigned char (*row_scale)[NV_BLOCKS],
+        uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const R rounding(a);
     const int rows_in = (int)min(a.rows - at.tile_first_row, (int64_t)TN__TILE);
     if (a.row.square_blocks) {
@@ -163,24 +187,32 @@ __device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, co
         if (a.row.square_blocks && row < rows_in) amax = warp_max[row / NV_BLOCK][block * NV_BLOCK];
         const uint32_t scale = nv_scale(amax, global);
         row_scale[row][block] = (unsigned char)scale;
-        return nv_factor(scale, global);
+        return factors[scale];
     };
-    const row_factors<T, NV_BLOCK> factors(at, words, factor_of);
+    const row_factors<T, NV_BLOCK> of_rows(at, words, factor_of);
     const int64_t row_bytes = (a.cols + 1) / 2;
     const int64_t first_col = at.tile_first_col + patch_column<T>(at.lane16, 0);
     const int left = (int)min(a.cols - first_col, (int64_t)TN__TILE);
     const int height = left > 0 ? patch_rows_in(a.rows, at) : 0;
     unsigned char *to = a.row.data + at.row * row_bytes + first_col / 2;
+    const auto codes_of = [&](int i, const typename row_factors<T, NV_BLOCK>::of_pieces &of_row) {
+        float scaled[PATCH];
+        scale_row<T>(scaled, words[i], of_row);
+        return e2m1_codes(scaled, rounding.template of_row<T>(at, i));
+    };
+    if (a.row.vectors && is_whole_tile(a.rows, a.cols, at)) {
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        const auto of_row = factors.of_row(i);
-        if (i < height) {
-            float scaled[PATCH];
-            scale_row<T>(scaled, words[i], of_row);
-            nv_store_row<T>(to, left, a.row.vectors,
-                            e2m1_codes(scaled, rounding.template of_row<T>(at, i)));
+        for (int i = 0; i < PATCH; i++) {
+            nv_store_row<T>(to, TN__TILE, true, codes_of(i, of_rows.of_row(i)));
+            to += row_bytes;
         }
-        to += row_bytes;
+    } else {
+#pragma unroll
+        for (int i = 0; i < PATCH; i++) {
+            const auto of_row = of_rows.of_row(i);
+            if (i < height) nv_store_row<T>(to, left, a.row.vectors, codes_of(i, of_row));
+            to += row_bytes;
+        }
     }
     __syncthreads();
     const int row = (int)threadIdx.x % TN__TILE, half = (int)threadIdx.x / TN__TILE;
@@ -191,6 +223,7 @@ __device__ __forceinline__ void nv_rows(const tn__cuda_quantize_arguments &a, co
 /* Half the threads each: 4 of the 8 scales of a column, from the maxima of each warp's rows. */
 __device__ __forceinline__ void nv_column_scales_put(const tn__cuda_quantize_arguments &a,
                                                      const patch_place &at, const nv_global &global,
+                                                     const float *factors,
                                                      const float (*warp_max)[TN__TILE],
                                                      float (*factor)[TN__TILE]) {
     const int column = (int)threadIdx.x % TN__TILE, half = (int)threadIdx.x / TN__TILE;
@@ -198,7 +231,7 @@ __device__ __forceinline__ void nv_column_scales_put(const tn__cuda_quantize_arg
 #pragma unroll
     for (int b = 0; b < 4; b++) {
         const uint32_t scale = nv_scale(warp_max[4 * half + b][column], global);
-        factor[4 * half + b][column] = nv_factor(scale, global);
+        factor[4 * half + b][column] = factors[scale];
         scales |= scale << (8 * b);
     }
     nv_scales_store(a.col, at.tile_first_col + column, (int64_t)at.tile_row * NV_BLOCKS + 4 * half,
@@ -256,15 +289,15 @@ nv_columns_drawn(uint32_t (&codes)[PATCH], const tn__cuda_quantize_arguments &a,
 }
 
 template <typename T, typename R>
-__device__ __forceinline__ void nv_cols(const tn__cuda_quantize_arguments &a, const patch_place &at,
-                                        const nv_global &global, float (*warp_max)[TN__TILE],
-                                        float (*factor)[TN__TILE], uint32_t *tile,
-                                        uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+__device__ __forceinline__ void
+nv_cols(const tn__cuda_quantize_arguments &a, const patch_place &at, const nv_global &global,
+        const float *factors, float (*warp_max)[TN__TILE], float (*factor)[TN__TILE],
+        uint32_t *tile, uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     column_max_put<T>(warp_max, at, words);
     patch_stay_packed<T>(words);
     __syncthreads();
     if (a.col.square_blocks) nv_squares_put(a, at, warp_max);
-    nv_column_scales_put(a, at, global, warp_max, factor);
+    nv_column_scales_put(a, at, global, factors, warp_max, factor);
     __syncthreads();
     alignas(16) float of_column[PATCH];
     uint32_t codes[PATCH];
@@ -294,21 +327,28 @@ __device__ __forceinline__ void quantize_nvfp4(const tn__cuda_quantize_arguments
     __shared__ __align__(16) float warp_max[WARPS][TN__TILE];
     __shared__ __align__(16) float factor[NV_BLOCKS][TN__TILE];
     __shared__ uint32_t tile[TN__TILE * UNITS];
+    __shared__ float factors[NV_FACTORS];
     const patch_place at = patch_of_thread_backwards(a.tiles_across);
-    const nv_global global = nv_global_of(a);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
-    if (is_skipped(a.skip)) return;
+    /* The kernel ahead is the one of the amax, which does not write src. */
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    wait_for_the_kernel_ahead();
+    let_the_kernel_behind_start();
+    if (is_skipped(a.skip)) return;
+    const nv_global global = nv_global_of(a);
+    nv_factors_put(factors, global);
+    __syncthreads();
     if (ROW && a.row.data) {
-        nv_rows<T, R>(a, at, global, warp_max, row_scale, words);
+        nv_rows<T, R>(a, at, global, factors, warp_max, row_scale, words);
         patch_stay_packed<T>(words);
     }
-    if (COL && a.col.data) nv_cols<T, R>(a, at, global, warp_max, factor, tile, words);
+    if (COL && a.col.data) nv_cols<T, R>(a, at, global, factors, warp_max, factor, tile, words);
 }
 
 /* After all blocks of the cast have read the amax, which lies where a scale is to be. */
 extern "C" __global__ void nvfp4_finish(const __grid_constant__ tn__cuda_quantize_arguments a) {
+    wait_for_the_kernel_ahead();
     if (is_skipped(a.skip)) return;
     const float4 stored = make_float4(nv_global_of(a).inverse, 0.0f, 0.0f, 0.0f);
     if (a.row.global_scale) *(float4 *)a.row.global_scale = stored;
@@ -316,12 +356,6 @@ extern "C" __global__ void nvfp4_finish(const __grid_constant__ tn__cuda_quantiz
 }
 
 /* ---- dequantize --------------------------------------------------------------------------- */
-
-/* The code of the scale of a stored row's block. */
-__device__ __forceinline__ uint32_t nv_scale_code(const tn__cuda_dequantize_arguments &a,
-                                                  int64_t row, int64_t col) {
-    return __ldg((const unsigned char *)a.src.scale + row * a.src.scale_stride + col / NV_BLOCK);
-}
 
 /* Up to `bytes` bytes of a stored row, the first in the lowest place. */
 __device__ __forceinline__ uint32_t nv_load(const unsigned char *row, int64_t byte,
@@ -332,6 +366,24 @@ __device__ __forceinline__ uint32_t nv_load(const unsigned char *row, int64_t by
     for (int b = 0; b < bytes; b++)
         if (byte + b < row_bytes) codes |= (uint32_t)row[byte + b] << (8 * b);
     return codes;
+}
+
+__device__ __forceinline__ const unsigned char *
+scales_of_row(const tn__cuda_dequantize_arguments &a, int64_t stored) {
+    return (const unsigned char *)a.src.scale + stored * a.src.scale_stride;
+}
+
+/* Half the threads each: of stored row `stored` the 4 scales from block `first` on, as factors into
+ * factor[]; there are whole words of scales, which end where the matrix does or beyond. */
+__device__ __forceinline__ void nv_factors_load(const tn__cuda_dequantize_arguments &a,
+                                                int64_t stored, int64_t stored_rows, int64_t first,
+                                                float global, float (&factor)[4]) {
+    uint32_t codes = 0;
+    if (stored < stored_rows && first < a.src.scale_stride)
+        codes = __ldg((const uint32_t *)(scales_of_row(a, stored) + first));
+#pragma unroll
+    for (int b = 0; b < 4; b++)
+        factor[b] = __fmul_rn(e4m3_value(codes >> (8 * b)), global);
 }
 
 /* All that is read is asked for before the first store, which no load may pass. */
@@ -350,7 +402,7 @@ __device__ __forceinline__ void dequantize_nvfp4_row(const tn__cuda_dequantize_a
             const int64_t row = at.row + i;
             const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, p * VECTOR);
             const bool is_there = row < a.rows && col < a.cols;
-            scale[i][p] = is_there ? nv_scale_code(a, row, col) : 0;
+            scale[i][p] = is_there ? __ldg(scales_of_row(a, row) + col / NV_BLOCK) : 0;
             codes[i][p] = is_there ? nv_load(a.src.data + row * row_bytes, col / 2, row_bytes,
                                              VECTOR / 2, a.src.vectors)
                                    : 0;
@@ -364,7 +416,7 @@ __device__ __forceinline__ void dequantize_nvfp4_row(const tn__cuda_dequantize_a
             const float factor = __fmul_rn(e4m3_value(scale[i][p]), global);
 #pragma unroll
             for (int v = 0; v < VECTOR; v++)
-                values[p * VECTOR + v] = __fmul_rn(e2m1_value(codes[i][p] >> (4 * v)), factor);
+                values[p * VECTOR + v] = __fmul_rn(e2m1_value(codes[i][p], v), factor);
         }
         store_values<T>(a, at, i, values);
     }
@@ -394,29 +446,37 @@ __device__ __forceinline__ void nv_columns_load(const tn__cuda_dequantize_argume
 template <typename T>
 __device__ __forceinline__ void dequantize_nvfp4_col(const tn__cuda_dequantize_arguments &a) {
     __shared__ uint32_t tile[TN__TILE * UNITS];
+    __shared__ __align__(16) float factor[NV_BLOCKS][TN__TILE];
     const patch_place at = patch_of_thread(a.tiles_across);
-    float scale[PATCH];
     uint32_t codes[PATCH];
     if (is_skipped(a.skip)) return;
     nv_columns_load<element<T>::VECTOR>(a, at, tile);
-    const float global = *a.src.global_scale;
+    const int column = (int)threadIdx.x % TN__TILE, half = (int)threadIdx.x / TN__TILE;
+    float made[4];
+    nv_factors_load(a, at.tile_first_col + column, a.cols,
+                    (int64_t)at.tile_row * NV_BLOCKS + 4 * half, *a.src.global_scale, made);
 #pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, j);
-        const bool is_there = col < a.cols && at.row < a.rows;
-        scale[j] = __fmul_rn(e4m3_value(is_there ? nv_scale_code(a, col, at.row) : 0), global);
-    }
+    for (int b = 0; b < 4; b++)
+        factor[4 * half + b][column] = made[b];
     __syncthreads();
+    alignas(16) float by[PATCH];
+#pragma unroll
+    for (int j = 0; j < PATCH; j += 4)
+        *(float4 *)&by[j] =
+            *(const float4 *)&factor[at.unit * PATCH / NV_BLOCK][patch_column<T>(at.lane16, j)];
 #pragma unroll
     for (int j = 0; j < PATCH; j++)
         codes[j] = tile[nv_word<element<T>::VECTOR>(patch_column<T>(at.lane16, j), at.unit)];
+    const int height = patch_rows_in(a.rows, at);
+    T *to = dst_row<T>(a, at);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         float values[PATCH];
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
-            values[j] = __fmul_rn(e2m1_value(codes[j] >> (4 * i)), scale[j]);
-        store_values<T>(a, at, i, values);
+            values[j] = __fmul_rn(e2m1_value(codes[j], i), by[j]);
+        if (i < height) store_values_at<T>(a, at, to, values);
+        to += a.cols;
     }
 }
 

@@ -10,10 +10,12 @@ enum {
     TN__TILE_SUMS = 8,    /* in which it adds up the tiles of a column */
 
     /* Blocks of activations and gradients that run at once on a multiprocessor, for which their
-     * kernels are given registers; and the multiprocessors of a GPU for which blocks that make a
-     * table first are launched. On another GPU that is only less even. */
+     * kernels are given registers. Of those that make a table first, so many turns are launched for
+     * a GPU of so many multiprocessors: one would leave no choice where a tile is made, and more
+     * would make more tables. On another GPU that is only less even. */
     TN__PRODUCE_BLOCKS = 2,
-    TN__LIGHT_PRODUCE_BLOCKS = 3, /* without gates or gradients, 16-bit, 1D */
+    TN__LIGHT_PRODUCE_BLOCKS = 3, /* without gates or gradients, bf16 */
+    TN__PRODUCE_TURNS = 8,
     TN__MULTIPROCESSORS = 132
 };
 

@@ -34,14 +34,14 @@ static int family_of(const tn__produce_work *work, const tn__cuda_produce_argume
     return work->is_gated ? TN__KERNEL_ACTIVATE_GATED : TN__KERNEL_ACTIVATE;
 }
 
-/* One for each tile; but no more than run at once if each makes a table of sigmoids first. */
+/* One for each tile; but if each makes a table of sigmoids first, no more than a few for each that
+ * runs at once. */
 static int64_t blocks_of(const tn__produce_work *work, int64_t tiles) {
-    const int is_light = work->producer == TN__PRODUCE_ACTIVATION && !work->is_gated &&
-                         work->cast.format == TN_FORMAT_FP8_BLOCK_1D;
-    const int64_t at_once =
-        TN__MULTIPROCESSORS * (int64_t)(is_light ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS);
+    const int is_light = work->producer == TN__PRODUCE_ACTIVATION && !work->is_gated;
+    const int64_t most = TN__MULTIPROCESSORS * TN__PRODUCE_TURNS *
+                         (int64_t)(is_light ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS);
     const int has_table = work->x.dtype == TN_BF16 && work->curve.kind == TN__CURVE_SIGMOID;
-    return has_table && tiles > at_once ? at_once : tiles;
+    return has_table && tiles > most ? most : tiles;
 }
 
 tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {

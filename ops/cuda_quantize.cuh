@@ -34,6 +34,26 @@ __device__ __forceinline__ float half_warp_row_max(const float (&row_max)[PATCH]
     return fmaxf(one, __shfl_xor_sync(0xFFFFFFFFu, one, 1));
 }
 
+/* The same of pair_maxima's rows. */
+template <typename T>
+__device__ __forceinline__ float half_warp_pair_max(const uint32_t (&pairs)[PATCH / 2],
+                                                    int lane16) {
+    uint32_t two[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint32_t keep = lane16 & 4 ? pairs[r + 2] : pairs[r];
+        const uint32_t give = lane16 & 4 ? pairs[r] : pairs[r + 2];
+        two[r] = larger_pair<T>(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 4));
+    }
+    const uint32_t keep = lane16 & 2 ? two[1] : two[0];
+    const uint32_t give = lane16 & 2 ? two[0] : two[1];
+    uint32_t one = larger_pair<T>(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 2));
+    one = larger_pair<T>(one, __shfl_xor_sync(0xFFFFFFFFu, one, 8));
+    one = larger_pair<T>(one, __shfl_xor_sync(0xFFFFFFFFu, one, 1));
+    one = lane16 & 8 ? one >> 16 : one;
+    return element<T>::value(&one, 0);
+}
+
 /* Casts row i of the patch; `words` holds it. */
 template <typename T, __nv_fp8_interpretation_t F, typename R>
 __device__ __forceinline__ uint2 cast_row(const R &rounding, const patch_place &at, int i,
@@ -65,9 +85,17 @@ __device__ __forceinline__ void store_patch_rows(const tn__cuda_plane &plane, in
                                                  int64_t cols, const patch_place &at,
                                                  ScaleOf scale_of, CodesOf codes_of) {
     const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
+    unsigned char *to = plane.data + at.row * cols + at.tile_first_col + first;
+    if (sizeof(T) == 2 && plane.vectors && is_whole_tile(rows, cols, at)) {
+#pragma unroll
+        for (int i = 0; i < PATCH; i++) {
+            *(uint2 *)to = codes_of(i, scale_of(i));
+            to += cols;
+        }
+        return;
+    }
     const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
     const int height = first < width ? patch_rows_in(rows, at) : 0;
-    unsigned char *to = plane.data + at.row * cols + at.tile_first_col + first;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         const auto scale = scale_of(i);
@@ -97,33 +125,17 @@ store_rows(const tn__cuda_quantize_arguments &a, const patch_place &at,
     });
 }
 
-/* From the lanes' maxima of 8 rows, the scale of row lane16 / 2, which is written. S: the type
- * of the source. */
+/* The scale of row lane16 / 2, whose amax the lane has; it is written. S: the type of the source.
+ */
 template <typename S, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ float row_scale_put(const tn__cuda_quantize_arguments &a,
-                                               const patch_place &at,
-                                               const float (&row_max)[PATCH]) {
-    const float amax = half_warp_row_max(row_max, at.lane16);
-    const float scale = block_scale<S, F>(amax, a.amax_epsilon, a.is_pow2);
+                                               const patch_place &at, float amax) {
+    const scale_pair made = block_scales<S, F>(amax, a.amax_epsilon, a.is_pow2);
     const int64_t own_row = at.row + at.lane16 / 2;
     if (at.lane16 % 2 == 0 && own_row < a.row.scale_stride)
         a.row.scale[at.tile_col * a.row.scale_stride + own_row] =
-            own_row < a.rows ? inverse_scale(scale) : 0.0f;
-    return scale;
-}
-
-template <typename T, __nv_fp8_interpretation_t F, typename R>
-__device__ __forceinline__ void quantize_rows(const tn__cuda_quantize_arguments &a,
-                                              const patch_place &at,
-                                              uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    float row_max[PATCH];
-#pragma unroll
-    for (int i = 0; i < PATCH; i++)
-        row_max[i] = row_maximum<T>(words[i]);
-    patch_stay_packed<T>(words);
-    const float scale = row_scale_put<T, F>(a, at, row_max);
-    store_rows<T, F, R>(a, at, words,
-                        [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
+            own_row < a.rows ? made.inverse : 0.0f;
+    return made.scale;
 }
 
 /* ---- blocks along a row ------------------------------------------------------------------- */
@@ -225,23 +237,56 @@ column_max_put(float (*warp_max)[TN__TILE], const patch_place &at,
     column_max_share<T>(warp_max, at, column_max);
 }
 
-/* Thread c < 128: the scale of column c from the warps' maxima. */
-template <typename T, __nv_fp8_interpretation_t F>
-__device__ __forceinline__ void
-column_scale_put(const tn__cuda_quantize_arguments &a, const patch_place &at,
-                 const float (*warp_max)[TN__TILE], float *column_scale) {
-    const int column = (int)threadIdx.x;
-    if (column >= TN__TILE) return;
+/* The same of pair_maxima's columns, as 16-bit numbers. */
+template <typename T>
+__device__ __forceinline__ void column_pairs_share(unsigned short (*warp_max)[TN__TILE],
+                                                   const patch_place &at,
+                                                   const uint32_t (&columns)[PATCH / 2]) {
+    const int upper = at.unit & 1;
+    uint32_t kept[2];
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        const uint32_t keep = upper ? columns[w + 2] : columns[w];
+        const uint32_t give = upper ? columns[w] : columns[w + 2];
+        kept[w] = larger_pair<T>(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 16));
+    }
+    *(uint2 *)&warp_max[at.unit / 2][patch_column<T>(at.lane16, upper * 4)] =
+        make_uint2(kept[0], kept[1]);
+}
+
+/* The largest of a column's 8 maxima, one from each warp. */
+template <typename T>
+__device__ __forceinline__ float largest_of_warps(const float (*warp_max)[TN__TILE], int column) {
     float amax = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++)
         amax = fmaxf(amax, warp_max[w][column]);
-    const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
+    return amax;
+}
+
+template <typename T>
+__device__ __forceinline__ float largest_of_warps(const unsigned short (*warp_max)[TN__TILE],
+                                                  int column) {
+    uint32_t amax = 0; /* numbers that are not negative compare as their bits do */
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+        amax = max(amax, (uint32_t)warp_max[w][column]);
+    return element<T>::value(&amax, 0);
+}
+
+/* Thread c < 128: the scale of column c from the warps' maxima. */
+template <typename T, __nv_fp8_interpretation_t F, typename M>
+__device__ __forceinline__ void
+column_scale_put(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                 const M (*warp_max)[TN__TILE], float *column_scale) {
+    const int column = (int)threadIdx.x;
+    if (column >= TN__TILE) return;
+    const scale_pair made =
+        block_scales<T, F>(largest_of_warps<T>(warp_max, column), a.amax_epsilon, a.is_pow2);
     const int64_t col = at.tile_first_col + column;
-    column_scale[column] = scale;
+    column_scale[column] = made.scale;
     if (col < a.col.scale_stride)
-        a.col.scale[at.tile_row * a.col.scale_stride + col] =
-            col < a.cols ? inverse_scale(scale) : 0.0f;
+        a.col.scale[at.tile_row * a.col.scale_stride + col] = col < a.cols ? made.inverse : 0.0f;
 }
 
 /* Column j of the patch as bytes into the transposed tile, to nearest. */
@@ -258,43 +303,61 @@ __device__ __forceinline__ void column_put(uint4 *tile, const patch_place &at, i
     transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit, bytes);
 }
 
-/* All columns of the patch, whose numbers are drawn row by row. */
-template <typename T, __nv_fp8_interpretation_t F, typename ScalesOf>
-__device__ __forceinline__ void
-columns_put_stochastically(const tn__cuda_quantize_arguments &a, uint4 *tile, const patch_place &at,
-                           const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
-                           ScalesOf scales_of) {
-    const stochastically rounding(a);
-    const float4 low = scales_of(0), high = scales_of(4);
-    const float scale[PATCH] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    uint32_t bytes[PATCH][2] = {};
+/* The patch turned: 8 bytes of each column from those of each row. */
+__device__ __forceinline__ void turn_patch(uint2 (&columns)[PATCH], const uint2 (&rows)[PATCH]) {
 #pragma unroll
-    for (int i = 0; i < PATCH; i++) {
-        float scaled[PATCH];
+    for (int right = 0; right < 2; right++) {
+        uint32_t words[PATCH], upper[4], lower[4];
 #pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            scaled[j] = __fmul_rn(element<T>::value(words[i], j), scale[j]);
-        const uint2 row = stochastically::codes<F>(scaled, rounding.of_row<T>(at, i));
+        for (int i = 0; i < PATCH; i++)
+            words[i] = right ? rows[i].y : rows[i].x;
+        transpose_4x4(words, upper);
+        transpose_4x4(words + 4, lower);
 #pragma unroll
-        for (int j = 0; j < PATCH; j++)
-            bytes[j][i / 4] |= (((j < 4 ? row.x : row.y) >> (8 * (j % 4))) & 0xFFu)
-                               << (8 * (i % 4));
+        for (int j = 0; j < 4; j++)
+            columns[4 * right + j] = make_uint2(upper[j], lower[j]);
     }
+}
+
+/* Writes codes of the patch's rows transposed; all threads. */
+template <typename T>
+__device__ __forceinline__ void store_turned(const tn__cuda_quantize_arguments &a, uint4 *tile,
+                                             const patch_place &at, const uint2 (&codes)[PATCH]) {
+    uint2 columns[PATCH];
+    turn_patch(columns, codes);
 #pragma unroll
     for (int j = 0; j < PATCH; j++)
         transposed_put<element<T>::VECTOR>(tile, patch_column<T>(at.lane16, j), at.unit,
-                                           make_uint2(bytes[j][0], bytes[j][1]));
+                                           columns[j]);
+    __syncthreads();
+    transposed_store<element<T>::VECTOR>(tile, a.col.data, a.rows, a.cols, a.col.vectors, at);
+}
+
+/* Casts the tile with one scale into the planes that are wanted: their codes are the same. All
+ * threads. */
+template <typename T, __nv_fp8_interpretation_t F, typename R>
+__device__ __forceinline__ void store_tile_cast(const tn__cuda_quantize_arguments &a, uint4 *tile,
+                                                const patch_place &at,
+                                                uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                                float scale, bool has_row, bool has_col) {
+    const R rounding(a);
+    uint2 codes[PATCH];
+#pragma unroll
+    for (int i = 0; i < PATCH; i++)
+        codes[i] = cast_row<T, F>(rounding, at, i, words[i], scale);
+    if (has_row)
+        store_patch_rows<T>(
+            a.row, a.rows, a.cols, at, [](int) { return 0; }, [&](int i, int) { return codes[i]; });
+    if (has_col) store_turned<T>(a, tile, at, codes);
 }
 
 /* Casts the tile and writes it transposed; `scales_of(j)` gives the scales of the lane's columns
  * j ... j + 3. All threads. */
-template <typename T, __nv_fp8_interpretation_t F, typename R, typename ScalesOf>
+template <typename T, __nv_fp8_interpretation_t F, typename ScalesOf>
 __device__ __forceinline__ void
 store_columns_cast(const tn__cuda_quantize_arguments &a, uint4 *tile, const patch_place &at,
                    const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScalesOf scales_of) {
-    if constexpr (R::IS_STOCHASTIC) {
-        columns_put_stochastically<T, F>(a, tile, at, words, scales_of);
-    } else {
+    if (at.row < a.rows) { /* what is beyond is not stored */
 #pragma unroll
         for (int j = 0; j < PATCH; j += 4) {
             const float4 scale = scales_of(j);
@@ -308,32 +371,106 @@ store_columns_cast(const tn__cuda_quantize_arguments &a, uint4 *tile, const patc
     transposed_store<element<T>::VECTOR>(tile, a.col.data, a.rows, a.cols, a.col.vectors, at);
 }
 
+/* A number of a size that is shared: the element's bits, or fp32. */
+template <typename T> struct shared_size { typedef unsigned short type; };
+template <> struct shared_size<float> { typedef float type; };
+
+/* The maxima of a patch's columns go to shared memory, if they are wanted; returns that of row
+ * lane16 / 2. */
+template <typename T>
+__device__ __forceinline__ float
+patch_maxima_share(typename shared_size<T>::type (*warp_max)[TN__TILE], const patch_place &at,
+                   const uint32_t (&words)[PATCH][patch_words<T>::COUNT], bool has_col) {
+    if constexpr (sizeof(T) == 2) {
+        uint32_t rows[PATCH / 2], columns[PATCH / 2];
+        pair_maxima<T>(rows, columns, words);
+        if (has_col) column_pairs_share<T>(warp_max, at, columns);
+        return half_warp_pair_max<T>(rows, at.lane16);
+    } else {
+        float rows[PATCH];
+        if (has_col) column_max_put<T>(warp_max, at, words);
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            rows[i] = row_maximum<T>(words[i]);
+        return half_warp_row_max(rows, at.lane16);
+    }
+}
+
+/* Casts the tile with scales of rows and of columns into the planes that are wanted, each element
+ * with one number for both. All threads. */
+template <typename T, __nv_fp8_interpretation_t F, typename ScaleOf>
+__device__ __forceinline__ void store_drawn(const tn__cuda_quantize_arguments &a, uint4 *tile,
+                                            const patch_place &at,
+                                            const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                            ScaleOf scale_of, const float *column_scale) {
+    const stochastically rounding(a);
+    float of_column[PATCH];
+    uint2 codes[PATCH], column_codes[PATCH];
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        of_column[j] = a.col.data ? column_scale[patch_column<T>(at.lane16, j)] : 1.0f;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+        const stochastically::numbers numbers = rounding.of_row<T>(at, i);
+        const float scale = scale_of(i);
+        float by_row[PATCH], by_column[PATCH];
+#pragma unroll
+        for (int j = 0; j < PATCH; j++) {
+            const float value = element<T>::value(words[i], j);
+            by_row[j] = __fmul_rn(value, scale);
+            by_column[j] = __fmul_rn(value, of_column[j]);
+        }
+        codes[i] = stochastically::codes<F>(by_row, numbers);
+        column_codes[i] = stochastically::codes<F>(by_column, numbers);
+    }
+    if (a.row.data)
+        store_patch_rows<T>(
+            a.row, a.rows, a.cols, at, [](int) { return 0; }, [&](int i, int) { return codes[i]; });
+    if (a.col.data) store_turned<T>(a, tile, at, column_codes);
+}
+
 /* The tile whose patches the threads hold in `words`, which a producer may have made. Of the planes
- * that a kernel is compiled for, the one whose data is NULL is left out. */
+ * that a kernel is compiled for, the one whose data is NULL is left out. `transposed` is for the
+ * column plane; it is the block's own, or given by a caller that has it for another use too. */
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
+__device__ __forceinline__ void
+quantize_patches_1d(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                    uint32_t (&words)[PATCH][patch_words<T>::COUNT], uint4 *transposed) {
+    __shared__ __align__(16) typename shared_size<T>::type warp_max[WARPS][TN__TILE];
+    __shared__ __align__(16) float column_scale[TN__TILE];
+    const bool has_col = COL && a.col.data;
+    const float row_max = patch_maxima_share<T>(warp_max, at, words, has_col);
+    patch_stay_packed<T>(words);
+    float scale = 1.0f;
+    const auto scale_of = [&](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); };
+    if (ROW && a.row.data) {
+        scale = row_scale_put<T, F>(a, at, row_max);
+        if constexpr (!R::IS_STOCHASTIC) {
+            /* Its stores are under way while the block waits for the columns' maxima. */
+            store_rows<T, F, R>(a, at, words, scale_of);
+            patch_stay_packed<T>(words);
+        }
+    }
+    if (has_col) {
+        __syncthreads();
+        column_scale_put<T, F>(a, at, warp_max, column_scale);
+        __syncthreads();
+    }
+    if constexpr (R::IS_STOCHASTIC) {
+        store_drawn<T, F>(a, transposed, at, words, scale_of, column_scale);
+    } else if (has_col) {
+        store_columns_cast<T, F>(a, transposed, at, words, [&](int j) {
+            return *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];
+        });
+    }
+}
+
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void
 quantize_patches_1d(const tn__cuda_quantize_arguments &a, const patch_place &at,
                     uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
-    __shared__ __align__(16) float warp_max[WARPS][TN__TILE];
-    __shared__ __align__(16) float column_scale[TN__TILE];
-    const bool has_col = COL && a.col.data;
-    if (has_col) {
-        column_max_put<T>(warp_max, at, words);
-        patch_stay_packed<T>(words);
-    }
-    /* The row plane's stores are under way while the block waits for the columns' maxima. */
-    if constexpr (ROW)
-        if (a.row.data) quantize_rows<T, F, R>(a, at, words);
-    if (has_col) {
-        patch_stay_packed<T>(words);
-        __syncthreads();
-        column_scale_put<T, F>(a, at, warp_max, column_scale);
-        __syncthreads();
-        store_columns_cast<T, F, R>(a, transposed, at, words, [&](int j) {
-            return *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];
-        });
-    }
+    quantize_patches_1d<T, F, ROW, COL, R>(a, at, words, transposed);
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
@@ -379,10 +516,9 @@ __device__ __forceinline__ void tile_scale_put(const tn__cuda_plane &plane, int6
 
 /* Into the planes that are made. One thread. */
 __device__ __forceinline__ void tile_scales_put(const tn__cuda_quantize_arguments &a,
-                                                const patch_place &at, float scale, bool has_row,
+                                                const patch_place &at, float inverse, bool has_row,
                                                 bool has_col) {
     const int64_t tiles_down = (a.rows + TN__TILE - 1) / TN__TILE;
-    const float inverse = inverse_scale(scale);
     if (has_row) tile_scale_put(a.row, at.tile_row, at.tile_col, a.tiles_across, inverse);
     if (has_col) tile_scale_put(a.col, at.tile_col, at.tile_row, tiles_down, inverse);
 }
@@ -390,21 +526,22 @@ __device__ __forceinline__ void tile_scales_put(const tn__cuda_quantize_argument
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
 __device__ __forceinline__ void
 quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
-                    uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
-    __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
+                    uint32_t (&words)[PATCH][patch_words<T>::COUNT], uint4 *transposed) {
     __shared__ float warp_max[WARPS];
     const bool has_row = ROW && a.row.data, has_col = COL && a.col.data;
     const float amax = tile_max<T>(warp_max, words);
     patch_stay_packed<T>(words);
-    const float scale = block_scale<T, F>(amax, a.amax_epsilon, a.is_pow2);
-    if (threadIdx.x == 0) tile_scales_put(a, at, scale, has_row, has_col);
-    if (has_row) {
-        store_rows<T, F, R>(a, at, words, [=](int) { return scale; });
-        patch_stay_packed<T>(words);
-    }
-    if (has_col)
-        store_columns_cast<T, F, R>(a, transposed, at, words,
-                                    [=](int) { return make_float4(scale, scale, scale, scale); });
+    const scale_pair made = block_scales<T, F>(amax, a.amax_epsilon, a.is_pow2);
+    if (threadIdx.x == 0) tile_scales_put(a, at, made.inverse, has_row, has_col);
+    store_tile_cast<T, F, R>(a, transposed, at, words, made.scale, has_row, has_col);
+}
+
+template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>
+__device__ __forceinline__ void
+quantize_patches_2d(const tn__cuda_quantize_arguments &a, const patch_place &at,
+                    uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    __shared__ uint4 transposed[TILE_PIECES]; /* not there at all without COL */
+    quantize_patches_2d<T, F, ROW, COL, R>(a, at, words, transposed);
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL, typename R = to_nearest>

@@ -1,19 +1,39 @@
 /* Kernels that quantize a plane of FP8 blocks of 128 anew, without its values in memory between.
  *
- * A block of threads takes one 128 x 128 tile and holds its codes as halves, which hold each of
- * them exactly, in patches of 8 x 8 (cuda_tile.cuh), with the scales of the patch's rows or
- * columns beside them. A value is a code times its scale, and is made where it is wanted: 64 of
- * them would take the registers of a block that could have reads under way. Bytes that must move
- * for N elements: N in, N out for each plane, and their scales.
+ * A block of threads takes one 128 x 128 tile and holds its codes as they are, in patches of 8 x 8
+ * (cuda_tile.cuh), with the scales of the patch's rows or columns beside them. A code becomes a
+ * half, which holds it exactly, and with its scale a value where that is wanted: 64 values, or even
+ * halves, would take the registers of a block that could have reads under way. Bytes that must
+ * move for N elements: N in, N out for each plane, and their scales.
  */
 #include "cuda_dequantize.cuh"
 #include "cuda_quantize.cuh"
 
 typedef __half held; /* a patch lies as one of this type does */
+enum { PAIRS = PATCH / 2 };
 
-struct code_patch {
-    uint32_t words[PATCH][patch_words<held>::COUNT];
+/* F: of the codes. */
+template <__nv_fp8_interpretation_t F> struct code_patch {
+    uint2 bytes[PATCH];
     float scale[PATCH]; /* of each row; BY_COLUMN: of each column; 0 outside */
+
+    /* Columns 2 p and 2 p + 1 of a row, as halves. */
+    __device__ __forceinline__ uint32_t pair(int i, int p) const {
+        return fp8_halves<F>((p < PAIRS / 2 ? bytes[i].x : bytes[i].y) >> (16 * (p % 2)));
+    }
+
+    __device__ __forceinline__ void row(uint32_t (&words)[PAIRS], int i) const {
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++)
+            words[p] = pair(i, p);
+    }
+
+    /* As patch_stay_packed does. */
+    __device__ __forceinline__ void stay_packed() {
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            asm volatile("" : "+r"(bytes[i].x), "+r"(bytes[i].y));
+    }
 };
 
 /* What the phases of a block share. */
@@ -23,68 +43,40 @@ struct requantize_shared {
     alignas(16) float column_scale[TN__TILE];
 };
 
-__device__ __forceinline__ float code_of(const code_patch &patch, int i, int j) {
-    return element<held>::value(patch.words[i], j);
-}
-
-template <bool BY_COLUMN>
-__device__ __forceinline__ float value_of(const code_patch &patch, int i, int j) {
-    return __fmul_rn(code_of(patch, i, j), patch.scale[BY_COLUMN ? j : i]);
-}
-
 /* ---- a patch from a plane ----------------------------------------------------------------- */
 
 template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void unpack_row(code_patch &patch, int i, uint2 bytes) {
-    patch.words[i][0] = fp8_halves<F>(bytes.x);
-    patch.words[i][1] = fp8_halves<F>(bytes.x >> 16);
-    patch.words[i][2] = fp8_halves<F>(bytes.y);
-    patch.words[i][3] = fp8_halves<F>(bytes.y >> 16);
-}
-
-template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void load_rows(code_patch &patch, const tn__cuda_dequantize_arguments &a,
-                                          const patch_place &at) {
-    uint2 bytes[PATCH];
-    load_patch_bytes<held>(bytes, a, at);
+__device__ __forceinline__ void
+load_rows(code_patch<F> &patch, const tn__cuda_dequantize_arguments &a, const patch_place &at) {
+    load_patch_bytes<held>(patch.bytes, a, at);
     load_row_scales(patch.scale, a, at);
-#pragma unroll
-    for (int i = 0; i < PATCH; i++)
-        unpack_row<F>(patch, i, bytes[i]);
 }
 
 /* From a plane that is stored turned. */
 template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void load_columns(code_patch &patch,
+__device__ __forceinline__ void load_columns(code_patch<F> &patch,
                                              const tn__cuda_dequantize_arguments &a,
                                              const patch_place &at, uint4 *tile) {
     enum { VECTOR = element<held>::VECTOR };
-    uint32_t columns[PATCH][2], rows[PATCH][2];
+    uint2 columns[PATCH];
     transposed_load<VECTOR>(tile, a.src.data, a.rows, a.cols, a.src.vectors, at);
     load_column_scales<held>(patch.scale, a, at);
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        const uint2 bytes = transposed_get<VECTOR>(tile, patch_column<held>(at.lane16, j), at.unit);
-        columns[j][0] = bytes.x;
-        columns[j][1] = bytes.y;
+    for (int j = 0; j < PATCH; j++)
+        columns[j] = transposed_get<VECTOR>(tile, patch_column<held>(at.lane16, j), at.unit);
+#pragma unroll
+    for (int right = 0; right < 2; right++) {
+        const uint2 *from = columns + 4 * right;
+        const uint32_t upper[4] = {from[0].x, from[1].x, from[2].x, from[3].x};
+        const uint32_t lower[4] = {from[0].y, from[1].y, from[2].y, from[3].y};
+        uint32_t rows[PATCH];
+        transpose_4x4(upper, rows);
+        transpose_4x4(lower, rows + 4);
+#pragma unroll
+        for (int i = 0; i < PATCH; i++)
+            (right ? patch.bytes[i].y : patch.bytes[i].x) = rows[i];
     }
-#pragma unroll
-    for (int upper = 0; upper < 2; upper++) {
-#pragma unroll
-        for (int right = 0; right < 2; right++) {
-            const uint32_t from[4] = {columns[4 * right][upper], columns[4 * right + 1][upper],
-                                      columns[4 * right + 2][upper], columns[4 * right + 3][upper]};
-            uint32_t to[4];
-            transpose_4x4(from, to);
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                rows[4 * upper + i][right] = to[i];
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < PATCH; i++)
-        unpack_row<F>(patch, i, make_uint2(rows[i][0], rows[i][1]));
 }
 
 /* ---- maxima --------------------------------------------------------------------------------
@@ -98,67 +90,97 @@ __device__ __forceinline__ float scaled_size(float most, float scale) {
     return fmaxf(0.0f, fabsf(__fmul_rn(most, scale)));
 }
 
-template <bool BY_COLUMN>
-__device__ __forceinline__ void value_row_maxima(float (&most)[PATCH], const code_patch &patch) {
+template <bool BY_COLUMN, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ void value_row_maxima(float (&most)[PATCH], const code_patch<F> &patch) {
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
+        uint32_t words[PAIRS];
+        patch.row(words, i);
         if constexpr (BY_COLUMN) {
             most[i] = 0.0f;
 #pragma unroll
             for (int j = 0; j < PATCH; j++)
-                most[i] = fmaxf(most[i], fabsf(value_of<true>(patch, i, j)));
+                most[i] = fmaxf(most[i],
+                                fabsf(__fmul_rn(element<held>::value(words, j), patch.scale[j])));
         } else {
-            most[i] = scaled_size(row_maximum<held>(patch.words[i]), patch.scale[i]);
+            most[i] = scaled_size(row_maximum<held>(words), patch.scale[i]);
         }
     }
 }
 
-template <bool BY_COLUMN>
-__device__ __forceinline__ void value_column_maxima(float (&most)[PATCH], const code_patch &patch) {
-    if constexpr (BY_COLUMN) column_maxima<held>(most, patch.words);
+template <bool BY_COLUMN, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ void value_column_maxima(float (&most)[PATCH],
+                                                    const code_patch<F> &patch) {
 #pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        if constexpr (BY_COLUMN) {
-            most[j] = scaled_size(most[j], patch.scale[j]);
-        } else {
-            most[j] = 0.0f;
+    for (int p = 0; p < PAIRS; p++) {
+        uint32_t codes = 0;
+        float low = 0.0f, high = 0.0f;
 #pragma unroll
-            for (int i = 0; i < PATCH; i++)
-                most[j] = fmaxf(most[j], fabsf(value_of<false>(patch, i, j)));
+        for (int i = 0; i < PATCH; i++) {
+            const uint32_t pair = patch.pair(i, p);
+            if constexpr (BY_COLUMN) {
+                codes = larger_pair<held>(codes, pair_sizes(pair));
+            } else {
+                const float scale = patch.scale[i];
+                low = fmaxf(low, fabsf(__fmul_rn(element<held>::value(&pair, 0), scale)));
+                high = fmaxf(high, fabsf(__fmul_rn(element<held>::value(&pair, 1), scale)));
+            }
         }
+        if constexpr (BY_COLUMN) {
+            low = scaled_size(element<held>::value(&codes, 0), patch.scale[2 * p]);
+            high = scaled_size(element<held>::value(&codes, 1), patch.scale[2 * p + 1]);
+        }
+        most[2 * p] = low;
+        most[2 * p + 1] = high;
     }
 }
 
 /* ---- a plane from a patch ----------------------------------------------------------------- */
 
-template <__nv_fp8_interpretation_t F, bool BY_COLUMN, typename ScaleOf>
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F,
+          typename ScaleOf>
 __device__ __forceinline__ void put_rows(const tn__cuda_quantize_arguments &a,
-                                         const patch_place &at, const code_patch &patch,
+                                         const patch_place &at, const code_patch<F> &patch,
                                          ScaleOf scale_of) {
     store_patch_rows<held>(a.row, a.rows, a.cols, at, scale_of, [&](int i, float scale) {
+        uint32_t words[PAIRS];
         float scaled[PATCH];
+        patch.row(words, i);
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
-            scaled[j] = __fmul_rn(value_of<BY_COLUMN>(patch, i, j), scale);
-        return cast_patch_row<F>(scaled);
+            scaled[j] = __fmul_rn(
+                __fmul_rn(element<held>::value(words, j), patch.scale[BY_COLUMN ? j : i]), scale);
+        return cast_patch_row<TO>(scaled);
     });
 }
 
 /* `scale_of(j)`: of the lane's column j. All threads. */
-template <__nv_fp8_interpretation_t F, bool BY_COLUMN, typename ScaleOf>
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F,
+          typename ScaleOf>
 __device__ __forceinline__ void put_columns(const tn__cuda_quantize_arguments &a,
-                                            const patch_place &at, const code_patch &patch,
+                                            const patch_place &at, const code_patch<F> &patch,
                                             uint4 *tile, ScaleOf scale_of) {
     enum { VECTOR = element<held>::VECTOR };
 #pragma unroll
-    for (int j = 0; j < PATCH; j++) {
-        const float scale = scale_of(j);
-        float scaled[PATCH];
+    for (int p = 0; p < PAIRS; p++) {
+        float scaled[2][PATCH];
 #pragma unroll
-        for (int i = 0; i < PATCH; i++)
-            scaled[i] = __fmul_rn(value_of<BY_COLUMN>(patch, i, j), scale);
-        transposed_put<VECTOR>(tile, patch_column<held>(at.lane16, j), at.unit,
-                               cast_patch_row<F>(scaled));
+        for (int i = 0; i < PATCH; i++) {
+            const uint32_t pair = patch.pair(i, p);
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                scaled[c][i] = __fmul_rn(element<held>::value(&pair, c),
+                                         patch.scale[BY_COLUMN ? 2 * p + c : i]);
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const float scale = scale_of(2 * p + c);
+#pragma unroll
+            for (int i = 0; i < PATCH; i++)
+                scaled[c][i] = __fmul_rn(scaled[c][i], scale);
+            transposed_put<VECTOR>(tile, patch_column<held>(at.lane16, 2 * p + c), at.unit,
+                                   cast_patch_row<TO>(scaled[c]));
+        }
     }
     __syncthreads();
     transposed_store<VECTOR>(tile, a.col.data, a.rows, a.cols, a.col.vectors, at);
@@ -166,38 +188,38 @@ __device__ __forceinline__ void put_columns(const tn__cuda_quantize_arguments &a
 
 /* ---- new scales --------------------------------------------------------------------------- */
 
-template <__nv_fp8_interpretation_t F, bool BY_COLUMN>
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void quantize_codes_1d(const tn__cuda_quantize_arguments &a,
-                                                  const patch_place &at, code_patch &patch,
+                                                  const patch_place &at, code_patch<F> &patch,
                                                   requantize_shared &shared) {
     if (a.col.data) {
         float column_max[PATCH];
         value_column_maxima<BY_COLUMN>(column_max, patch);
         column_max_share<held>(shared.warp_max, at, column_max);
-        patch_stay_packed<held>(patch.words);
+        patch.stay_packed();
     }
     if (a.row.data) {
         float row_max[PATCH];
         value_row_maxima<BY_COLUMN>(row_max, patch);
-        patch_stay_packed<held>(patch.words);
-        const float scale = row_scale_put<float, F>(a, at, row_max);
-        put_rows<F, BY_COLUMN>(a, at, patch,
-                               [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
+        patch.stay_packed();
+        const float scale = row_scale_put<float, TO>(a, at, half_warp_row_max(row_max, at.lane16));
+        put_rows<TO, BY_COLUMN>(a, at, patch,
+                                [=](int i) { return __shfl_sync(0xFFFFFFFFu, scale, 2 * i, 16); });
     }
     if (a.col.data) {
-        patch_stay_packed<held>(patch.words);
+        patch.stay_packed();
         __syncthreads();
-        column_scale_put<float, F>(a, at, shared.warp_max, shared.column_scale);
+        column_scale_put<float, TO>(a, at, shared.warp_max, shared.column_scale);
         __syncthreads();
-        put_columns<F, BY_COLUMN>(a, at, patch, shared.tile, [&](int j) {
+        put_columns<TO, BY_COLUMN>(a, at, patch, shared.tile, [&](int j) {
             return shared.column_scale[patch_column<held>(at.lane16, j)];
         });
     }
 }
 
-template <__nv_fp8_interpretation_t F, bool BY_COLUMN>
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_arguments &a,
-                                                  const patch_place &at, code_patch &patch,
+                                                  const patch_place &at, code_patch<F> &patch,
                                                   requantize_shared &shared) {
     float most[PATCH], amax = 0.0f;
     if constexpr (BY_COLUMN)
@@ -207,37 +229,37 @@ __device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_argume
 #pragma unroll
     for (int i = 0; i < PATCH; i++)
         amax = fmaxf(amax, most[i]);
-    patch_stay_packed<held>(patch.words);
+    patch.stay_packed();
     amax = tile_max_share(shared.warp_max[0], amax);
-    const float scale = block_scale<float, F>(amax, a.amax_epsilon, a.is_pow2);
+    const float scale = block_scale<float, TO>(amax, a.amax_epsilon, a.is_pow2);
     const auto scale_of = [=](int) { return scale; };
-    if (threadIdx.x == 0) tile_scales_put(a, at, scale, a.row.data, a.col.data);
-    if (a.row.data) put_rows<F, BY_COLUMN>(a, at, patch, scale_of);
-    patch_stay_packed<held>(patch.words);
-    if (a.col.data) put_columns<F, BY_COLUMN>(a, at, patch, shared.tile, scale_of);
+    if (threadIdx.x == 0) tile_scales_put(a, at, inverse_scale(scale), a.row.data, a.col.data);
+    if (a.row.data) put_rows<TO, BY_COLUMN>(a, at, patch, scale_of);
+    patch.stay_packed();
+    if (a.col.data) put_columns<TO, BY_COLUMN>(a, at, patch, shared.tile, scale_of);
 }
 
-template <__nv_fp8_interpretation_t F, bool IS_1D, bool BY_COLUMN>
+template <__nv_fp8_interpretation_t TO, bool IS_1D, bool BY_COLUMN, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void quantize_codes(const tn__cuda_quantize_arguments &a,
-                                               const patch_place &at, code_patch &patch,
+                                               const patch_place &at, code_patch<F> &patch,
                                                requantize_shared &shared) {
     if constexpr (IS_1D)
-        quantize_codes_1d<F, BY_COLUMN>(a, at, patch, shared);
+        quantize_codes_1d<TO, BY_COLUMN>(a, at, patch, shared);
     else
-        quantize_codes_2d<F, BY_COLUMN>(a, at, patch, shared);
+        quantize_codes_2d<TO, BY_COLUMN>(a, at, patch, shared);
 }
 
 template <__nv_fp8_interpretation_t FROM, __nv_fp8_interpretation_t TO, bool IS_1D>
 __device__ __forceinline__ void requantize(const tn__cuda_requantize_arguments &a) {
     __shared__ requantize_shared shared;
     const patch_place at = patch_of_thread(a.from.tiles_across);
-    code_patch patch;
+    code_patch<FROM> patch;
     if (is_skipped(a.to.skip)) return;
     if (a.is_col) {
-        load_columns<FROM>(patch, a.from, at, shared.tile);
+        load_columns(patch, a.from, at, shared.tile);
         quantize_codes<TO, IS_1D, true>(a.to, at, patch, shared);
     } else {
-        load_rows<FROM>(patch, a.from, at);
+        load_rows(patch, a.from, at);
         quantize_codes<TO, IS_1D, false>(a.to, at, patch, shared);
     }
 }
@@ -246,12 +268,14 @@ __device__ __forceinline__ void requantize(const tn__cuda_requantize_arguments &
 
 /* The largest scale of the tile's rows that hold a number other than 0, on every thread; 1 if none
  * does. Bits of scales compare as scales do. */
-__device__ __forceinline__ float largest_scale(const code_patch &patch, uint32_t *warp_max) {
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ float largest_scale(const code_patch<F> &patch, uint32_t *warp_max) {
     uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
-        if (row_maximum<held>(patch.words[i]) > 0.0f)
-            most = max(most, __float_as_uint(patch.scale[i]));
+        uint32_t words[PAIRS];
+        patch.row(words, i);
+        if (row_maximum<held>(words) > 0.0f) most = max(most, __float_as_uint(patch.scale[i]));
     }
     most = __reduce_max_sync(0xFFFFFFFFu, most);
     if (threadIdx.x % 32 == 0) warp_max[threadIdx.x / 32] = most;
@@ -267,11 +291,11 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
     __shared__ uint4 transposed[TILE_PIECES];
     __shared__ uint32_t warp_max[WARPS];
     const patch_place at = patch_of_thread(a.from.tiles_across);
-    code_patch patch;
+    code_patch<F> patch;
     if (is_skipped(a.to.skip)) return;
-    load_rows<F>(patch, a.from, at);
+    load_rows(patch, a.from, at);
     const float most = largest_scale(patch, warp_max);
-    patch_stay_packed<held>(patch.words);
+    patch.stay_packed();
 #pragma unroll
     for (int i = 0; i < PATCH; i++)
         patch.scale[i] = patch.scale[i] < most ? __fdiv_rn(patch.scale[i], most) : 1.0f;
@@ -283,14 +307,15 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, body) TILE_KERNEL(name, tn__cuda_requantize_arguments, held, 3, body)
+#define KERNEL(name, blocks, body)                                                                 \
+    TILE_KERNEL(name, tn__cuda_requantize_arguments, held, blocks, body)
 #define REQUANTIZE(from, FROM, to, TO)                                                             \
-    KERNEL(requantize_1d_##from##_##to, (requantize<FROM, TO, true>))                              \
-    KERNEL(requantize_2d_##from##_##to, (requantize<FROM, TO, false>))
+    KERNEL(requantize_1d_##from##_##to, 4, (requantize<FROM, TO, true>))                           \
+    KERNEL(requantize_2d_##from##_##to, 2, (requantize<FROM, TO, false>))
 
 REQUANTIZE(e4m3, __NV_E4M3, e4m3, __NV_E4M3)
 REQUANTIZE(e4m3, __NV_E4M3, e5m2, __NV_E5M2)
 REQUANTIZE(e5m2, __NV_E5M2, e4m3, __NV_E4M3)
 REQUANTIZE(e5m2, __NV_E5M2, e5m2, __NV_E5M2)
-KERNEL(shift_plane_e4m3, shift_plane<__NV_E4M3>)
-KERNEL(shift_plane_e5m2, shift_plane<__NV_E5M2>)
+KERNEL(shift_plane_e4m3, 4, shift_plane<__NV_E4M3>)
+KERNEL(shift_plane_e5m2, 4, shift_plane<__NV_E5M2>)

@@ -26,6 +26,30 @@ __device__ __forceinline__ float block_scale(float amax, float amax_epsilon, int
 
 __device__ __forceinline__ float inverse_scale(float scale) { return __fdiv_rn(1.0f, scale); }
 
+/* What a block's elements are multiplied with, and what is stored. */
+struct scale_pair {
+    float scale, inverse;
+};
+
+/* block_scale and its inverse. The largest numbers of both formats are 1.75 times a power of two:
+ * the power at or below their quotient with an amax is one less where that is more than 1.75 times
+ * its own power, and takes no division, nor does its inverse; unless one of them is not normal. */
+template <typename T, __nv_fp8_interpretation_t F>
+__device__ __forceinline__ scale_pair block_scales(float amax, float amax_epsilon, int is_pow2) {
+    enum { LEAST = 27, MOST = 227, FORMAT_POWER = F == __NV_E4M3 ? 8 : 15 };
+    const uint32_t bits = __float_as_uint(fmaxf(amax, amax_epsilon));
+    scale_pair made;
+    if (is_pow2 && bits - ((uint32_t)LEAST << 23) < (uint32_t)(MOST - LEAST) << 23) {
+        const uint32_t power = 254 + FORMAT_POWER - ((bits + 0x1FFFFFu) >> 23);
+        made.scale = __uint_as_float(power << 23);
+        made.inverse = __uint_as_float((254 - power) << 23);
+    } else {
+        made.scale = block_scale<T, F>(amax, amax_epsilon, is_pow2);
+        made.inverse = inverse_scale(made.scale);
+    }
+    return made;
+}
+
 /* Four bytes, the first in the lowest place. */
 template <__nv_fp8_interpretation_t F>
 __device__ __forceinline__ uint32_t cast_four(float a, float b, float c, float d) {
@@ -68,7 +92,16 @@ struct stochastically {
     int64_t cols;
 
     __device__ explicit stochastically(const tn__cuda_quantize_arguments &a)
-        : state(*a.random), cols(a.cols) {}
+        : state(*a.random), cols(a.cols) {
+        state.seed = of_all_lanes(state.seed);
+    }
+
+    /* The same number, of which the compiler now knows that all lanes have it: what follows from it
+     * alone is computed once for a warp. */
+    static __device__ uint64_t of_all_lanes(uint64_t number) {
+        return __shfl_sync(0xFFFFFFFFu, (uint32_t)number, 0) |
+               (uint64_t)__shfl_sync(0xFFFFFFFFu, (uint32_t)(number >> 32), 0) << 32;
+    }
 
     /* Of 16-bit elements a lane holds one group; of fp32 the same half of two. */
     template <typename T> __device__ numbers of_row(const patch_place &at, int i) const {
@@ -91,14 +124,38 @@ struct stochastically {
 
     template <__nv_fp8_interpretation_t F>
     static __device__ uint2 codes(const float (&scaled)[PATCH], const numbers &random) {
-        const tn__small_float type = F == __NV_E4M3 ? tn__type_e4m3() : tn__type_e5m2();
-        uint32_t bytes[2] = {0, 0};
+        float rounded[PATCH];
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
-            bytes[j / 4] |=
-                tn__round_stochastically(type, scaled[j], tn__random_number(random.words, j))
-                << (8 * (j % 4));
-        return make_uint2(bytes[0], bytes[1]);
+            rounded[j] = F == __NV_E4M3
+                             ? rounded_to<3, 7>(scaled[j], tn__random_number(random.words, j))
+                             : rounded_to<2, 15>(scaled[j], tn__random_number(random.words, j));
+        return cast_patch_row<F>(rounded);
+    }
+
+    /* A size with the number added to what is behind its KEPT bits of mantissa, as bits: above the
+     * type's smallest normal number, and below it where that number has been added, so that the
+     * same bits are behind. A NaN stays one. */
+    template <int KEPT> static __device__ uint32_t drawn_sum(float size, uint32_t random) {
+        const uint32_t part = (2 * random + 1) << (6 - KEPT);
+#ifdef __CUDA_ARCH__
+        return __viaddmin_u32(__float_as_uint(size), part, 0x7FFFFFFFu);
+#else
+        return min(__float_as_uint(size) + part, 0x7FFFFFFFu);
+#endif
+    }
+
+    template <int BIAS> static __device__ float anchor_of(float size) {
+        const float normal = __uint_as_float((uint32_t)(128 - BIAS) << 23);
+        return size < normal ? normal : 0.0f;
+    }
+
+    /* As tn__round_stochastically, but the number itself, of the type or beyond its largest. */
+    template <int KEPT, int BIAS> static __device__ float rounded_to(float value, uint32_t random) {
+        const float size = fabsf(value), anchor = anchor_of<BIAS>(size);
+        const uint32_t sum = drawn_sum<KEPT>(__fadd_rz(size, anchor), random);
+        return copysignf(__fsub_rn(__uint_as_float(sum & 0xFFFFFFFFu << (23 - KEPT)), anchor),
+                         value);
     }
 };
 

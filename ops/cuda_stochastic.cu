@@ -2,7 +2,7 @@
  *
  * They are the casts of cuda_quantize.cuh with another rounding; those of TENSOR, MXFP8 and NVFP4
  * lie beside their own. One kernel serves any planes: of ROW and COL, the one that is not asked for
- * is NULL. A draw is 10 rounds of Philox for 8 elements, once for each plane.
+ * is NULL. A draw is 10 rounds of Philox for 8 elements, once for both.
  */
 #include "cuda_quantize.cuh"
 

@@ -19,6 +19,8 @@ __device__ __forceinline__ void amax_of_tile(const tn__cuda_quantize_arguments &
     __shared__ float warp_max[WARPS];
     const patch_place at = patch_of_thread(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
+    wait_for_the_kernel_ahead();
+    let_the_kernel_behind_start();
     if (is_skipped(a.skip)) return;
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
     const float amax = tile_max<T>(warp_max, words);
@@ -53,8 +55,12 @@ __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_argument
         a.factor ? patch_of_thread(a.tiles_across) : patch_of_thread_backwards(a.tiles_across);
     uint32_t words[PATCH][patch_words<T>::COUNT];
 
-    if (is_skipped(a.skip)) return;
+    /* With current scaling the kernel ahead is the one of the amax, which does not write src. */
+    if (a.factor) wait_for_the_kernel_ahead();
     patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    if (!a.factor) wait_for_the_kernel_ahead();
+    let_the_kernel_behind_start();
+    if (is_skipped(a.skip)) return;
     float factor;
     if (a.factor) {
         factor = *a.factor;
@@ -63,19 +69,14 @@ __device__ __forceinline__ void quantize_tensor(const tn__cuda_quantize_argument
         factor = block_scale<float, F>(__int_as_float(*a.total), a.amax_epsilon, a.is_pow2);
     }
     patch_stay_packed<T>(words);
-    if (ROW && a.row.data) {
-        store_rows<T, F, R>(a, at, words, [=](int) { return factor; });
-        patch_stay_packed<T>(words);
-    }
-    if (COL && a.col.data)
-        store_columns_cast<T, F, R>(a, transposed, at, words, [=](int) {
-            return make_float4(factor, factor, factor, factor);
-        });
+    store_tile_cast<T, F, R>(a, transposed, at, words, factor, ROW && a.row.data,
+                             COL && a.col.data);
 }
 
 /* After all blocks of the cast have read the amax, which lies where a scale is to be. */
 template <__nv_fp8_interpretation_t F>
 __device__ __forceinline__ void scale_finish(const tn__cuda_quantize_arguments &a) {
+    wait_for_the_kernel_ahead();
     if (is_skipped(a.skip)) return;
     const int amax = *a.total;
     const float factor = block_scale<float, F>(__int_as_float(amax), a.amax_epsilon, a.is_pow2);
@@ -133,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     TILE_KERNEL(quantize_tensor_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2, \
                 (quantize_tensor<T, F, true, true, stochastically>))
 #define SOURCE(source, T)                                                                          \
-    TILE_KERNEL(amax_##source, tn__cuda_quantize_arguments, T, 4, amax_of_tile<T>)                 \
+    TILE_KERNEL(amax_##source, tn__cuda_quantize_arguments, T, 3, amax_of_tile<T>)                 \
     QUANTIZE(source, T, e4m3, __NV_E4M3)                                                           \
     QUANTIZE(source, T, e5m2, __NV_E5M2)
 

@@ -47,6 +47,18 @@ __device__ __forceinline__ void let_the_kernel_behind_start() {
 #endif
 }
 
+/* threadIdx.x, asked anew: what follows from it is computed where it is wanted, for a loop over
+ * tiles has no registers to keep it in. */
+__device__ __forceinline__ uint32_t thread_of_block() {
+#ifdef __CUDA_ARCH__
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#else
+    return threadIdx.x;
+#endif
+}
+
 /* Uniform over the grid: all blocks see the same flag. Asked before any barrier. */
 __device__ __forceinline__ bool is_skipped(const float *skip) { return skip && *skip != 0.0f; }
 
@@ -123,11 +135,12 @@ struct patch_place {
 };
 
 __device__ __forceinline__ patch_place patch_in_tile(uint32_t tile_row, uint32_t tile_col) {
+    const uint32_t thread = thread_of_block();
     patch_place at;
     at.tile_row = tile_row;
     at.tile_col = tile_col;
-    at.lane16 = (int)(threadIdx.x % 16);
-    at.unit = (int)(threadIdx.x / 16);
+    at.lane16 = (int)(thread % 16);
+    at.unit = (int)(thread / 16);
     at.tile_first_row = (int64_t)at.tile_row * TN__TILE;
     at.tile_first_col = (int64_t)at.tile_col * TN__TILE;
     at.row = at.tile_first_row + at.unit * PATCH;
@@ -166,6 +179,10 @@ template <typename T> struct patch_words {
  * much as the casts do. */
 __device__ __forceinline__ int patch_rows_in(int64_t rows, const patch_place &at) {
     return (int)min(rows - at.row, (int64_t)PATCH);
+}
+
+__device__ __forceinline__ bool is_whole_tile(int64_t rows, int64_t cols, const patch_place &at) {
+    return at.tile_first_row + TN__TILE <= rows && at.tile_first_col + TN__TILE <= cols;
 }
 
 /* From the L2 cache if this kernel itself may have written it before (IS_FRESH): the L1 caches of
@@ -284,6 +301,12 @@ __device__ __forceinline__ uint2 transposed_get(const uint4 *tile, int column, i
     return ((const uint2 *)tile)[column * UNITS + (unit ^ column_swizzle<VECTOR>(column))];
 }
 
+/* Where in the transposed tile a byte of a column lies. */
+template <int VECTOR> __device__ __forceinline__ int transposed_byte(int column, int row) {
+    return (column * UNITS + ((row / PATCH) ^ column_swizzle<VECTOR>(column))) * PATCH +
+           row % PATCH;
+}
+
 /* Where in the transposed tile 16 bytes of a column (units 2 piece and 2 piece + 1) lie; the
  * two units are exchanged if the column's swizzle is odd. */
 template <int VECTOR>
@@ -297,34 +320,63 @@ __device__ __forceinline__ uint4 exchange_units(uint4 piece, int is_exchanged) {
     return is_exchanged ? make_uint4(piece.z, piece.w, piece.x, piece.y) : piece;
 }
 
-/* Bytes 4 w ... 4 w + 3 of a column of the transposed tile. */
+/* Bytes `first` ... first + 15 of a column of the transposed tile; 0 outside of it. */
 template <int VECTOR>
-__device__ __forceinline__ uint32_t transposed_word(const uint4 *tile, int column, int w) {
-    const int unit = (w / 2) ^ column_swizzle<VECTOR>(column);
-    return ((const uint32_t *)tile)[(column * UNITS + unit) * 2 + w % 2];
+__device__ __forceinline__ uint4 transposed_bytes(const uint4 *tile, int column, int first) {
+    const uint2 *units = (const uint2 *)tile + column * UNITS;
+    const int unit = first >> 3, swizzle = column_swizzle<VECTOR>(column);
+    uint32_t words[6], shifted[5];
+#pragma unroll
+    for (int u = 0; u < 3; u++) {
+        uint2 two = make_uint2(0, 0);
+        if (unit + u >= 0 && unit + u < UNITS) two = units[(unit + u) ^ swizzle];
+        words[2 * u] = two.x;
+        words[2 * u + 1] = two.y;
+    }
+#pragma unroll
+    for (int w = 0; w < 5; w++)
+        shifted[w] = first & 4 ? words[w + 1] : words[w];
+    const int bits = 8 * (first & 3);
+    return make_uint4(__funnelshift_r(shifted[0], shifted[1], bits),
+                      __funnelshift_r(shifted[1], shifted[2], bits),
+                      __funnelshift_r(shifted[2], shifted[3], bits),
+                      __funnelshift_r(shifted[3], shifted[4], bits));
 }
 
-/* Writes the first `height` bytes of a column of the transposed tile to any address; all lanes of
- * a warp. Memory takes words where it has multiples of 4: each is put together from two of the
- * tile's, and those that are not whole, at either end, go byte by byte. */
+/* The bytes of a column that are not whole pieces of 16 of memory, at either end: half a warp each,
+ * a lane a byte, so that memory sees one request for an end. */
 template <int VECTOR>
-__device__ __forceinline__ void transposed_column_store(const uint4 *tile, int column,
-                                                        unsigned char *to, int height) {
-    const int before = (int)((uintptr_t)to % 4);
-#pragma unroll 1
-    for (int w = (int)(threadIdx.x % 32); 4 * w < height + before; w += 32) {
-        const int first = 4 * w - before;
-        const uint32_t low = w > 0 ? transposed_word<VECTOR>(tile, column, w - 1) : 0;
-        const uint32_t high = w < TN__TILE / 4 ? transposed_word<VECTOR>(tile, column, w) : 0;
-        const uint32_t word = __funnelshift_l(low, high, 8 * before);
-        if (first >= 0 && first + 4 <= height) {
-            *(uint32_t *)(to + first) = word;
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (first + i >= 0 && first + i < height)
-                    to[first + i] = (unsigned char)(word >> (8 * i));
-        }
+__device__ __forceinline__ void transposed_ends_store(const uint4 *tile, int column,
+                                                      unsigned char *to, int height) {
+    const int lane = (int)(threadIdx.x % 32), before = (int)((uintptr_t)to % 16);
+    const int piece = lane < 16 ? 0 : (before + height) & ~15;
+    const int row = piece - before + lane % 16;
+    if (row >= 0 && row < height && (lane >= 16 || before > 0))
+        to[row] = ((const unsigned char *)tile)[transposed_byte<VECTOR>(column, row)];
+}
+
+/* Writes the first `height` bytes of the transposed tile's columns, of which there are `width`, to
+ * any address; `stride` from column to column. A warp writes 3 columns at once, a lane a piece of
+ * 16 bytes, and then their ends. */
+template <int VECTOR>
+__device__ __forceinline__ void transposed_store_anywhere(const uint4 *tile, unsigned char *dst,
+                                                          int64_t stride, int width, int height) {
+    enum { PIECES = TN__TILE / 16 + 1, AT_ONCE = 32 / PIECES };
+    const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    int column = warp * AT_ONCE + lane / PIECES;
+    unsigned char *to = dst + column * stride;
+#pragma unroll 2
+    for (; column < width && lane < AT_ONCE * PIECES; column += WARPS * AT_ONCE) {
+        const int first = lane % PIECES * 16 - (int)((uintptr_t)to % 16);
+        if (first >= 0 && first + 16 <= height)
+            *(uint4 *)(to + first) = transposed_bytes<VECTOR>(tile, column, first);
+        to += WARPS * AT_ONCE * stride;
+    }
+    to = dst + warp * stride;
+#pragma unroll 4
+    for (column = warp; column < width; column += WARPS) {
+        transposed_ends_store<VECTOR>(tile, column, to, height);
+        to += WARPS * stride;
     }
 }
 
@@ -350,10 +402,8 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
     }
     const int height = (int)min(rows - at.tile_first_row, (int64_t)TN__TILE);
     const int width = (int)min(cols - at.tile_first_col, (int64_t)TN__TILE);
-#pragma unroll 1
-    for (int column = (int)(threadIdx.x / 32); column < width; column += WARPS)
-        transposed_column_store<VECTOR>(
-            tile, column, dst + (at.tile_first_col + column) * rows + at.tile_first_row, height);
+    transposed_store_anywhere<VECTOR>(tile, dst + at.tile_first_col * rows + at.tile_first_row,
+                                      rows, width, height);
 }
 
 /* Reads src [cols, rows] into the transposed tile; the caller's barrier follows. Outside: 0. */
@@ -378,9 +428,8 @@ __device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char
     for (int column = (int)(threadIdx.x / 32); column < TN__TILE; column += WARPS) {
         int64_t col = at.tile_first_col + column;
         for (int r = (int)(threadIdx.x % 32); r < TN__TILE; r += 32) {
-            int unit = (r / PATCH) ^ column_swizzle<VECTOR>(column);
             int64_t row = at.tile_first_row + r;
-            ((unsigned char *)tile)[(column * UNITS + unit) * PATCH + r % PATCH] =
+            ((unsigned char *)tile)[transposed_byte<VECTOR>(column, r)] =
                 row < rows && col < cols ? src[col * rows + row] : (unsigned char)0;
         }
     }
