@@ -1,15 +1,16 @@
-/* Each layer with every driver call and every host allocation of a forward, a backward and a delayed
- * gradient failing in turn, once and from then on. After a failure the books balance, no scratch is
- * there, the saved set is what it was, and gradients that are added to are untouched unless the
- * driver refused a later part of the work that adds to them; then the same call succeeds. */
+/* Each layer with every driver call and every host allocation of a forward, a backward and a
+ * delayed gradient failing in turn, once and from then on. After a failure the books balance, no
+ * scratch is there, the saved set is what it was, and gradients that are added to are untouched
+ * unless the driver refused a later part of the work that adds to them; then the same call
+ * succeeds. */
 #include "fault_loop_support.h"
 #include "tenure_lifetime.h"
 #include "test_layers.h"
 
 #include <string.h>
 
-/* Of the launches that add to gradients, bias1's, bias2's, gamma's and beta's, those after the first
- * may be refused when that has run. */
+/* Of the launches that add to gradients, bias1's, bias2's, gamma's and beta's, those after the
+ * first may be refused when that has run. */
 enum { UNKNOWN_ERROR = 999, LAUNCHES_LAST = 3 };
 
 typedef enum part { FORWARD, BACKWARD, DELAYED, PARTS } part;
