@@ -46,8 +46,9 @@ typedef struct tn__gemm_plan {
     int users;
     int is_replaced; /* no longer in the table: ends with its last user */
     uint64_t last_use;
-    int is_measured; /* chosen by its time, here or where the file was written */
-    int is_wide;     /* has all offers that there are */
+    int is_measured;       /* chosen by its time, here or where the file was written */
+    int is_wide;           /* has all offers that there are */
+    tn_gemm_engine engine; /* that was measured to be faster than all of them; AUTO: none */
     int chosen;
     int count;
     tn__gemm_candidate candidates[];

@@ -3,15 +3,15 @@
  *     tenure gemm table 2
  *     device 9.0 NVIDIA H200
  *     cublaslt 130100
- *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61250 0 <128 digits: the algorithm> <sum>
+ *     4096 7168 2048 0 0 bf16 e4m3 1x128 n e4m3 128x128 n 61250 0 auto <128 digits> <sum>
  *     end 1 <sum>
  *
  * A line of a shape is rows, columns, contracted, whether D is added to, whether cuBLASLt adds a
  * bias, D's type, of A and then of B: type, scaling, n or t (stored transposed); the time in ns;
- * workspace bytes; cuBLASLt's own description of the algorithm, which holds for that version of
- * cuBLASLt alone. Only shapes that were measured are written. A sum is 16 digits, FNV-1a of the
- * file up to the blank before it: a message names the line that it goes wrong in, and a line that
- * is missing or at another place shows, too.
+ * workspace bytes; the engine that is faster, or auto; cuBLASLt's own description of the algorithm,
+ * which holds for that version of cuBLASLt alone. Only shapes that were measured are written. A
+ * sum is 16 digits, FNV-1a of the file up to the blank before it: a message names the line that it
+ * goes wrong in, and a line that is missing or at another place shows, too.
  *
  * Nothing is shown to cuBLASLt before the sum of its line is right, and nothing of a file counts
  * before all of it has been read and every algorithm has been accepted for its shape.
@@ -82,8 +82,9 @@ static void put_plan(writer *out, const tn__gemm_plan *plan) {
                        shape->has_bias != 0, tn_dtype_name(shape->d)));
     put_operand(out, &shape->a);
     put_operand(out, &shape->b);
-    grow(out, snprintf(end_of(out), LINE_BYTES, " %" PRId64 " %zu ",
-                       (int64_t)(chosen->us * 1000.0 + 0.5), chosen->workspace_bytes));
+    grow(out, snprintf(end_of(out), LINE_BYTES, " %" PRId64 " %zu %s ",
+                       (int64_t)(chosen->us * 1000.0 + 0.5), chosen->workspace_bytes,
+                       tn_gemm_engine_name(plan->engine)));
     for (int i = 0; i < ALGORITHM_WORDS; i++)
         grow(out,
              snprintf(end_of(out), LINE_BYTES, "%016" PRIx64, (uint64_t)chosen->algorithm.data[i]));
@@ -208,6 +209,13 @@ static int read_operand(const char *dtype, const char *kind, const char *turned,
            (turned[0] == 't' || turned[0] == 'n');
 }
 
+static int read_engine(const char *word, tn_gemm_engine *out) {
+    for (int i = 0; i < TN_GEMM_ENGINE_COUNT; i++)
+        if (strcmp(word, tn_gemm_engine_name((tn_gemm_engine)i)) == 0)
+            return *out = (tn_gemm_engine)i, 1;
+    return 0;
+}
+
 static int read_algorithm(const char *digits, cublasLtMatmulAlgo_t *out) {
     char word[WORD_BYTES + 1] = "";
     if (strlen(digits) != (size_t)ALGORITHM_WORDS * WORD_BYTES) return 0;
@@ -232,9 +240,10 @@ static int is_sane(const tn__blas_shape *shape, const tn__gemm_candidate *candid
 }
 
 static tn_status read_plan(reader *of) {
-    char words[7][WORD_BYTES], digits[ALGORITHM_WORDS * WORD_BYTES + 1];
+    char words[8][WORD_BYTES], digits[ALGORITHM_WORDS * WORD_BYTES + 1];
     tn__blas_shape shape;
     tn__gemm_candidate candidate;
+    tn_gemm_engine engine;
     int64_t ns = 0;
     int used = 0;
     memset(&shape, 0, sizeof shape);
@@ -242,19 +251,21 @@ static tn_status read_plan(reader *of) {
     int fields =
         sscanf(of->line,
                "%" SCNd64 " %" SCNd64 " %" SCNd64 " %d %d %15s %15s %15s %15s %15s %15s %15s"
-               " %" SCNd64 " %zu %128s%n",
+               " %" SCNd64 " %zu %15s %128s%n",
                &shape.rows, &shape.cols, &shape.contracted, &shape.has_beta, &shape.has_bias,
                words[0], words[1], words[2], words[3], words[4], words[5], words[6], &ns,
-               &candidate.workspace_bytes, digits, &used);
-    if (fields != 15 || of->line[used]) return corrupt(of, "it is no line of a shape");
+               &candidate.workspace_bytes, words[7], digits, &used);
+    if (fields != 16 || of->line[used]) return corrupt(of, "it is no line of a shape");
     candidate.us = (double)ns / 1000.0; /* whole numbers are the same in every locale */
     if (!read_dtype(words[0], &shape.d) || !read_operand(words[1], words[2], words[3], &shape.a) ||
         !read_operand(words[4], words[5], words[6], &shape.b))
         return corrupt(of, "a type or a scaling is unknown");
+    if (!read_engine(words[7], &engine)) return corrupt(of, "an engine is unknown");
     if (!read_algorithm(digits, &candidate.algorithm)) return corrupt(of, "it has no algorithm");
     if (!is_sane(&shape, &candidate)) return corrupt(of, "there is no such product");
     tn__gemm_plan *plan;
     TN_TRY(tn__gemm_plan_make(of->gemm, &shape, &candidate, 0, &plan));
+    plan->engine = engine;
     plan->next = of->plans;
     of->plans = plan;
     of->count++;

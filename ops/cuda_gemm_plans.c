@@ -310,10 +310,12 @@ tn_status tn__gemm_plan_widen(tn__cuda_gemm *gemm, const tn__blas_shape *shape) 
     pthread_mutex_lock(&gemm->lock);
     int is_measured = plan->is_measured;
     if (is_measured) chosen = plan->candidates[plan->chosen];
+    const tn_gemm_engine engine = plan->engine;
     pthread_mutex_unlock(&gemm->lock);
     tn__gemm_plan_release(gemm, plan);
     if (is_done) return TN_OK;
     TN_TRY(tn__gemm_plan_make(gemm, shape, is_measured ? &chosen : NULL, 1, &wide));
+    wide->engine = engine;
     tn__gemm_plan_put(gemm, wide);
     return TN_OK;
 }

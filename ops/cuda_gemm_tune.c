@@ -269,6 +269,17 @@ tn_status tn__cuda_gemm_tune(tn_device *device, const tn__gemm_work *work, tn_st
     return status;
 }
 
+tn_status tn__cuda_gemm_prefer(tn_device *device, const tn__gemm_work *work,
+                               tn_gemm_engine engine) {
+    tn__gemm_preparation by;
+    TN_TRY(tn__gemm_prepare(device, work, &by));
+    pthread_mutex_lock(&by.gemm->lock);
+    by.plan->engine = engine;
+    pthread_mutex_unlock(&by.gemm->lock);
+    tn__gemm_unprepare(&by);
+    return TN_OK;
+}
+
 /* ---- the choice ----------------------------------------------------------------------------- */
 
 static int attribute_of(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm,
@@ -310,6 +321,7 @@ tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_
                              .workspace_bytes = chosen->workspace_bytes,
                              .scratch_bytes = by.layout.bytes + chosen->workspace_bytes};
     pthread_mutex_lock(&by.gemm->lock);
+    choice.engine = by.plan->engine;
     choice.is_measured = by.plan->is_measured;
     choice.us = time_of(chosen);
     choice.first_us = time_of(&by.plan->candidates[0]);

@@ -183,6 +183,7 @@ tn_status tn__cuda_gemm_run(tn_device *device, const tn__gemm_work *work, tn_str
 int tn__cuda_gemm_spares(tn_device *device, const tn__gemm_work *work, size_t plane_bytes);
 void tn__cuda_gemm_end(tn__cuda_context *context);
 tn_status tn__cuda_gemm_tune(tn_device *device, const tn__gemm_work *work, tn_stream stream);
+tn_status tn__cuda_gemm_prefer(tn_device *device, const tn__gemm_work *work, tn_gemm_engine engine);
 tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out);
 tn_status tn__cuda_gemm_table_text(tn_device *device, char **text, size_t *bytes);
 tn_status tn__cuda_gemm_table_take(tn_device *device, const char *text, size_t bytes);

@@ -194,6 +194,7 @@ const tn__op_table tn__op_table_cuda = {
     .gemm = tn__cuda_gemm_run,
     .gemm_spares = tn__cuda_gemm_spares,
     .gemm_tune = tn__cuda_gemm_tune,
+    .gemm_prefer = tn__cuda_gemm_prefer,
     .gemm_choice = tn__cuda_gemm_choice,
     .gemm_table_text = tn__cuda_gemm_table_text,
     .gemm_table_take = tn__cuda_gemm_table_take,

@@ -142,23 +142,62 @@ static tn_status make_d(tn__op_call *call, tn_scope scope, const tn_tensor_info 
     return tn_fill(call->device, out->data, 0, bytes, call->stream);
 }
 
-tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream) {
+/* Of the one engine that a call takes. *is_timed: there was something to multiply, and timed. */
+static tn_status tune_engine(const tn_gemm_args *args, tn_stream stream, tn__gemm_tensors *t,
+                             int *is_timed) {
     tn__op_call call = tn__op_begin("tn_gemm_tune", stream);
-    tn__gemm_tensors t = {.engine = NULL};
     tn__gemm_work work = {.tunes = 1};
     tn__matrix d;
-    TN_TRY(tn__op_init());
-    TN_TRY(tn__gemm_check(&call, args, &t));
+    TN_TRY(tn__gemm_check(&call, args, t));
     TN_TRY(require_no_capture(&call));
-    if (tn__is_empty(&t.d) || contracted_of(args->form, &t.a) == 0) return TN_OK;
-    tn_status status = begin_work(&call, args, &t, &work);
-    if (status == TN_OK) status = tn__gemm_scratch(&call, args->scope, &t.d, &work);
-    if (status == TN_OK) status = make_d(&call, args->scope, &t.d, &d);
+    *is_timed = 0;
+    if (tn__is_empty(&t->d) || contracted_of(args->form, &t->a) == 0) return TN_OK;
+    tn_status status = begin_work(&call, args, t, &work);
+    if (status == TN_OK) status = tn__gemm_scratch(&call, args->scope, &t->d, &work);
+    if (status == TN_OK) status = make_d(&call, args->scope, &t->d, &d);
     if (status == TN_OK) {
         work.d = d;
         status = TN__OP_RUN(&call, gemm_tune, &work);
     }
+    *is_timed = call.ops->gemm_prefer != NULL;
     return tn__op_finish(&call, status);
+}
+
+/* What a call does without a look at its tensors' planes. */
+static tn_status outline(const tn_gemm_args *args, const tn__gemm_tensors *t, tn__gemm_work *work) {
+    work->accumulate = args->accumulate != 0;
+    work->algorithm = args->algorithm;
+    work->contracted = contracted_of(args->form, &t->a);
+    work->d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
+    if (!tn__is_no_tensor(args->bias)) work->bias = (tn__matrix){t->bias.dtype, NULL, 1, t->d.cols};
+    return t->engine->outline(args, t, work);
+}
+
+/* The formats' own engine has been tuned: the others are, and all compared. */
+static tn_status tune_others(const tn_gemm_args *own, const tn__gemm_tensors *t, tn_stream stream) {
+    tn_gemm_engine fastest = t->id;
+    tn_device *device = tn_pool_device(t->d.pool);
+    tn__gemm_work work = {.accumulate = 0};
+    TN_TRY(tn__gemm_time_engines(own, t->id, &t->d, stream, &fastest));
+    TN_TRY(outline(own, t, &work));
+    work.algorithm = 0;
+    return tn__op_table_of(device)->gemm_prefer(device, &work,
+                                                fastest == t->id ? TN_GEMM_ENGINE_AUTO : fastest);
+}
+
+tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream) {
+    tn__gemm_tensors t = {.engine = NULL};
+    tn_gemm_args own;
+    int is_timed = 0;
+    TN_TRY(tn__op_init());
+    TN__OP_REQUIRE_ARGS("tn_gemm_tune", args);
+    own = *args;
+    own.may_differ = 0;
+    tn_status status = tune_engine(&own, stream, &t, &is_timed);
+    if (!tn__gemm_may_differ(args)) return status;
+    if (status == TN_UNSUPPORTED) return tune_engine(args, stream, &t, &is_timed);
+    if (status == TN_OK && is_timed) status = tune_others(&own, &t, stream);
+    return status;
 }
 
 /* ---- the choice ------------------------------------------------------------------------------ */
@@ -174,12 +213,7 @@ tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out) {
     TN_TRY(tn__gemm_check(&call, args, &t));
     TN_REQUIRE(args->algorithm >= 0, "%s: algorithm is %d, expected 0 or more", call.name,
                args->algorithm);
-    work.accumulate = args->accumulate != 0;
-    work.algorithm = args->algorithm;
-    work.contracted = contracted_of(args->form, &t.a);
-    work.d = (tn__matrix){t.d.dtype, NULL, t.d.rows, t.d.cols};
-    TN_TRY(t.engine->outline(args, &t, &work));
-    if (!tn__is_no_tensor(args->bias)) work.bias = (tn__matrix){t.bias.dtype, NULL, 1, t.d.cols};
+    TN_TRY(outline(args, &t, &work));
     if (!tn__is_empty(&t.d) && work.contracted > 0)
         TN_TRY(call.ops->gemm_choice(call.device, &work, &choice));
     choice.engine = t.id;

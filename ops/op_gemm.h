@@ -85,6 +85,15 @@ tn_status tn__gemm_run_pass(tn__op_call *call, tn__gemm_pass *pass);
 /* Scratch of an epilogue beside that of the product. */
 size_t tn__gemm_pass_bytes(const tn_gemm_args *args, const tn__gemm_tensors *t);
 
+/* ---- dispatch (op_gemm_dispatch.c) ---------------------------------------------------------- */
+
+/* Whether the call leaves the engine to us, and whom other numbers will do. */
+int tn__gemm_may_differ(const tn_gemm_args *args);
+
+/* The engine whose calls take the least time, `own` unless another is clearly faster; waits. */
+tn_status tn__gemm_time_engines(const tn_gemm_args *args, tn_gemm_engine own,
+                                const tn_tensor_info *d, tn_stream stream, tn_gemm_engine *out);
+
 /* All checks that need no plane, and the choice of the engine. */
 tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t);
 

@@ -7,7 +7,11 @@
  *
  * Without a pin it is the first automatic row that the device has. The others give other numbers
  * than the formats' own GEMM, and take memory and time that nobody would expect: they must be
- * asked for.
+ * asked for, or allowed. Then one of them is taken where the formats have no GEMM of their own, or
+ * where it was measured to be faster (op_gemm_dispatch.c).
+ *
+ * Another engine is another row: a name, where it exists, which operands it takes, what it leases
+ * or makes of them, and its value of tn_gemm_engine. All else asks the table.
  */
 #include "op_gemm.h"
 
@@ -297,6 +301,48 @@ static tn_status check_bias(tn__op_call *call, const tn_gemm_args *args, tn__gem
     return TN_OK;
 }
 
+/* Where the formats have no engine of their own and another will do: the first that takes them. */
+static tn_status check_engine(const tn__op_call *call, const tn_gemm_args *args,
+                              tn__gemm_tensors *t) {
+    tn__saved_error refusal;
+    tn_status status = t->engine->check(call, args->form, t);
+    if (status != TN_UNSUPPORTED || !tn__gemm_may_differ(args)) return status;
+    tn__error_save(&refusal);
+    for (int i = TN_GEMM_ENGINE_AUTO + 1; i < TN_GEMM_ENGINE_COUNT; i++) {
+        if (engines[i].is_automatic || !engines[i].exists(call)) continue;
+        if (engines[i].check(call, args->form, t) != TN_OK) continue;
+        t->id = (tn_gemm_engine)i;
+        t->engine = &engines[i];
+        return TN_OK;
+    }
+    tn__error_restore(&refusal);
+    return status;
+}
+
+/* The engine that was measured to be faster than the formats' own. */
+static tn_status take_preferred(const tn__op_call *call, const tn_gemm_args *args,
+                                tn__gemm_tensors *t) {
+    const int64_t contracted = args->form == TN_GEMM_WGRAD ? t->a.rows : t->a.cols;
+    tn__gemm_work work = {.accumulate = args->accumulate != 0, .contracted = contracted};
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    if (!tn__gemm_may_differ(args) || !t->engine->is_automatic) return TN_OK;
+    if (tn__is_empty(&t->d) || contracted == 0) return TN_OK;
+    work.d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
+    if (!tn__is_no_tensor(args->bias)) work.bias = (tn__matrix){t->bias.dtype, NULL, 1, t->d.cols};
+    TN_TRY(t->engine->outline(args, t, &work));
+    TN_TRY(call->ops->gemm_choice(call->device, &work, &choice));
+    if (choice.engine == TN_GEMM_ENGINE_AUTO) return TN_OK;
+    TN_TRY(engines[choice.engine].check(call, args->form, t));
+    t->id = choice.engine;
+    t->engine = &engines[choice.engine];
+    return TN_OK;
+}
+
+int tn__gemm_may_differ(const tn_gemm_args *args) {
+    return args->may_differ && args->engine == TN_GEMM_ENGINE_AUTO &&
+           tn__options_get()->gemm_engine == TN_GEMM_ENGINE_AUTO;
+}
+
 tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_tensors *t) {
     TN__OP_REQUIRE_ARGS(call->name, args);
     TN_REQUIRE((unsigned)args->form <= TN_GEMM_WGRAD,
@@ -310,8 +356,9 @@ tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_t
     t->engine = &engines[t->id];
     if (!is_quantized(&t->a)) TN_TRY(tn__op_require_float(call, "a", &t->a));
     if (!is_quantized(&t->b)) TN_TRY(tn__op_require_float(call, "b", &t->b));
-    TN_TRY(t->engine->check(call, args->form, t));
+    TN_TRY(check_engine(call, args, t));
     TN_TRY(check_shapes(call, args->form, t));
     TN_TRY(check_bias(call, args, t));
-    return tn__gemm_check_epilogue(call, args, t);
+    TN_TRY(tn__gemm_check_epilogue(call, args, t));
+    return take_preferred(call, args, t);
 }

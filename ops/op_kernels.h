@@ -389,6 +389,9 @@ typedef struct tn__op_table {
      * beside it without taking longer, and without another bit in d; 0: none. NULL: the device has
      * no such thing. */
     int (*gemm_spares)(tn_device *device, const tn__gemm_work *work, size_t plane_bytes);
+    /* Keeps which engine was measured to be faster than the formats' own for the work, AUTO if
+     * none; gemm_choice tells it. NULL: nothing is timed on the device. */
+    tn_status (*gemm_prefer)(tn_device *device, const tn__gemm_work *work, tn_gemm_engine engine);
     /* What gemm would do; no address is read. */
     tn_status (*gemm_choice)(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out);
     /* All choices as text, which the caller gives to tn__host_free; and back. */

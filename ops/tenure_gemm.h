@@ -32,7 +32,9 @@ extern "C" {
  * nobody's advantage; the first offer stays if none is faster by 1 %. Waits for the device many
  * times and takes some 0.2 to 1 s. Where other work runs on the device meanwhile, the times are
  * worth less. On the host and the simulated device, which have one way, it only checks.
- * args->algorithm is not looked at; an epilogue is another pass, and not timed.
+ * args->algorithm is not looked at; an epilogue is another pass, and not timed. With may_differ and
+ * AUTO the other engines that take the operands are tuned, too, and whole calls of all compared:
+ * one that is faster than the formats' own by 1 % is kept for calls that say may_differ.
  * Errors: as tn_gemm; TN_INVALID_STATE while the stream captures. */
 TN_API TN_MUST_USE tn_status tn_gemm_tune(const tn_gemm_args *args, tn_stream stream);
 

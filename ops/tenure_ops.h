@@ -159,7 +159,8 @@ typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn
 /* Ways to multiply. AUTO is what TENURE_GEMM_ENGINE says, else the device's own: REFERENCE on the
  * host, CUBLASLT on CUDA. The others take any formats on any device, also one PLAIN operand of
  * their type: what is quantized is dequantized into scratch, from the plane along the contracted
- * dimension, and multiplied as PLAIN bf16 or fp32. They are never taken without being asked for. */
+ * dimension, and multiplied as PLAIN bf16 or fp32. They are never taken without being asked for, or
+ * allowed (may_differ). */
 typedef enum tn_gemm_engine {
     TN_GEMM_ENGINE_AUTO = 0,
     TN_GEMM_ENGINE_REFERENCE,
@@ -206,11 +207,14 @@ typedef struct tn_gemm_args {
      * that is quantized has been summed up when it was cast. {0}: not wanted. */
     tn_tensor dbias;
     int accumulate_dbias; /* 1: it is added to what dbias holds */
+    /* 1, with AUTO: other numbers than the formats' own will do. An engine that dequantizes is
+     * taken where tn_gemm_tune, told the same, has found it faster, and where there is no other. */
+    int may_differ;
 } tn_gemm_args;
 #define TN_GEMM_ARGS_INIT                                                                          \
     {                                                                                              \
         sizeof(tn_gemm_args), TN_GEMM_FPROP, {0}, {0}, {0}, 0, {0}, {0}, TN_GEMM_ENGINE_AUTO, 0,   \
-            TN_GEMM_EPILOGUE_NONE, {0}, {0}, 0                                                     \
+            TN_GEMM_EPILOGUE_NONE, {0}, {0}, 0, 0                                                  \
     }
 
 TN_API TN_MUST_USE tn_status tn_gemm(const tn_gemm_args *args, tn_stream stream);

@@ -26,6 +26,12 @@ tn_status tn__cuda_gemm_tune(tn_device *device, const tn__gemm_work *work, tn_st
     return no_gemm();
 }
 
+tn_status tn__cuda_gemm_prefer(tn_device *device, const tn__gemm_work *work,
+                               tn_gemm_engine engine) {
+    (void)device, (void)work, (void)engine;
+    return no_gemm();
+}
+
 tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_gemm_choice *out) {
     (void)device, (void)work, (void)out;
     return no_gemm();

@@ -9,7 +9,8 @@
 #include "cuda_blas.h"
 #include "host_kernels.h"
 
-scripted_cublaslt scripted = {.algorithms = {{.us = 10.0}}, .count = 1, .version = 130100};
+scripted_cublaslt scripted = {
+    .algorithms = {{.us = 10.0}}, .count = 1, .version = 130100, .plain_share = 1.0};
 
 /* ---- descriptors ---------------------------------------------------------------------------- */
 
@@ -422,6 +423,7 @@ static cublasStatus_t matmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
     queued->work.d.data = d;
     queued->work.accumulate = *(const float *)beta == 1.0f;
     queued->us = algorithm->data[OF_SWIZZLE] ? script->swizzled_us : script->us;
+    if (queued->work.a.kind == TN__OPERAND_PLAIN) queued->us *= scripted.plain_share;
     __atomic_fetch_add(&scripted.products, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&scripted.last, algorithm->data[OF_SWIZZLE] ? -(int)place : (int)place,
                      __ATOMIC_RELAXED);

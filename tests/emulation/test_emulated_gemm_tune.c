@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include "gpu_support.h"
+#include "host_alloc.h"
 #include "scripted_cublaslt.h"
 #include "tenure_gemm.h"
+#include "test_pools.h"
 
 /* As in cuda_gemm.h, of which a test of what users see knows nothing else. */
 enum { PLANS_MAX = 1024 };
@@ -255,6 +257,63 @@ static void descriptors_are_made_once_a_shape(void **state) {
         EXPECT_OK(tn_gemm(&args, gpu.stream));
     assert_int_equal(scripted.made - made, 1);
     assert_int_equal(scripted.heuristics - asked, 1);
+    end_product(&args);
+}
+
+enum { WARM_CALLS = 20 };
+
+/* Once a shape has been multiplied, a call asks the driver for no memory, stream or event and keeps
+ * no host memory, nor does it ask cuBLASLt for anything but the product. */
+static void expect_warm(const tn_gemm_args *args) {
+    static const tn_driver_call never[] = {
+        TN_CALL_MEM_CREATE, TN_CALL_ADDRESS_RESERVE,  TN_CALL_MEM_MAP,  TN_CALL_MEM_SET_ACCESS,
+        TN_CALL_MEM_UNMAP,  TN_CALL_MEM_ALLOC,        TN_CALL_MEM_FREE, TN_CALL_STREAM,
+        TN_CALL_EVENT,      TN_CALL_EVENT_SYNCHRONIZE};
+    uint64_t before[sizeof never / sizeof *never];
+    for (int i = 0; i < 3; i++)
+        EXPECT_OK(tn_gemm(args, gpu.stream));
+    EXPECT_OK(tn_stream_synchronize(gpu.device, gpu.stream));
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        before[i] = test_calls(gpu.device, never[i]);
+    const long blocks = tn__host_live_blocks();
+    const int made = scripted.made, asked = scripted.heuristics, products = scripted.products;
+    for (int i = 0; i < WARM_CALLS; i++)
+        EXPECT_OK(tn_gemm(args, gpu.stream));
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        assert_int_equal(test_calls(gpu.device, never[i]) - before[i], 0);
+    assert_int_equal(scripted.products - products, WARM_CALLS);
+    assert_int_equal(scripted.made, made);
+    assert_int_equal(scripted.heuristics, asked);
+    EXPECT_OK(tn_stream_synchronize(gpu.device, gpu.stream));
+    assert_int_equal(tn__host_live_blocks(), blocks);
+}
+
+static tn_tensor quantized(int64_t rows, int64_t cols, uint64_t seed) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = filled(rows, cols, seed);
+    args.dst = gpu_fp8(&gpu, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, TN_SCALE_POW2, rows, cols);
+    EXPECT_OK(tn_quantize(&args, gpu.stream));
+    gpu_destroy(&gpu, args.src);
+    return args.dst;
+}
+
+static void a_warm_call_makes_nothing(void **state) {
+    (void)state;
+    script(1, &five[3]); /* with a workspace */
+    tn_gemm_args args = product_of(48, 32, 64);
+    expect_warm(&args);
+    args.bias = filled(1, 32, 4);
+    expect_warm(&args);
+    args.epilogue = TN_GEMM_EPILOGUE_GELU;
+    expect_warm(&args);
+    gpu_destroy(&gpu, args.bias);
+    end_product(&args);
+    args = (tn_gemm_args)TN_GEMM_ARGS_INIT; /* padded, all of it */
+    args.a = quantized(37, 50, 1), args.b = quantized(21, 50, 2), args.d = filled(37, 21, 3);
+    args.scope = gpu.scope;
+    expect_warm(&args);
+    args.engine = TN_GEMM_ENGINE_DEQUANTIZE_BF16;
+    expect_warm(&args);
     end_product(&args);
 }
 
@@ -514,6 +573,7 @@ int main(void) {
         TEST(a_pin_is_what_runs_or_is_refused),
         TEST(an_offer_that_is_refused_is_passed_over),
         TEST(descriptors_are_made_once_a_shape),
+        TEST(a_warm_call_makes_nothing),
         TEST(no_more_plans_are_kept_than_the_bound),
         TEST(choices_come_back_from_a_file),
         TEST(a_file_of_another_device_or_library_is_refused),

@@ -191,6 +191,34 @@ static void nothing_is_dequantized_that_was_not_asked_for(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* Where other numbers will do, the engine that was asked for in the test above is found. */
+static void what_may_differ_is_dequantized_without_a_pin(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    tn__matrix a = test_matrix_make(TN_BF16, M, K, 1), b = test_matrix_make(TN_BF16, N, K, 2);
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    tn__matrix d[2];
+    args.a = quantized(&ops, &a, TN_FORMAT_MXFP8, TN_E4M3, TN_QUANTIZE_ROW);
+    args.b = quantized(&ops, &b, TN_FORMAT_MXFP8, TN_E5M2, TN_QUANTIZE_ROW);
+    args.scope = ops.scope, args.may_differ = 1;
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) args.engine = TN_GEMM_ENGINE_DEQUANTIZE_BF16;
+        args.d = test_plain(ops.scope, TN_FP32, M, N);
+        EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+        assert_int_equal(choice.engine, TN_GEMM_ENGINE_DEQUANTIZE_BF16);
+        EXPECT_OK(tn_gemm_tune(&args, ops.stream));
+        EXPECT_OK(tn_gemm(&args, ops.stream));
+        d[i] = test_fetch_matrix(&ops, args.d);
+    }
+    test_expect_same_matrix(&d[0], &d[1]);
+    args.engine = TN_GEMM_ENGINE_REFERENCE; /* a pin is a pin */
+    EXPECT_STATUS(tn_gemm(&args, ops.stream), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("mxfp8 has no GEMM on the host");
+    test_matrix_free(&a), test_matrix_free(&b), test_matrix_free(&d[0]), test_matrix_free(&d[1]);
+    test_ops_close_host(&ops);
+}
+
 static void the_variable_pins_what_no_call_does(void **state) {
     (void)state;
     test_ops ops = test_ops_open_host();
@@ -217,6 +245,7 @@ int main(void) {
         cmocka_unit_test(what_is_dequantized_is_multiplied_as_plain),
         cmocka_unit_test(a_plain_operand_is_taken_in_the_type_of_the_other),
         cmocka_unit_test(nothing_is_dequantized_that_was_not_asked_for),
+        cmocka_unit_test(what_may_differ_is_dequantized_without_a_pin),
         cmocka_unit_test(the_variable_pins_what_no_call_does),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
