@@ -231,9 +231,9 @@ __device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_argume
         amax = fmaxf(amax, most[i]);
     patch.stay_packed();
     amax = tile_max_share(shared.warp_max[0], amax);
-    const float scale = block_scale<float, TO>(amax, a.amax_epsilon, a.is_pow2);
-    const auto scale_of = [=](int) { return scale; };
-    if (threadIdx.x == 0) tile_scales_put(a, at, inverse_scale(scale), a.row.data, a.col.data);
+    const scale_pair made = block_scales<float, TO>(amax, a.amax_epsilon, a.is_pow2);
+    const auto scale_of = [=](int) { return made.scale; };
+    if (threadIdx.x == 0) tile_scales_put(a, at, made.inverse, a.row.data, a.col.data);
     if (a.row.data) put_rows<TO, BY_COLUMN>(a, at, patch, scale_of);
     patch.stay_packed();
     if (a.col.data) put_columns<TO, BY_COLUMN>(a, at, patch, shared.tile, scale_of);
@@ -307,15 +307,15 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
 
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
-#define KERNEL(name, blocks, body)                                                                 \
-    TILE_KERNEL(name, tn__cuda_requantize_arguments, held, blocks, body)
+/* Codes take so few registers that 4 blocks fit. */
+#define KERNEL(name, body) TILE_KERNEL(name, tn__cuda_requantize_arguments, held, 4, body)
 #define REQUANTIZE(from, FROM, to, TO)                                                             \
-    KERNEL(requantize_1d_##from##_##to, 4, (requantize<FROM, TO, true>))                           \
-    KERNEL(requantize_2d_##from##_##to, 2, (requantize<FROM, TO, false>))
+    KERNEL(requantize_1d_##from##_##to, (requantize<FROM, TO, true>))                              \
+    KERNEL(requantize_2d_##from##_##to, (requantize<FROM, TO, false>))
 
 REQUANTIZE(e4m3, __NV_E4M3, e4m3, __NV_E4M3)
 REQUANTIZE(e4m3, __NV_E4M3, e5m2, __NV_E5M2)
 REQUANTIZE(e5m2, __NV_E5M2, e4m3, __NV_E4M3)
 REQUANTIZE(e5m2, __NV_E5M2, e5m2, __NV_E5M2)
-KERNEL(shift_plane_e4m3, 4, shift_plane<__NV_E4M3>)
-KERNEL(shift_plane_e5m2, 4, shift_plane<__NV_E5M2>)
+KERNEL(shift_plane_e4m3, shift_plane<__NV_E4M3>)
+KERNEL(shift_plane_e5m2, shift_plane<__NV_E5M2>)
