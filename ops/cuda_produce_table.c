@@ -38,8 +38,8 @@ static int family_of(const tn__produce_work *work, const tn__cuda_produce_argume
  * runs at once. */
 static int64_t blocks_of(const tn__produce_work *work, int64_t tiles) {
     const int is_light = work->producer == TN__PRODUCE_ACTIVATION && !work->is_gated;
-    const int64_t most = TN__MULTIPROCESSORS * TN__PRODUCE_TURNS *
-                         (int64_t)(is_light ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS);
+    const int64_t at_once = is_light ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS;
+    const int64_t most = at_once * TN__MULTIPROCESSORS * TN__PRODUCE_TURNS;
     const int has_table = work->x.dtype == TN_BF16 && work->curve.kind == TN__CURVE_SIGMOID;
     return has_table && tiles > most ? most : tiles;
 }
