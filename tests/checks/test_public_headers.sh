@@ -30,15 +30,14 @@ unsized() { # HEADER
 }
 
 count=0
-for header in alloc/tenure_alloc.h alloc/tenure_pool.h tensor/tenure_tensor.h \
-    tensor/tenure_lifetime.h ops/tenure_ops.h ops/tenure_cast.h ops/tenure_grouped.h \
-    ops/tenure_gemm.h ops/tenure_train.h ops/tenure_attention.h dist/tenure_dist.h; do
+for header in $(cd "$source" && ls alloc/tenure_*.h tensor/tenure_*.h ops/tenure_*.h \
+    dist/tenure_*.h); do
     compiles "$header"
     found=$(unsized "$source/$header")
     [ -z "$found" ] || { echo "FAIL: no size in front: $found"; exit 1; }
     count=$((count + 1))
 done
-[ "$count" = 11 ] || { echo "FAIL: only $count public headers"; exit 1; }
+[ "$count" -ge 13 ] || { echo "FAIL: only $count public headers"; exit 1; }
 
 # Both checks can fail.
 printf 'typedef struct tn_bad_config {\n    int class;\n} tn_bad_config;\n' > "$work/planted.h"

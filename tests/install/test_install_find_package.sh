@@ -6,13 +6,12 @@ build=$1
 source=$2
 . "$source/tests/install/install_support.sh"
 
-for file in include/tenure/tenure_alloc.h include/tenure/tenure_pool.h \
-    include/tenure/tenure_tensor.h include/tenure/tenure_lifetime.h include/tenure/tenure_ops.h \
-    include/tenure/tenure_cast.h include/tenure/tenure_grouped.h include/tenure/tenure_train.h \
-    include/tenure/tenure_attention.h include/tenure/tenure_dist.h \
-    bin/tenure; do
+headers=$(cd "$source" && ls alloc/tenure_*.h tensor/tenure_*.h ops/tenure_*.h dist/tenure_*.h)
+for header in $headers; do
+    file=include/tenure/${header#*/}
     [ -e "$prefix/$file" ] || { echo "FAIL: $file is not installed"; exit 1; }
 done
+[ -e "$prefix/bin/tenure" ] || { echo "FAIL: bin/tenure is not installed"; exit 1; }
 for library in tenure tenure-ops tenure-dist tenure-simcuda tenure-jemalloc; do
     find "$prefix" -name "lib$library.so" | grep -q . ||
         { echo "FAIL: lib$library.so is not installed"; exit 1; }
