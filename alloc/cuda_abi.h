@@ -216,6 +216,8 @@ typedef struct tn__cu_launch_config {
       (const tn__cu_launch_config *config, void *function, void **parameters, void **extra))       \
     X(OPTIONAL, function_attribute_set, "cuFuncSetAttribute",                                      \
       (void *function, int attribute, int value))                                                  \
+    X(OPTIONAL, function_occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor",                 \
+      (int *blocks, void *function, int threads, size_t shared_bytes))                             \
     X(OPTIONAL, tensor_map_encode, "cuTensorMapEncodeTiled",                                       \
       (void *map, int type, unsigned rank, void *address, const unsigned long long *extents,       \
        const unsigned long long *strides_bytes, const unsigned *box, const unsigned *steps,        \

@@ -161,6 +161,9 @@ typedef struct tn__driver {
      * columns are multiples of 16. TN_UNSUPPORTED where the driver lacks the call. */
     tn_status (*multiprocessors)(tn__driver_device *device, int *out);
     tn_status (*shared_max_set)(tn__driver_device *device, tn__function function, unsigned bytes);
+    /* Real CUDA only, else NULL: how many of such blocks of the kernel the device holds at once. */
+    tn_status (*blocks_at_once)(tn__driver_device *device, tn__function function, unsigned threads,
+                                unsigned shared_bytes, int64_t *out);
     tn_status (*box_map)(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
                          void *out);
     /* Makes the device current on this thread for libraries that need it (cuBLASLt). */

@@ -286,6 +286,7 @@ const tn__driver tn__driver_cuda = {
     .launch = tn__cuda_launch,
     .multiprocessors = tn__cuda_multiprocessors,
     .shared_max_set = tn__cuda_shared_max_set,
+    .blocks_at_once = tn__cuda_blocks_at_once,
     .box_map = tn__cuda_box_map,
     .make_current = cuda_make_current,
     .with_current = cuda_with_current,

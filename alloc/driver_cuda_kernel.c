@@ -72,6 +72,21 @@ tn_status tn__cuda_shared_max_set(tn__driver_device *device, tn__function functi
     return tn__cuda_end(&call, code, "cuFuncSetAttribute(%u bytes shared)", bytes);
 }
 
+tn_status tn__cuda_blocks_at_once(tn__driver_device *device, tn__function function,
+                                  unsigned threads, unsigned shared_bytes, int64_t *out) {
+    tn__cuda_call call;
+    int blocks = 0, multiprocessors = 0;
+    TN_TRY(require_real(device, "blocks_at_once"));
+    TN__CUDA_NEED(device, function_occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    TN_TRY(tn__cuda_multiprocessors(device, &multiprocessors));
+    TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
+    int code = device->cu->function_occupancy(&blocks, function, (int)threads, shared_bytes);
+    TN_TRY(tn__cuda_end(&call, code, "cuOccupancyMaxActiveBlocksPerMultiprocessor(%u, %u)", threads,
+                        shared_bytes));
+    *out = (int64_t)blocks * multiprocessors;
+    return TN_OK;
+}
+
 /* The driver only fills in the description: no call of it is on the device. */
 tn_status tn__cuda_box_map(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
                            void *out) {

@@ -87,11 +87,6 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
     return built_without_kernels("produce");
 }
 
-static size_t norm_scratch_bytes(const tn__norm_work *work) {
-    (void)work;
-    return 0;
-}
-
 static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("norm");
@@ -206,7 +201,6 @@ const tn__op_table tn__op_table_cuda = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
-    .norm_scratch_bytes = norm_scratch_bytes,
     .norm = norm,
     .column_sums = column_sums,
     .norm_gradient_means = norm_gradient_means,

@@ -11,7 +11,7 @@
 #ifndef TENURE_CUDA_BOXES_CUH
 #define TENURE_CUDA_BOXES_CUH
 
-#include "cuda_tile.cuh"
+#include "cuda_async.cuh"
 
 enum { BOX = TN__TILE, BOX_BYTES = BOX * BOX, BOX_ALIGNMENT = 1024 };
 
@@ -21,13 +21,6 @@ typedef unsigned long long box_arrival;
 #define TN__HAS_BOXES 1
 #else
 #define TN__HAS_BOXES 0
-#endif
-
-/* Shared memory of a size that the launch gives. */
-#ifdef __CUDACC__
-#define DYNAMIC_SHARED(name, bytes) extern __shared__ unsigned char name[]
-#else
-#define DYNAMIC_SHARED(name, bytes) __shared__ unsigned char name[bytes]
 #endif
 
 __device__ __forceinline__ unsigned char *box_aligned(unsigned char *shared) {

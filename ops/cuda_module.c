@@ -6,7 +6,6 @@
  * made current is used as it is.
  */
 #include "cuda_module.h"
-#include "cuda_norm_arguments.h"
 #include "host_alloc.h"
 
 #include <pthread.h>
@@ -25,8 +24,8 @@ extern const unsigned char tn__cuda_activation_image[];
 extern const unsigned char tn__cuda_gate_image[];
 extern const unsigned char tn__cuda_gradient_image[];
 extern const unsigned char tn__cuda_gate_gradient_image[];
-extern const unsigned char tn__cuda_norm_image[];
 extern const unsigned char tn__cuda_norm_rows_image[];
+extern const unsigned char tn__cuda_norm_tiles_image[];
 extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
 extern const unsigned char tn__cuda_norm_gradient_image[];
@@ -48,8 +47,8 @@ enum {
     GATE_IMAGE,
     GRADIENT_IMAGE,
     GATE_GRADIENT_IMAGE,
-    NORM_IMAGE,
     NORM_ROWS_IMAGE,
+    NORM_TILES_IMAGE,
     REQUANTIZE_IMAGE,
     STOCHASTIC_IMAGE,
     NORM_GRADIENT_IMAGE,
@@ -73,8 +72,8 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [GATE_IMAGE] = tn__cuda_gate_image,
     [GRADIENT_IMAGE] = tn__cuda_gradient_image,
     [GATE_GRADIENT_IMAGE] = tn__cuda_gate_gradient_image,
-    [NORM_IMAGE] = tn__cuda_norm_image,
     [NORM_ROWS_IMAGE] = tn__cuda_norm_rows_image,
+    [NORM_TILES_IMAGE] = tn__cuda_norm_tiles_image,
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
     [NORM_GRADIENT_IMAGE] = tn__cuda_norm_gradient_image,
@@ -88,7 +87,7 @@ _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context ha
 
 static const char *const float_names[] = {"fp32", "bf16", "fp16"};
 static const char *const fp8_names[] = {"e4m3", "e5m2"};
-static const int norm_steps[] = {1, 2, 4, 8}; /* see cuda_norm_rows.cu */
+static const char *const norm_names[] = {"rms", "layer"};
 static const char *const plane_names[] = {"row", "col", "both", "stochastic"};
 
 static int float_index(tn_dtype dtype) {
@@ -150,12 +149,21 @@ int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format)
     return family + (!is_1d * 3 + float_index(made)) * 2 + fp8_index(format);
 }
 
-/* The fewest steps that hold the row in registers; one that none hold is read again. */
-int tn__kernel_of_norm_rows(int64_t cols, int vectors, tn_dtype x, tn_dtype format) {
-    int steps = vectors ? 1 : 0;
-    while (vectors && steps < 3 && cols > (int64_t)norm_steps[steps] * TN__STEP_COLUMNS)
-        steps++;
-    return TN__KERNEL_NORM_ROWS + (steps * 3 + float_index(x)) * 2 + fp8_index(format);
+const int64_t tn__norm_columns[TN__NORM_LENGTHS] = {2048, 4096, 8192, 16384};
+
+/* As in cuda_norm_rows.cu: 8 columns in each of 4 steps, or 8 of long rows of RMS. */
+unsigned tn__norm_threads(int length, int is_layer) {
+    const int is_long = !is_layer && length >= 2;
+    return (unsigned)(tn__norm_columns[length] / (8 * (is_long ? 8 : 4)));
+}
+
+int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype format) {
+    const int index = (length * 2 + !!is_layer) * 3 + float_index(x);
+    return TN__KERNEL_NORM_ROWS + index * 2 + fp8_index(format);
+}
+
+int tn__kernel_of_norm_any_rows(tn_dtype x, tn_dtype format) {
+    return TN__KERNEL_NORM_ANY_ROWS + float_index(x) * 2 + fp8_index(format);
 }
 
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to) {
@@ -229,13 +237,19 @@ static void differentiate_pairs_name(int index, char name[TN__KERNEL_NAME_BYTES]
     produce_name("differentiate_pairs", index / 2 * 6 + 2 + index % 2, name);
 }
 
-static void norm_bands_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
-    produce_name("norm_bands", index, name);
+static void norm_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "norm_rows_%d_%s_%s_%s",
+             (int)tn__norm_columns[index / 12], norm_names[index / 6 % 2],
+             float_names[index / 2 % 3], fp8_names[index % 2]);
 }
 
-static void norm_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
-    snprintf(name, TN__KERNEL_NAME_BYTES, "norm_rows_%d_%s_%s", norm_steps[index / 6],
-             float_names[index / 2 % 3], fp8_names[index % 2]);
+static void norm_tiles_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("norm_tiles", index, name);
+}
+
+static void norm_any_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "norm_any_rows_%s_%s", float_names[index / 2],
+             fp8_names[index % 2]);
 }
 
 static void column_sums_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
@@ -427,8 +441,9 @@ static const struct kernel_family {
     {TN__KERNEL_DIFFERENTIATE, GRADIENT_IMAGE, differentiate_name},
     {TN__KERNEL_DIFFERENTIATE_GATED, GATE_GRADIENT_IMAGE, differentiate_gated_name},
     {TN__KERNEL_DIFFERENTIATE_PAIRS, GATE_GRADIENT_IMAGE, differentiate_pairs_name},
-    {TN__KERNEL_NORM_BANDS, NORM_IMAGE, norm_bands_name},
     {TN__KERNEL_NORM_ROWS, NORM_ROWS_IMAGE, norm_rows_name},
+    {TN__KERNEL_NORM_TILES, NORM_TILES_IMAGE, norm_tiles_name},
+    {TN__KERNEL_NORM_ANY_ROWS, NORM_TILES_IMAGE, norm_any_rows_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
     {TN__KERNEL_QUANTIZE_STOCHASTIC, STOCHASTIC_IMAGE, quantize_stochastic_name},
@@ -519,11 +534,11 @@ static tn_status context_make(tn_device *device, tn__cuda_context **out) {
     context->driver = driver;
     context->state = tn__device_state(device);
     context->info.size = sizeof context->info;
-    context->blocks_at_once = 512; /* of 256 threads: 4 on each of 128 multiprocessors */
     tn_status status = tn_device_info_get(device, &context->info);
     if (status == TN_OK) status = load_images(context);
     if (status == TN_OK) status = find_kernels(context);
     if (status == TN_OK) prepare_sharing(context);
+    if (status == TN_OK) tn__cuda_norm_fit(context);
     if (status != TN_OK) {
         context_end(&context->attachment);
         return status;
@@ -566,21 +581,21 @@ static int is_waiting(int kernel) {
     return 0;
 }
 
-tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
-                            void *argument, tn_stream stream) {
-    if (blocks <= 0 || blocks > INT32_MAX) {
+tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn__grid *grid,
+                                 void *argument, tn_stream stream) {
+    if (grid->blocks <= 0 || grid->blocks > INT32_MAX) {
         char name[TN__KERNEL_NAME_BYTES];
         tn__kernel_name(kernel, name);
         return TN_FAIL(TN_UNSUPPORTED, "%s would need %lld blocks: a launch has 1 to %d", name,
-                       (long long)blocks, INT32_MAX);
+                       (long long)grid->blocks, INT32_MAX);
     }
     void *parameters[1] = {argument};
     /* Compiled for Hopper they wait for the kernel ahead; from PTX they do not (cuda_tile.cuh). */
     int waits =
         is_waiting(kernel) && context->info.compute_major == 9 && context->info.compute_minor == 0;
-    tn__launch launch = {.grid = {(unsigned)blocks, 1, 1},
-                         .block = {threads, 1, 1},
-                         .shared_bytes = 0,
+    tn__launch launch = {.grid = {(unsigned)grid->blocks, 1, 1},
+                         .block = {grid->threads, 1, 1},
+                         .shared_bytes = grid->shared_bytes,
                          .parameters = parameters,
                          .starts_early = waits};
     return context->driver->launch(context->state, context->kernels[kernel], &launch, stream);
@@ -596,4 +611,10 @@ tn_status tn__kernel_launch_narrow(tn__cuda_context *context, unsigned blocks,
                          .parameters = parameters};
     return context->driver->launch(context->state, context->kernels[TN__KERNEL_TRANSPOSE_NARROW],
                                    &launch, stream);
+}
+
+tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t blocks, unsigned threads,
+                            void *argument, tn_stream stream) {
+    const tn__grid grid = {.blocks = blocks, .threads = threads};
+    return tn__kernel_launch_grid(context, kernel, &grid, argument, stream);
 }

@@ -20,9 +20,10 @@ enum {
     TN__NVFP4_KERNELS = 4 * 3,
     TN__STOCHASTIC_KERNELS = 2 * 3 * 2,
     TN__PRODUCE_KERNELS = 2 * 3 * 2,
-    TN__PAIRS_KERNELS = 2 * 2,          /* as PRODUCE, of bf16 */
-    TN__NORM_ROWS_KERNELS = 4 * 3 * 2,  /* steps, type, FP8 type */
-    TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
+    TN__PAIRS_KERNELS = 2 * 2,                            /* as PRODUCE, of bf16 */
+    TN__NORM_LENGTHS = 4,                                 /* of rows: tn__norm_columns */
+    TN__NORM_ROWS_KERNELS = TN__NORM_LENGTHS * 2 * 3 * 2, /* RMS or LAYER, type, FP8 type */
+    TN__REQUANTIZE_KERNELS = 2 * 2 * 2,                   /* kind of blocks, from, to */
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
@@ -60,9 +61,10 @@ enum {
     TN__KERNEL_DIFFERENTIATE = TN__KERNEL_ACTIVATE_GATED + TN__PRODUCE_KERNELS,
     TN__KERNEL_DIFFERENTIATE_GATED = TN__KERNEL_DIFFERENTIATE + TN__PRODUCE_KERNELS,
     TN__KERNEL_DIFFERENTIATE_PAIRS = TN__KERNEL_DIFFERENTIATE_GATED + TN__PRODUCE_KERNELS,
-    TN__KERNEL_NORM_BANDS = TN__KERNEL_DIFFERENTIATE_PAIRS + TN__PAIRS_KERNELS,
-    TN__KERNEL_NORM_ROWS = TN__KERNEL_NORM_BANDS + TN__PRODUCE_KERNELS,
-    TN__KERNEL_REQUANTIZE = TN__KERNEL_NORM_ROWS + TN__NORM_ROWS_KERNELS,
+    TN__KERNEL_NORM_ROWS = TN__KERNEL_DIFFERENTIATE_PAIRS + TN__PAIRS_KERNELS,
+    TN__KERNEL_NORM_TILES = TN__KERNEL_NORM_ROWS + TN__NORM_ROWS_KERNELS,
+    TN__KERNEL_NORM_ANY_ROWS = TN__KERNEL_NORM_TILES + TN__PRODUCE_KERNELS,
+    TN__KERNEL_REQUANTIZE = TN__KERNEL_NORM_ANY_ROWS + 3 * 2,
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
     TN__KERNEL_QUANTIZE_STOCHASTIC = TN__KERNEL_SHIFT + 2,
     TN__KERNEL_RANDOM_ADVANCE = TN__KERNEL_QUANTIZE_STOCHASTIC + TN__STOCHASTIC_KERNELS,
@@ -91,11 +93,14 @@ int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
-/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS, NORM_BANDS or
+/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS, NORM_TILES or
  * NORM_GRADIENT. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
-/* For rows that are moved by pieces or not. */
-int tn__kernel_of_norm_rows(int64_t cols, int vectors, tn_dtype x, tn_dtype format);
+/* Rows of up to tn__norm_columns[length] columns, by tn__norm_threads(length, is_layer) threads. */
+extern const int64_t tn__norm_columns[TN__NORM_LENGTHS];
+unsigned tn__norm_threads(int length, int is_layer);
+int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype format);
+int tn__kernel_of_norm_any_rows(tn_dtype x, tn_dtype format);
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
 int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
@@ -106,16 +111,20 @@ void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
 
+/* How many blocks of a kernel of norm_rows the device holds at once: with a residual or without,
+ * and with outputs or with statistics alone. */
+typedef int64_t tn__norm_blocks[2][2];
+
 typedef struct tn__cuda_context {
     tn__attachment attachment; /* first: what the device holds is this */
     tn_device *device;
     const tn__driver *driver;
     tn__driver_device *state;
     tn_device_info info;
-    int64_t blocks_at_once; /* that the GPU may run; tests say fewer */
-    int multiprocessors;    /* 0: not told, or no kernel of ours may share them with a product */
+    int multiprocessors; /* 0: not told, or no kernel of ours may share them with a product */
     void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
+    tn__norm_blocks norm_blocks[TN__NORM_ROWS_KERNELS];
     tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
 } tn__cuda_context;
 
@@ -130,6 +139,14 @@ tn_status tn__kernel_launch(tn__cuda_context *context, int kernel, int64_t block
  * do in products. */
 tn_status tn__kernel_launch_narrow(tn__cuda_context *context, unsigned blocks,
                                    tn__cuda_narrow_arguments *argument, tn_stream stream);
+/* The same of a kernel that wants shared memory of a launch. */
+typedef struct tn__grid {
+    int64_t blocks;
+    unsigned threads;
+    unsigned shared_bytes;
+} tn__grid;
+tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn__grid *grid,
+                                 void *argument, tn_stream stream);
 
 /* cuda_list_table.c */
 size_t tn__cuda_list_scratch_bytes(int64_t tensors);
@@ -156,7 +173,7 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
                                tn_stream stream);
 
 /* cuda_norm_table.c */
-size_t tn__cuda_norm_scratch_bytes(const tn__norm_work *work);
+void tn__cuda_norm_fit(tn__cuda_context *context);
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream);
 
 /* cuda_train_table.c */

@@ -1,62 +1,13 @@
-/* What the kernels of the norms share: 8 neighbours of a row as words, and what is made of them. */
+/* What the kernels of the norms share: 8 columns of a row as words, and what is made of them. */
 #ifndef TENURE_CUDA_NORM_CUH
 #define TENURE_CUDA_NORM_CUH
 
 #include "cuda_norm_arguments.h"
 #include "cuda_produce.cuh"
 
-enum { LANE_COLUMNS = TN__LANE_COLUMNS, STEP_COLUMNS = TN__STEP_COLUMNS };
+enum { LANE_COLUMNS = TN__LANE_COLUMNS };
 
-/* ---- 8 neighbours ------------------------------------------------------------------------- */
-
-/* The words of 8 columns, of which `left` are in the row; what is beyond is 0. VECTORS: all of them
- * are, or none. `is_once`: they are not needed again, and other lines had better stay in the
- * caches. */
-template <typename T, bool VECTORS>
-__device__ __forceinline__ void load_words(uint32_t (&words)[patch_words<T>::COUNT], const T *from,
-                                           int left, bool is_once) {
-    if constexpr (VECTORS) {
-#pragma unroll
-        for (int p = 0; p < patch_words<T>::PIECES; p++) {
-            const uint4 *at = (const uint4 *)(from + p * element<T>::VECTOR);
-            uint4 piece = make_uint4(0, 0, 0, 0);
-            if (left > 0) piece = is_once ? __ldcs(at) : *at;
-            words[4 * p] = piece.x, words[4 * p + 1] = piece.y;
-            words[4 * p + 2] = piece.z, words[4 * p + 3] = piece.w;
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++) {
-            uint32_t bits = 0;
-            if (j < left)
-                bits = sizeof(T) == 4 ? ((const uint32_t *)from)[j]
-                                      : (uint32_t)((const unsigned short *)from)[j];
-            if constexpr (sizeof(T) == 4)
-                words[j] = bits;
-            else if (j % 2)
-                words[j / 2] |= bits << 16;
-            else
-                words[j / 2] = bits;
-        }
-    }
-}
-
-template <typename T, bool VECTORS>
-__device__ __forceinline__ void store_words(T *to, const uint32_t (&words)[patch_words<T>::COUNT],
-                                            int left) {
-    if constexpr (VECTORS) {
-#pragma unroll
-        for (int p = 0; p < patch_words<T>::PIECES; p++) {
-            if (left > 0)
-                *(uint4 *)(to + p * element<T>::VECTOR) =
-                    make_uint4(words[4 * p], words[4 * p + 1], words[4 * p + 2], words[4 * p + 3]);
-        }
-    } else {
-#pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++)
-            if (j < left) element<T>::store(to, j, element<T>::value(words, j));
-    }
-}
+/* ---- 8 columns ---------------------------------------------------------------------------- */
 
 template <typename T>
 __device__ __forceinline__ void unpack_words(float (&values)[LANE_COLUMNS],
@@ -121,7 +72,7 @@ __device__ __forceinline__ void load_floats(float *values, int dtype, const void
         load_floats_of<__half, COUNT, VECTORS>(values, vector, col, left);
 }
 
-/* gamma, or 1 + gamma, and beta, of a thread's 8 columns. */
+/* gamma, or 1 + gamma, and beta, of a thread's 8 columns; 1 and -0 where there are none. */
 struct column_factors {
     float gamma[LANE_COLUMNS], beta[LANE_COLUMNS];
 };
@@ -142,7 +93,13 @@ load_factors(float *gamma, float *beta, const tn__cuda_norm_arguments &a, int64_
         for (int j = 0; j < COUNT; j++)
             gamma[j] = 1.0f;
     }
-    if (a.beta) load_floats<COUNT, VECTORS>(beta, a.beta_dtype, a.beta, col, left);
+    if (a.beta) {
+        load_floats<COUNT, VECTORS>(beta, a.beta_dtype, a.beta, col, left);
+    } else {
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            beta[j] = -0.0f;
+    }
 }
 
 /* ---- values ------------------------------------------------------------------------------- */
@@ -151,39 +108,55 @@ struct row_statistics {
     float mean, rstd;
 };
 
-/* Of 8 values in their words, in their place. */
-template <typename T>
-__device__ __forceinline__ void
-normalize_words(uint32_t (&words)[patch_words<T>::COUNT], const tn__cuda_norm_arguments &a,
-                const column_factors &by, const row_statistics &of) {
+/* Of 8 values in their words, in their place. A mean of 0 and a beta of -0 change nothing. */
+template <typename T, bool IS_LAYER>
+__device__ __forceinline__ void normalize_words(uint32_t (&words)[patch_words<T>::COUNT],
+                                                const column_factors &by,
+                                                const row_statistics &of) {
     float value[LANE_COLUMNS];
     unpack_words<T>(value, words);
-    if (a.mean) {
 #pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++)
-            value[j] = __fsub_rn(value[j], of.mean);
-    }
-    if (a.beta) {
-#pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++)
-            value[j] = __fmaf_rn(__fmul_rn(value[j], of.rstd), by.gamma[j], by.beta[j]);
-    } else {
-#pragma unroll
-        for (int j = 0; j < LANE_COLUMNS; j++)
-            value[j] = __fmul_rn(__fmul_rn(value[j], of.rstd), by.gamma[j]);
+    for (int j = 0; j < LANE_COLUMNS; j++) {
+        if constexpr (IS_LAYER) value[j] = __fsub_rn(value[j], of.mean);
+        value[j] = __fmul_rn(value[j], of.rstd);
+        value[j] = IS_LAYER ? __fmaf_rn(value[j], by.gamma[j], by.beta[j])
+                            : __fmul_rn(value[j], by.gamma[j]);
     }
     pack_words<T>(words, value);
 }
 
-/* Keeps what is in the row, of which there are `left`. */
+/* ---- scales of rows --------------------------------------------------------------------------- */
+
+/* Of a block of 1 x 128; the last row also writes the zeros behind its column of scales. */
+__device__ __forceinline__ void row_scale_of_block_put(const tn__cuda_quantize_arguments &a,
+                                                       int64_t row, int64_t block, float inverse) {
+    float *to = a.row.scale + block * a.row.scale_stride;
+    to[row] = inverse;
+    if (row + 1 < a.rows) return;
+#pragma unroll 1
+    for (int64_t beyond = a.rows; beyond < a.row.scale_stride; beyond++)
+        to[beyond] = 0.0f;
+}
+
+/* ---- beyond the matrix -------------------------------------------------------------------- */
+
+/* What the patch holds beyond the matrix, 0 before, may be anything after; no amax may see it. */
 template <typename T>
-__device__ __forceinline__ void clear_beyond(uint32_t (&words)[patch_words<T>::COUNT], int left) {
+__device__ __forceinline__ void clear_patch_beyond(uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                                   int64_t rows, int64_t cols,
+                                                   const patch_place &at) {
+    if (at.tile_first_row + TN__TILE <= rows && at.tile_first_col + TN__TILE <= cols) return;
+    const int rows_in = patch_rows_in(rows, at);
 #pragma unroll
-    for (int w = 0; w < patch_words<T>::COUNT; w++) {
-        if constexpr (sizeof(T) == 4)
-            words[w] = w < left ? words[w] : 0;
-        else
-            words[w] = 2 * w + 1 < left ? words[w] : 2 * w < left ? words[w] & 0xFFFFu : 0;
+    for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+        for (int j = 0; j < PATCH; j++) {
+            if (i < rows_in && at.tile_first_col + patch_column<T>(at.lane16, j) < cols) continue;
+            if constexpr (sizeof(T) == 4)
+                words[i][j] = 0;
+            else
+                words[i][j / 2] &= j % 2 ? 0xFFFFu : 0xFFFF0000u;
+        }
     }
 }
 

@@ -1,23 +1,49 @@
-/* The CUDA table's norms: by rows, or by bands of 128 rows if a plane's blocks have as many. */
+/* The CUDA table's norms: by rows alone, which is one read of x; or, if a plane's blocks are of 128
+ * rows, the statistics of all rows first, and behind them tiles that make everything. Rows that are
+ * too long, or not made of groups of 8 columns at their addresses, have a kernel of their own.
+ */
 #include "cuda_launch.h"
 #include "cuda_norm_arguments.h"
 
-static int64_t bands_of(const tn__norm_work *work) { return tn__tiles_of(work->statistics.x.rows); }
+/* ---- what a device has room for -------------------------------------------------------------- */
 
-static int needs_bands(const tn__norm_work *work) {
-    const tn__quantize_work *cast = &work->made.cast;
-    const int needs_tiles =
-        cast->has_col || (cast->has_row && cast->format == TN_FORMAT_FP8_BLOCK_2D);
-    return needs_tiles && cast->src.cols > 0;
+/* A row and its residual, and if anything is made of it gamma and beta as fp32. */
+static unsigned shared_bytes_of(int length, int is_layer, size_t element_bytes, int has_residual,
+                                int has_outputs) {
+    size_t of_column = element_bytes * (has_residual ? 2 : 1);
+    if (has_outputs) of_column += sizeof(float) * (is_layer ? 2 : 1);
+    return (unsigned)((size_t)tn__norm_columns[length] * of_column);
 }
 
-static size_t ticket_bytes(const tn__norm_work *work) {
-    return (size_t)(1 + bands_of(work)) * sizeof(uint32_t);
+/* The most comes last: it is what the kernel may have from then on. */
+static void fit(tn__cuda_context *context, int index) {
+    const int length = index / 12, is_layer = index / 6 % 2;
+    const size_t element_bytes = index / 2 % 3 == 0 ? 4 : 2; /* as kernels are numbered */
+    const tn__driver *driver = context->driver;
+    const tn__function kernel = context->kernels[TN__KERNEL_NORM_ROWS + index];
+    for (int way = 0; way < 4; way++) {
+        const int has_residual = way % 2, has_outputs = way / 2;
+        const unsigned bytes =
+            shared_bytes_of(length, is_layer, element_bytes, has_residual, has_outputs);
+        int64_t blocks = 0;
+        if (driver->shared_max_set(context->state, kernel, bytes) == TN_OK &&
+            driver->blocks_at_once(context->state, kernel, tn__norm_threads(length, is_layer),
+                                   bytes, &blocks) == TN_OK)
+            context->norm_blocks[index][has_residual][has_outputs] = blocks;
+    }
 }
 
-size_t tn__cuda_norm_scratch_bytes(const tn__norm_work *work) {
-    return needs_bands(work) ? ticket_bytes(work) : 0;
+/* Where a driver lacks the calls, or a GPU the shared memory, rows are taken as any rows. */
+void tn__cuda_norm_fit(tn__cuda_context *context) {
+    tn__saved_error error;
+    if (!context->driver->shared_max_set || !context->driver->blocks_at_once) return;
+    tn__error_save(&error);
+    for (int index = 0; index < TN__NORM_ROWS_KERNELS; index++)
+        fit(context, index);
+    tn__error_restore(&error);
 }
+
+/* ---- arguments ------------------------------------------------------------------------------ */
 
 /* All that a row has, or that goes with its columns, in groups of 8. */
 static int is_made_of_groups(const tn__norm_work *work) {
@@ -41,39 +67,51 @@ static tn__cuda_quantize_arguments cast_of(const tn__norm_work *work) {
     return argument;
 }
 
-/* As many threads as hold a short row in one step. */
-static int threads_of_row(int64_t cols) {
-    int threads = TN__FLAT_THREADS;
-    while (threads > 32 && cols <= (int64_t)threads / 2 * TN__LANE_COLUMNS)
-        threads /= 2;
-    return threads;
+static int needs_tiles(const tn__quantize_work *cast) {
+    return cast->src.cols > 0 &&
+           (cast->has_col || (cast->has_row && cast->format == TN_FORMAT_FP8_BLOCK_2D));
+}
+
+/* ---- launches ------------------------------------------------------------------------------- */
+
+static tn_status launch_any_rows(tn__cuda_context *context, const tn__quantize_work *cast,
+                                 tn__cuda_norm_arguments *argument, tn_stream stream) {
+    return tn__kernel_launch(context, tn__kernel_of_norm_any_rows(cast->src.dtype, cast->dtype),
+                             cast->src.rows, TN__FLAT_THREADS, argument, stream);
 }
 
 static tn_status launch_rows(tn__cuda_context *context, const tn__quantize_work *cast,
                              tn__cuda_norm_arguments *argument, tn_stream stream) {
-    const int64_t at_once = TN__FLAT_THREADS / argument->row_threads;
-    const int kernel = tn__kernel_of_norm_rows(cast->src.cols, argument->cast.src_vectors,
-                                               cast->src.dtype, cast->dtype);
-    return tn__kernel_launch(context, kernel, (cast->src.rows + at_once - 1) / at_once,
-                             TN__FLAT_THREADS, argument, stream);
+    const int is_layer = argument->mean != NULL, has_residual = argument->sum != NULL;
+    const int has_outputs = argument->value || argument->cast.row.data;
+    int length = 0;
+    while (length < TN__NORM_LENGTHS && cast->src.cols > tn__norm_columns[length])
+        length++;
+    if (length == TN__NORM_LENGTHS || !argument->cast.src_vectors || cast->src.cols == 0)
+        return launch_any_rows(context, cast, argument, stream);
+    const int kernel = tn__kernel_of_norm_rows(length, is_layer, cast->src.dtype, cast->dtype);
+    const int64_t blocks =
+        context->norm_blocks[kernel - TN__KERNEL_NORM_ROWS][has_residual][has_outputs];
+    if (blocks == 0) return launch_any_rows(context, cast, argument, stream);
+    const tn__grid grid = {.blocks = blocks < cast->src.rows ? blocks : cast->src.rows,
+                           .threads = tn__norm_threads(length, is_layer),
+                           .shared_bytes =
+                               shared_bytes_of(length, is_layer, tn_dtype_bytes(cast->src.dtype),
+                                               has_residual, has_outputs)};
+    return tn__kernel_launch_grid(context, kernel, &grid, argument, stream);
 }
 
-static tn_status launch_bands(tn__cuda_context *context, const tn__norm_work *work,
+static tn_status launch_tiles(tn__cuda_context *context, const tn__quantize_work *cast,
                               tn__cuda_norm_arguments *argument, tn_stream stream) {
-    const tn__quantize_work *cast = &work->made.cast;
-    const int64_t bands = bands_of(work), at_once = TN__FLAT_THREADS / argument->row_threads;
-    const int64_t items = TN__TILE / TN__ITEM_PASSES / at_once + tn__tiles_of(cast->src.cols);
     const int kernel =
-        tn__kernel_of_produce(TN__KERNEL_NORM_BANDS, cast->format == TN_FORMAT_FP8_BLOCK_1D,
+        tn__kernel_of_produce(TN__KERNEL_NORM_TILES, cast->format == TN_FORMAT_FP8_BLOCK_1D,
                               cast->src.dtype, cast->dtype);
-    argument->tickets = work->scratch;
-    argument->bands = (uint32_t)bands;
-    /* As many tickets as there are blocks lie between rows and a tile that needs them. More would
-     * do as well, but what is normalised must stay in the L2 cache so long. */
-    argument->lead = (uint32_t)(context->blocks_at_once / items + 1);
-    if (argument->lead > argument->bands) argument->lead = argument->bands;
-    TN_TRY(context->driver->fill(context->state, work->scratch, 0, ticket_bytes(work), stream));
-    return tn__kernel_launch(context, kernel, bands * items, TN__TILE_THREADS, argument, stream);
+    tn__cuda_norm_arguments statistics = *argument;
+    statistics.value = NULL;
+    statistics.cast.row.data = NULL;
+    TN_TRY(launch_rows(context, cast, &statistics, stream));
+    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&cast->src), TN__TILE_THREADS,
+                             argument, stream);
 }
 
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
@@ -93,9 +131,8 @@ tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream 
                                         .epsilon = statistics->epsilon,
                                         .gamma_base = made->gamma_base,
                                         .gamma_dtype = (int)made->gamma.dtype - TN_FP32,
-                                        .beta_dtype = (int)made->beta.dtype - TN_FP32,
-                                        .row_threads = threads_of_row(statistics->x.cols)};
+                                        .beta_dtype = (int)made->beta.dtype - TN_FP32};
     TN_TRY(tn__cuda_context_of(device, &context));
-    if (needs_bands(work)) return launch_bands(context, work, &argument, stream);
-    return launch_rows(context, &made->cast, &argument, stream);
+    return needs_tiles(&made->cast) ? launch_tiles(context, &made->cast, &argument, stream)
+                                    : launch_rows(context, &made->cast, &argument, stream);
 }

@@ -41,17 +41,23 @@ template <typename T> __device__ __forceinline__ piece_values<T> unpack(uint4 pi
     return values;
 }
 
-/* Into the words of piece p of a row of the patch, any NaN as the canonical one. */
+/* Into four words, any NaN as the canonical one. */
 template <typename T>
-__device__ __forceinline__ void pack(uint32_t (&words)[patch_words<T>::COUNT], int p,
-                                     const piece_values<T> &values) {
+__device__ __forceinline__ void pack_piece(uint32_t *words, const piece_values<T> &values) {
     float canonical[element<T>::VECTOR];
 #pragma unroll
     for (int v = 0; v < element<T>::VECTOR; v++)
         canonical[v] = canonical_of<T>(values.at[v]);
 #pragma unroll
     for (int w = 0; w < 4; w++)
-        words[4 * p + w] = element<T>::word(canonical, w);
+        words[w] = element<T>::word(canonical, w);
+}
+
+/* Into the words of piece p of a row of the patch. */
+template <typename T>
+__device__ __forceinline__ void pack(uint32_t (&words)[patch_words<T>::COUNT], int p,
+                                     const piece_values<T> &values) {
+    pack_piece<T>(words + 4 * p, values);
 }
 
 /* Element j of a row of the patch; `words` was 0. */

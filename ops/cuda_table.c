@@ -179,7 +179,6 @@ const tn__op_table tn__op_table_cuda = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = tn__cuda_produce,
-    .norm_scratch_bytes = tn__cuda_norm_scratch_bytes,
     .norm = tn__cuda_norm,
     .column_sums = tn__cuda_column_sums,
     .norm_gradient_means = tn__cuda_norm_gradient_means,

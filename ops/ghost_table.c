@@ -237,16 +237,7 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
     return launch(device, "produce", &kernel, stream);
 }
 
-/* As the kernels have it: the tickets of bands of 128 rows. */
-static size_t norm_scratch_bytes(const tn__norm_work *work) {
-    const tn__quantize_work *cast = &work->made.cast;
-    const int needs_tiles =
-        cast->has_col || (cast->has_row && cast->format == TN_FORMAT_FP8_BLOCK_2D);
-    const int64_t bands = (cast->src.rows + TN__BLOCK - 1) / TN__BLOCK;
-    return needs_tiles && cast->src.cols > 0 ? (size_t)(1 + bands) * sizeof(uint32_t) : 0;
-}
-
-/* What is normalised is counted once: tiles read it again from the cache. */
+/* As the kernels have it: tiles read what is normalised again. */
 static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
     const tn__row_statistics_work *statistics = &work->statistics;
     const tn__matrix *x = &statistics->x;
@@ -260,8 +251,10 @@ static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream st
     if (work->made.gamma.data) touch_matrix(&kernel, &work->made.gamma, 0);
     if (work->made.beta.data) touch_matrix(&kernel, &work->made.beta, 0);
     touch_floats(&kernel, statistics->skip, 1, 0);
-    if (work->scratch) touch(&kernel, work->scratch, norm_scratch_bytes(work), 1);
     touch_produced(&kernel, &work->made);
+    if (work->made.cast.has_col ||
+        (work->made.cast.has_row && work->made.cast.format == TN_FORMAT_FP8_BLOCK_2D))
+        kernel.bytes += (double)bytes;
     return launch(device, "norm", &kernel, stream);
 }
 
@@ -513,7 +506,6 @@ const tn__op_table tn__op_table_ghost = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
-    .norm_scratch_bytes = norm_scratch_bytes,
     .norm = norm,
     .column_sums = column_sums,
     .norm_gradient_means = norm_gradient_means,

@@ -2,29 +2,37 @@
 #include "host_kernels.h"
 #include "host_number.h"
 
-enum { ROW_SUMS = 2048 }; /* column k is added to sum k mod 2048: see tn_norm_forward */
+enum {
+    QUADS = TN__BLOCK / 4, /* of a block, each of 4 neighbours: see tn_norm_forward */
+    ROW_SUMS = 32          /* block b is added to sum b mod 32 */
+};
 
-/* ---- statistics ---------------------------------------------------------------------------- */
+/* ---- sums ----------------------------------------------------------------------------------- */
 
-/* Of each `whole` of the first `count` sums, of which every `nearest`-th counts: the halves are
- * added to each other, then the halves of what is left, until that is one. */
-static void add_sums(float sum[ROW_SUMS], int count, int whole, int nearest) {
-    for (int first = 0; first < count; first += whole) {
-        for (int apart = whole / 2; apart >= nearest; apart /= 2) {
-            for (int i = first; i < first + apart; i += nearest)
-                sum[i] += sum[i + apart];
-        }
+/* Sums i and i + apart of every `nearest`-th, then of half as far apart, until that is `nearest`. */
+static void add_sums(float *sum, int apart, int nearest) {
+    for (; apart >= nearest; apart /= 2) {
+        for (int i = 0; i < apart; i += nearest)
+            sum[i] += sum[i + apart];
     }
 }
 
-/* In the order in which a block of 256 threads adds up, 8 neighbours each; sums from `count` on are
- * 0, and to add them changes nothing. */
-static float total_of(float sum[ROW_SUMS], int count) {
-    add_sums(sum, count, 8, 1);
-    add_sums(sum, count, 256, 8);
-    add_sums(sum, count, ROW_SUMS, 256);
+/* Of a block's values, or of their squares; it has 0 where the row has no column. */
+static float block_sum(const float value[TN__BLOCK], int is_squared) {
+    float sum[QUADS];
+    for (int i = 0; i < QUADS; i++) {
+        const float *of = value + 4 * i;
+        sum[i] = is_squared ? of[0] * of[0] : of[0];
+        for (int j = 1; j < 4; j++)
+            sum[i] = is_squared ? fmaf(of[j], of[j], sum[i]) : sum[i] + of[j];
+    }
+    for (int i = 0; i < QUADS; i += 2)
+        sum[i] += sum[i + 1];
+    add_sums(sum, QUADS / 2, 2);
     return sum[0];
 }
+
+/* ---- statistics ---------------------------------------------------------------------------- */
 
 /* `count` values from column `col` on of the row whose statistics are wanted. */
 static void load_row(const tn__row_statistics_work *work, int64_t at, int count, float *out) {
@@ -34,10 +42,10 @@ static void load_row(const tn__row_statistics_work *work, int64_t at, int count,
 
 static void add_residual(const tn__row_statistics_work *work, int64_t row) {
     const tn__matrix *x = &work->x;
-    float value[ROW_SUMS], residual[ROW_SUMS];
-    for (int64_t col = 0; col < x->cols; col += ROW_SUMS) {
+    float value[TN__BLOCK], residual[TN__BLOCK];
+    for (int64_t col = 0; col < x->cols; col += TN__BLOCK) {
         const int64_t at = row * x->cols + col;
-        const int64_t count = tn__least(ROW_SUMS, x->cols - col);
+        const int64_t count = tn__least(TN__BLOCK, x->cols - col);
         tn__load_floats(x->dtype, x->data, at, count, value);
         tn__load_floats(x->dtype, work->residual, at, count, residual);
         for (int64_t i = 0; i < count; i++)
@@ -46,21 +54,54 @@ static void add_residual(const tn__row_statistics_work *work, int64_t row) {
     }
 }
 
-/* The mean of the values, or of the squares of what they deviate from `center`. */
-static float mean_of(const tn__row_statistics_work *work, int64_t row, int is_squared,
-                     float center) {
+/* A block of the row whose statistics are wanted. */
+typedef struct row_block {
+    int count; /* of columns that are in the row */
+    float value[TN__BLOCK];
+} row_block;
+
+static void load_block(const tn__row_statistics_work *work, int64_t row, int64_t col,
+                       row_block *block) {
     const int64_t cols = work->x.cols;
-    float sum[ROW_SUMS] = {0}, value[ROW_SUMS];
-    for (int64_t col = 0; col < cols; col += ROW_SUMS) {
-        const int count = (int)tn__least(ROW_SUMS, cols - col);
-        load_row(work, row * cols + col, count, value);
-        for (int i = 0; i < count; i++) {
-            const float deviation = value[i] - center;
-            sum[i] = is_squared ? fmaf(deviation, deviation, sum[i]) : sum[i] + value[i];
-        }
+    block->count = (int)tn__least(TN__BLOCK, cols - col);
+    load_row(work, row * cols + col, block->count, block->value);
+    for (int i = block->count; i < TN__BLOCK; i++)
+        block->value[i] = 0.0f;
+}
+
+static float mean_of_row(const tn__row_statistics_work *work, int64_t row) {
+    const int64_t cols = work->x.cols;
+    float sum[ROW_SUMS] = {0};
+    row_block block;
+    for (int64_t col = 0; col < cols; col += TN__BLOCK) {
+        load_block(work, row, col, &block);
+        sum[col / TN__BLOCK % ROW_SUMS] += block_sum(block.value, 0);
     }
-    const float total = total_of(sum, (int)tn__least(ROW_SUMS, cols));
-    return total / (float)(cols ? cols : 1); /* of nothing: 0 */
+    add_sums(sum, ROW_SUMS / 2, 1);
+    return sum[0] / (float)(cols ? cols : 1); /* of nothing: 0 */
+}
+
+/* Of the deviations from `mean`: those from the block's own mean, and what that one deviates. */
+static float squares_around(row_block *block, float mean) {
+    const float count = (float)block->count, own = block_sum(block->value, 0) / count;
+    for (int i = 0; i < block->count; i++)
+        block->value[i] -= own;
+    const float off = own - mean;
+    return fmaf(count * off, off, block_sum(block->value, 1));
+}
+
+/* The mean of squares: of the values, or of what they deviate from `mean`, if that is one. */
+static float mean_square_of_row(const tn__row_statistics_work *work, int64_t row, float mean) {
+    const int64_t cols = work->x.cols;
+    float sum[ROW_SUMS] = {0};
+    row_block block;
+    for (int64_t col = 0; col < cols; col += TN__BLOCK) {
+        load_block(work, row, col, &block);
+        sum[col / TN__BLOCK % ROW_SUMS] +=
+            work->mean ? squares_around(&block, mean) : block_sum(block.value, 1);
+    }
+    add_sums(sum, ROW_SUMS / 2, 1);
+    return sum[0] / (float)(cols ? cols : 1);
 }
 
 void tn__host_row_statistics(const tn__row_statistics_work *work) {
@@ -69,10 +110,10 @@ void tn__host_row_statistics(const tn__row_statistics_work *work) {
         float mean = 0.0f;
         if (work->sum) add_residual(work, row);
         if (work->mean) {
-            mean = mean_of(work, row, 0, 0.0f);
+            mean = mean_of_row(work, row);
             work->mean[row] = tn__canonical(mean);
         }
-        const float square = mean_of(work, row, 1, mean);
+        const float square = mean_square_of_row(work, row, mean);
         work->rstd[row] = tn__canonical(tn__exact_rsqrt(square + work->epsilon));
     }
 }

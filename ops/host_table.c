@@ -203,11 +203,6 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
     return enqueue(device, &task, stream);
 }
 
-static size_t norm_scratch_bytes(const tn__norm_work *work) {
-    (void)work;
-    return 0;
-}
-
 static void run_norm(const host_task *task) {
     tn__host_row_statistics(&task->work.norm.statistics);
     tn__host_produce(&task->work.norm.made);
@@ -378,7 +373,6 @@ const tn__op_table tn__op_table_host = {
     .requantize = requantize,
     .scale_update = scale_update,
     .produce = produce,
-    .norm_scratch_bytes = norm_scratch_bytes,
     .norm = norm,
     .column_sums = column_sums,
     .norm_gradient_means = norm_gradient_means,

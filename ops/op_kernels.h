@@ -259,12 +259,10 @@ typedef struct tn__row_statistics_work {
 } tn__row_statistics_work;
 
 /* A NORM: the statistics of all rows, and with them what is made of x, or of `sum`; made.mean and
- * made.rstd are those of `statistics`. One work, so that a call puts all of it on the stream or
- * nothing. */
+ * made.rstd are those of `statistics`. One work, since it may be one kernel. */
 typedef struct tn__norm_work {
     tn__row_statistics_work statistics;
     tn__produce_work made;
-    void *scratch; /* of norm_scratch_bytes; NULL if 0 */
 } tn__norm_work;
 
 /* The gradient of a norm: see tn_norm_backward. The means of a row are made first, then the rest.
@@ -361,8 +359,6 @@ typedef struct tn__op_table {
     tn_status (*scale_update)(tn_device *device, const tn__scale_update_work *work,
                               tn_stream stream);
     tn_status (*produce)(tn_device *device, const tn__produce_work *work, tn_stream stream);
-    /* Bytes of scratch that norm wants for this work (its addresses are not read). */
-    size_t (*norm_scratch_bytes)(const tn__norm_work *work);
     /* Also called with rows of no columns, whose statistics are wanted all the same. */
     tn_status (*norm)(tn_device *device, const tn__norm_work *work, tn_stream stream);
     tn_status (*column_sums)(tn_device *device, const tn__column_sums_work *work, tn_stream stream);

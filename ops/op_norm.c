@@ -140,10 +140,7 @@ static int makes_something(const tn_norm_args *args, const tn__norm *n) {
 
 tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                        tn__norm_work *work) {
-    const size_t bytes = call->ops->norm_scratch_bytes(work);
-    if (!makes_something(args, n)) return TN_OK;
-    TN_TRY(tn__op_scratch_bytes(call, args->scope, bytes, &work->scratch));
-    return TN__OP_RUN(call, norm, work);
+    return makes_something(args, n) ? TN__OP_RUN(call, norm, work) : TN_OK;
 }
 
 tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {

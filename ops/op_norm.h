@@ -15,7 +15,7 @@ tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, tn__norm *
 tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                          tn__norm_work *work);
 
-/* Scratch, and the work; nothing without elements. */
+/* The work; nothing without elements. */
 tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                        tn__norm_work *work);
 

@@ -168,20 +168,22 @@ TN_API TN_MUST_USE tn_status tn_bias_gradient(const tn_bias_gradient_args *args,
  *     RMS    y = x * rstd * gamma                   rstd = 1 / sqrt(mean of x^2 + epsilon)
  *
  * of each row, in fp32 from the left, the last product and sum of LAYER fused; rounded once to x's
- * type: that is y, and that is what is quantized. The sums behind the two means have a fixed order:
- * 2048 sums from 0, column k goes to sum k mod 2048 in rising order (squares by a fused
- * multiply-add); then sums i and i + 4, i + 2, i + 1 are added, then of every 8th i and i + 128,
- * i + 64, ..., i + 8, and then of every 256th i and i + 1024, i + 512, i + 256. The mean of no
- * columns is 0. */
+ * type: that is y, and that is what is quantized. The sums behind the two means have a fixed order.
+ * In each block of 128 columns (0 beyond the row) 32 times 4 neighbours are added up from the left,
+ * squares by a fused multiply-add; then sums i and i + 1 of every 2nd i, and of these i and i + 16,
+ * i + 8, i + 4, i + 2. Of the blocks' sums, b goes to sum b mod 32 of 32 from 0, in rising order;
+ * then i and i + 16, i + 8, ..., i + 1 are added. LAYER's squares are of what deviates from the
+ * block's own mean, its sum / n of n columns; before it goes to sum b mod 32, (n * d) * d is added
+ * to it, fused, with d the block's mean - the row's. The mean of no columns is 0. */
 typedef enum tn_norm { TN_NORM_RMS = 0, TN_NORM_LAYER, TN_NORM_COUNT } tn_norm;
 
 /* With a residual, x + residual rounded to x's type takes the place of x. It is written to `sum`,
  * or over the residual if sum is {0}.
  *
  * Bytes for M x K elements of s bytes: s to read x, s for y, 1 for each plane; with a residual s to
- * read it and s to write the sum more. COL and 2D planes have x (or the sum) read again, but from
- * the L2 cache; rows of more than 16384 columns, and such as can not be read 16 bytes at a time,
- * are read again for each of statistics and values. */
+ * read it and s to write the sum more. COL and 2D planes have x (or the sum) read again. Rows of
+ * more than 16384 columns, and such as can not be read 16 bytes at a time, are read again for each
+ * of statistics and values. */
 typedef struct tn_norm_args {
     size_t size;
     tn_norm norm;
@@ -197,8 +199,7 @@ typedef struct tn_norm_args {
     tn_tensor mean;             /* fp32, M elements, of LAYER only; {0}: not wanted */
     tn_tensor rstd;             /* fp32, M elements; {0}: not wanted */
     tn_tensor skip;
-    tn_scope scope; /* scratch: 4 bytes for each row and statistic that is not wanted, and on a GPU
-                       for each 128 rows of COL and 2D planes */
+    tn_scope scope; /* scratch: 4 bytes for each row and statistic that is not wanted */
 } tn_norm_args;
 #define TN_NORM_ARGS_INIT                                                                          \
     {                                                                                              \

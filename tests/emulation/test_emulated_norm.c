@@ -46,7 +46,7 @@ static void describe(const norm_case *c, char *text, size_t bytes) {
 }
 
 typedef struct operands {
-    twin_matrix x, residual, sum, gamma, beta, mean, rstd, value, scratch;
+    twin_matrix x, residual, sum, gamma, beta, mean, rstd, value;
     twin_plane row, col;
 } operands;
 
@@ -60,7 +60,6 @@ static operands make_operands(const norm_case *c) {
     o.mean = twin_matrix_make(TN_FP32, 1, c->rows);
     o.rstd = twin_matrix_make(TN_FP32, 1, c->rows);
     o.value = twin_matrix_make(c->dtype, c->rows, c->cols);
-    o.scratch = twin_matrix_make(TN_FP32, 1, 1 + (c->rows + 127) / 128);
     o.row = twin_plane_make(c->format, TN_PLANE_ROW, c->fp8, c->rows, c->cols);
     o.col = twin_plane_make(c->format, TN_PLANE_COL, c->fp8, c->rows, c->cols);
     return o;
@@ -70,7 +69,6 @@ static void end_operands(operands *o) {
     twin_matrix_end(&o->x), twin_matrix_end(&o->residual), twin_matrix_end(&o->sum);
     twin_matrix_end(&o->gamma), twin_matrix_end(&o->beta);
     twin_matrix_end(&o->mean), twin_matrix_end(&o->rstd), twin_matrix_end(&o->value);
-    twin_matrix_end(&o->scratch);
     twin_plane_end(&o->row), twin_plane_end(&o->col);
 }
 
@@ -113,7 +111,6 @@ static tn__produce_work produce_of(const norm_case *c, const operands *o,
 static tn__norm_work work_of(const norm_case *c, const operands *o, int emulated) {
     tn__norm_work work = {.statistics = statistics_of(c, o, emulated)};
     work.made = produce_of(c, o, &work.statistics, emulated);
-    work.scratch = side_of(&o->scratch, emulated).data;
     return work;
 }
 
@@ -125,7 +122,6 @@ static void check_case(const norm_case *c) {
     tn__host_row_statistics(&work.statistics);
     tn__host_produce(&work.made);
     work = work_of(c, &o, 1);
-    assert_true(tn__op_table_cuda.norm_scratch_bytes(&work) <= o.scratch.memory.bytes);
     EXPECT_OK(tn__op_table_cuda.norm(emulation.device, &work, emulation.stream));
     emulation_wait(what);
     twin_matrix_compare(&o.residual, "sum of a residual", what);
@@ -177,26 +173,8 @@ static void rows_of_any_length_equal_the_host(void **state) {
     gpu_count_report("norms, long and short rows");
 }
 
-/* Rows of one band beside tiles of another, as in a matrix of many bands. */
-static void tiles_of_a_band_come_after_its_rows(void **state) {
-    tn__cuda_context *context;
-    (void)state;
-    EXPECT_OK(tn__cuda_context_of(emulation.device, &context));
-    const int64_t blocks = context->blocks_at_once;
-    for (unsigned way = 0; way < 12; way++) {
-        const norm_case c = case_of(way, 385 + way, way % 2 ? 136 : 100, way);
-        context->blocks_at_once = way % 3 * 12;
-        emulated_set_order(way % 4);
-        check_case(&c);
-    }
-    context->blocks_at_once = blocks;
-    emulated_set_order(0);
-    gpu_count_report("norms, bands in turn");
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tiles_of_a_band_come_after_its_rows),
         cmocka_unit_test(rows_of_any_length_equal_the_host),
         cmocka_unit_test(every_tail_equals_the_host),
         cmocka_unit_test(every_way_equals_the_host_in_every_order),

@@ -112,17 +112,42 @@ static void test_values_are_those_of_the_formulas(void **state) {
 
 /* ---- bits ---------------------------------------------------------------------------------- */
 
-/* As the header orders it, written down once more. */
-static float sum_in_order(const float *value, int64_t count, int is_squared) {
-    static const int aparts[] = {4, 2, 1, 128, 64, 32, 16, 8, 1024, 512, 256};
-    float sum[2048] = {0};
-    for (int64_t k = 0; k < count; k++)
-        sum[k % 2048] =
-            is_squared ? fmaf(value[k], value[k], sum[k % 2048]) : sum[k % 2048] + value[k];
-    for (size_t step = 0; step < sizeof aparts / sizeof *aparts; step++) {
-        for (int i = 0; i + aparts[step] < 2048; i++) {
-            if (!(i & aparts[step])) sum[i] = sum[i] + sum[i + aparts[step]];
+/* As the header orders it, written down once more: a block's sum, whose columns are 0 from `count`
+ * on. */
+static float block_in_order(const float *value, int count, int is_squared) {
+    static const int aparts[] = {1, 16, 8, 4, 2};
+    float sum[32];
+    for (int i = 0; i < 32; i++) {
+        for (int j = 0; j < 4; j++) {
+            const float of = 4 * i + j < count ? value[4 * i + j] : 0.0f;
+            const float before = j ? sum[i] : 0.0f;
+            sum[i] = is_squared ? fmaf(of, of, before) : before + of;
         }
+    }
+    for (int step = 0; step < 5; step++) {
+        for (int i = 0; i + aparts[step] < 32; i++)
+            if (!(i & aparts[step])) sum[i] = sum[i] + sum[i + aparts[step]];
+    }
+    return sum[0];
+}
+
+/* The sum of a row, or with a mean of the squares of what deviates from it. */
+static float row_in_order(const float *value, int64_t count, const float *mean) {
+    float sum[32] = {0}, off[128];
+    for (int64_t first = 0; first < count; first += 128) {
+        const int width = (int)(count - first < 128 ? count - first : 128);
+        float of_block = block_in_order(value + first, width, 0);
+        if (mean) {
+            const float own = of_block / (float)width, d = own - *mean;
+            for (int i = 0; i < width; i++)
+                off[i] = value[first + i] - own;
+            of_block = fmaf((float)width * d, d, block_in_order(off, width, 1));
+        }
+        sum[first / 128 % 32] += of_block;
+    }
+    for (int apart = 16; apart > 0; apart /= 2) {
+        for (int i = 0; i < apart; i++)
+            sum[i] = sum[i] + sum[i + apart];
     }
     return sum[0];
 }
@@ -137,10 +162,8 @@ static void test_sums_have_the_order_of_the_header(void **state) {
     for (int64_t m = 0; m < f.s.rows; m++) {
         for (int64_t k = 0; k < f.s.cols; k++)
             value[k] = test_matrix_get(&f.x, m, k);
-        const float center = sum_in_order(value, f.s.cols, 0) / (float)f.s.cols;
-        for (int64_t k = 0; k < f.s.cols; k++)
-            value[k] -= center;
-        const float square = sum_in_order(value, f.s.cols, 1) / (float)f.s.cols;
+        const float center = row_in_order(value, f.s.cols, NULL) / (float)f.s.cols;
+        const float square = row_in_order(value, f.s.cols, &center) / (float)f.s.cols;
         assert_true(test_matrix_get(&mean, m, 0) == center);
         assert_true(test_matrix_get(&rstd, m, 0) == 1.0f / sqrtf(square + f.args.epsilon));
     }
