@@ -125,7 +125,7 @@ __device__ __forceinline__ void normalize_words(uint32_t (&words)[patch_words<T>
     pack_words<T>(words, value);
 }
 
-/* ---- scales of rows --------------------------------------------------------------------------- */
+/* ---- scales of rows ------------------------------------------------------------------------- */
 
 /* Of a block of 1 x 128; the last row also writes the zeros behind its column of scales. */
 __device__ __forceinline__ void row_scale_of_block_put(const tn__cuda_quantize_arguments &a,

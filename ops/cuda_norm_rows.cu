@@ -140,7 +140,7 @@ __device__ __forceinline__ column_factors kept_factors(const row_memory &memory,
     return by;
 }
 
-/* ---- a row is held ---------------------------------------------------------------------------- */
+/* ---- a row is held -------------------------------------------------------------------------- */
 
 template <typename T, typename R>
 __device__ __forceinline__ void load_step(uint32_t (&words)[patch_words<T>::COUNT], uint4 *slot,
@@ -191,7 +191,7 @@ __device__ __forceinline__ void hold_row(uint32_t (&words)[STEPS][patch_words<T>
     }
 }
 
-/* ---- statistics ------------------------------------------------------------------------------- */
+/* ---- statistics ----------------------------------------------------------------------------- */
 
 /* Of the blocks of a row, and of the next one. */
 template <typename R> struct block_sums { float sum[2][R::BLOCKS], squares[2][R::BLOCKS]; };
@@ -280,7 +280,7 @@ __device__ __forceinline__ row_statistics statistics_of(const tn__cuda_norm_argu
     return of;
 }
 
-/* ---- blocks of 1 x 128 ------------------------------------------------------------------------ */
+/* ---- blocks of 1 x 128 ---------------------------------------------------------------------- */
 
 /* The 16 lanes of a half warp each hold the maxima of STEPS blocks; returns, on lane c, that of
  * block c / (16 / STEPS) over the 16 lanes. */
@@ -337,7 +337,7 @@ __device__ __forceinline__ void quantize_steps(const tn__cuda_quantize_arguments
     }
 }
 
-/* ---- all of a row ----------------------------------------------------------------------------- */
+/* ---- all of a row --------------------------------------------------------------------------- */
 
 template <typename T, __nv_fp8_interpretation_t F, typename R, int STEPS, bool IS_LAYER>
 __device__ __forceinline__ void make_row(uint32_t (&words)[STEPS][patch_words<T>::COUNT],

@@ -75,7 +75,7 @@ __device__ __forceinline__ float mean_of_block(float sum, int64_t left) {
     return left >= TN__TILE ? __fmul_rn(sum, 1.0f / TN__TILE) : __fdiv_rn(sum, (float)left);
 }
 
-/* The squares of what deviates from the row's mean, from those of what deviates from the block's. */
+/* The squares of what deviates from the row's mean, given those of what does from the block's. */
 __device__ __forceinline__ float squares_around(float sum, float squares, float mean,
                                                 int64_t left) {
     const float count = left >= TN__TILE ? (float)TN__TILE : (float)left;

@@ -9,7 +9,7 @@ enum {
 
 /* ---- sums ----------------------------------------------------------------------------------- */
 
-/* Sums i and i + apart of every `nearest`-th, then of half as far apart, until that is `nearest`. */
+/* Sums i and i + apart of every `nearest`-th, then half as far apart, until that is `nearest`. */
 static void add_sums(float *sum, int apart, int nearest) {
     for (; apart >= nearest; apart /= 2) {
         for (int i = 0; i < apart; i += nearest)
