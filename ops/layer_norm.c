@@ -3,21 +3,32 @@
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
+static tn_status check_normed(tn__op_call *call, tn_tensor normed, const tn_tensor_info *x,
+                              tn_tensor_info *info) {
+    static const char role[] = "norm.normed";
+    TN_TRY(tn__op_tensor(call, role, normed, info));
+    TN_TRY(tn__op_require_format(call, role, info, TN_FORMAT_PLAIN));
+    TN_TRY(tn__op_require_dtype(call, role, info, x->dtype));
+    return tn__op_require_shape(call, role, info, x->rows, x->cols, "the shape of x");
+}
+
 tn_status tn__layer_check_norm(tn__op_call *call, const tn_layer_norm *norm,
                                const tn_layer_common *common, tn__layer_norm *out) {
     tn_norm_args *args = &out->args;
+    tn_tensor_info normed;
     *out = (tn__layer_norm){.args = TN_NORM_ARGS_INIT};
     args->norm = norm->norm;
     args->x = norm->x, args->residual = norm->residual, args->sum = norm->sum;
     args->gamma = norm->gamma, args->beta = norm->beta;
     args->gamma_from_one = norm->gamma_from_one;
     args->epsilon = norm->epsilon;
-    args->y = norm->normed;
     args->scope = common->scope;
     TN_REQUIRE(tn__is_no_tensor(norm->residual) || !tn__is_no_tensor(norm->sum),
                "%s: norm.residual is given, but norm.sum is {0}: backward takes it as x",
                call->name);
-    return tn__norm_check(call, args, &out->norm);
+    TN_TRY(tn__norm_check(call, args, &out->norm));
+    if (tn__is_no_tensor(norm->normed)) return TN_OK;
+    return check_normed(call, norm->normed, &out->norm.x, &normed);
 }
 
 tn__layer_wants tn__layer_norm_wants(const tn__layer_product *p, tn_tensor callers_value) {
@@ -94,16 +105,6 @@ static tn_status check_statistics(tn__op_call *call, const tn_layer_common *comm
                                       &back->gradient.mean);
 }
 
-static tn_status check_normed(tn__op_call *call, tn__layer_norm_back *back) {
-    const tn_tensor_info *x = &back->gradient.x;
-    if (tn__is_no_tensor(back->of->normed)) return TN_OK;
-    TN_TRY(tn__op_tensor(call, "norm.normed", back->of->normed, &back->normed));
-    TN_TRY(tn__op_require_format(call, "norm.normed", &back->normed, TN_FORMAT_PLAIN));
-    TN_TRY(tn__op_require_dtype(call, "norm.normed", &back->normed, x->dtype));
-    return tn__op_require_shape(call, "norm.normed", &back->normed, x->rows, x->cols,
-                                "the shape of x");
-}
-
 tn_status tn__layer_check_norm_back(tn__op_call *call, const tn_layer_norm_gradient *of,
                                     const tn_layer_common *common, tn_tensor mean, tn_tensor rstd,
                                     tn__layer_norm_back *out) {
@@ -119,7 +120,8 @@ tn_status tn__layer_check_norm_back(tn__op_call *call, const tn_layer_norm_gradi
     TN_REQUIRE(tn__is_no_tensor(of->added) || !tn__is_no_tensor(of->dx),
                "%s: norm.added is given, but norm.dx is {0}", call->name);
     TN_TRY(tn__norm_gradient_check(call, args, &out->gradient));
-    TN_TRY(check_normed(call, out));
+    if (!tn__is_no_tensor(of->normed))
+        TN_TRY(check_normed(call, of->normed, &out->gradient.x, &out->normed));
     TN_TRY(check_statistics(call, common, mean, rstd, out));
     return common->recompute ? check_again(call, common, out) : TN_OK;
 }

@@ -1,0 +1,212 @@
+/* What LayerNormLinear and LayerNormMLP refuse: one thing wrong in arguments that are right, with
+ * its status and words, and nothing changed. */
+#include "test_layers.h"
+
+#include <stddef.h>
+#include <string.h>
+
+typedef struct call {
+    test_layer l;
+    tn_norm_linear_forward_args linear;
+    tn_norm_linear_backward_args linear_back;
+    tn_norm_mlp_forward_args mlp;
+    tn_norm_mlp_backward_args mlp_back;
+} call;
+
+typedef enum which { LINEAR, LINEAR_BACK, MLP, MLP_BACK } which;
+
+static tn_status make_call(call *c, which w) {
+    test_layer_saved *saved = &c->l.saved;
+    const tn_stream stream = c->l.ops.stream;
+    switch (w) {
+    case LINEAR: return tn_norm_linear_forward(&c->linear, &saved->norm_linear, stream);
+    case LINEAR_BACK:
+        return tn_norm_linear_backward(&c->linear_back, &saved->norm_linear, c->l.delayed, stream);
+    case MLP: return tn_norm_mlp_forward(&c->mlp, &saved->mlp, stream);
+    default: return tn_norm_mlp_backward(&c->mlp_back, &saved->mlp, c->l.delayed, stream);
+    }
+}
+
+/* What takes the right one's place. */
+typedef enum wrong {
+    NONE,
+    NARROW,  /* bf16, a column less than x */
+    SHORT,   /* fp32, a single element */
+    WEIGHT,  /* the first weight */
+    VECTORS, /* FP8_BLOCK_1D of x's shape */
+    FP32,    /* of x's shape */
+    NUMBER   /* not a tensor: `number` */
+} wrong;
+
+typedef struct mistake {
+    which call;
+    tn_status status;
+    size_t offset; /* in call */
+    wrong wrong;
+    int number;
+    const char *words;
+} mistake;
+
+#define AT(field) offsetof(call, field)
+#define BAD       TN_INVALID_ARGUMENT
+
+static const mistake mistakes[] = {
+    {LINEAR, TN_STALE_HANDLE, AT(linear.norm.x), NONE, 0, ""},
+    {LINEAR, BAD, AT(linear.norm.x), VECTORS, 0, "x (tensor"},
+    {LINEAR, BAD, AT(linear.norm.x), NARROW, 0, "the shape of x"},
+    {LINEAR, BAD, AT(linear.norm.norm), NUMBER, 2, "norm is 2"},
+    {LINEAR, BAD, AT(linear.norm.norm), NUMBER, TN_NORM_RMS, "beta or mean is given"},
+    {LINEAR, BAD, AT(linear.norm.residual), NONE, 0, "sum is given, but no residual"},
+    {LINEAR, BAD, AT(linear.norm.sum), NONE, 0, "norm.sum is {0}"},
+    {LINEAR, BAD, AT(linear.norm.gamma), SHORT, 0, "gamma (tensor"},
+    {LINEAR, BAD, AT(linear.norm.beta), SHORT, 0, "beta (tensor"},
+    {LINEAR, BAD, AT(linear.norm.normed), NARROW, 0, "norm.normed (tensor"},
+    {LINEAR, TN_UNSUPPORTED, AT(linear.w.weight), VECTORS, 0, "w.weight (tensor"},
+    {LINEAR, BAD, AT(linear.w.weight), FP32, 0, "both must be one type"},
+    {LINEAR, BAD, AT(linear.w.bias), SHORT, 0, "w.bias (tensor"},
+    {LINEAR, BAD, AT(linear.y), NARROW, 0, "y (tensor"},
+    {LINEAR, BAD, AT(linear.y), WEIGHT, 0, "y (tensor"},
+    {LINEAR, BAD, AT(linear.common.recompute), NUMBER, 2, "common.recompute is 2"},
+
+    {LINEAR_BACK, BAD, AT(linear_back.dy), NARROW, 0, "its columns are weight's rows"},
+    {LINEAR_BACK, BAD, AT(linear_back.norm.x), NARROW, 0, "(tensor"},
+    {LINEAR_BACK, BAD, AT(linear_back.norm.dx), NARROW, 0, "dx (tensor"},
+    {LINEAR_BACK, BAD, AT(linear_back.norm.dx), NONE, 0, "norm.added is given, but norm.dx"},
+    {LINEAR_BACK, BAD, AT(linear_back.norm.dgamma), SHORT, 0, "dgamma (tensor"},
+    {LINEAR_BACK, BAD, AT(linear_back.norm.added), FP32, 0, "added (tensor"},
+    {LINEAR_BACK, BAD, AT(linear_back.gradient.dweight), SHORT, 0, "gradient.dweight (tensor"},
+    {LINEAR_BACK, BAD, AT(l.saved.norm_linear.rstd), NONE, 0, "saved->rstd is {0}"},
+    {LINEAR_BACK, BAD, AT(l.saved.norm_linear.rstd), SHORT, 0, "saved->rstd (tensor"},
+    {LINEAR_BACK, BAD, AT(l.saved.norm_linear.mean), NONE, 0, "saved->mean is {0}"},
+    {LINEAR_BACK, BAD, AT(l.saved.norm_linear.normed), NONE, 0, "saved->normed, which is {0}"},
+    {LINEAR_BACK, BAD, AT(l.saved.norm_linear.normed), FP32, 0, "saved->normed (tensor"},
+    {LINEAR_BACK, TN_INVALID_STATE, AT(l.saved.norm_linear.normed), VECTORS, 0,
+     "saved->normed (tensor"},
+    {LINEAR_BACK, TN_INVALID_STATE, AT(linear_back.common.precision), NUMBER,
+     TN_BACKWARD_DEQUANTIZED, "the same common.precision"},
+
+    {MLP, BAD, AT(mlp.activation), NUMBER, TN_ACTIVATION_COUNT, "activation is"},
+    {MLP, BAD, AT(mlp.gated), NUMBER, 2, "gated is 2"},
+    {MLP, BAD, AT(mlp.gated), NUMBER, 1, "its columns are half of w1.weight's rows"},
+    {MLP, TN_UNSUPPORTED, AT(mlp.w1.weight), VECTORS, 0, "w1.weight (tensor"},
+    {MLP, BAD, AT(mlp.w2.weight), WEIGHT, 0, "w2.weight (tensor"},
+    {MLP, BAD, AT(mlp.w2.bias), SHORT, 0, "w2.bias (tensor"},
+    {MLP, BAD, AT(mlp.w2.skip), SHORT, 0, "w2.skip is given, but no w2.source"},
+    {MLP, BAD, AT(mlp.y), NARROW, 0, "y (tensor"},
+
+    {MLP_BACK, BAD, AT(mlp_back.dy), NARROW, 0, "its columns are w2.weight's rows"},
+    {MLP_BACK, BAD, AT(l.saved.mlp.hidden), NONE, 0, "saved->hidden is {0}"},
+    {MLP_BACK, BAD, AT(l.saved.mlp.hidden), FP32, 0, "saved->hidden (tensor"},
+    {MLP_BACK, BAD, AT(l.saved.mlp.activated), NONE, 0, "saved->activated, which is {0}"},
+    {MLP_BACK, BAD, AT(l.saved.mlp.activated), VECTORS, 0, "saved->activated (tensor"},
+    {MLP_BACK, BAD, AT(l.saved.mlp.normed), NONE, 0, "saved->normed, which is {0}"},
+    {MLP_BACK, BAD, AT(mlp_back.gradient1.dweight), SHORT, 0, "gradient1.dweight (tensor"},
+    {MLP_BACK, BAD, AT(mlp_back.gradient2.dweight), SHORT, 0, "gradient2.dweight (tensor"},
+    {MLP_BACK, BAD, AT(mlp_back.gradient2.dbias), SHORT, 0, "gradient2.dbias (tensor"},
+    {MLP_BACK, BAD, AT(mlp_back.gradient2.delay), NUMBER, 3, "delay of gradient2.dweight is 3"},
+};
+
+static call right_call(const test_ops *ops, which w) {
+    const test_layer_config config = {.kind = w <= LINEAR_BACK ? TEST_NORM_LINEAR : TEST_NORM_MLP,
+                                      .format = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_2D},
+                                      .dtype = TN_BF16,
+                                      .norm = TN_NORM_LAYER,
+                                      .has_residual = 1,
+                                      .policy = TN_POLICY_KEEP};
+    call c = {.l = test_layer_open(ops, &config)};
+    if (w == LINEAR_BACK || w == MLP_BACK) EXPECT_OK(test_layer_forward(&c.l, ops->stream));
+    c.linear = test_norm_linear_forward_args(&c.l);
+    c.linear_back = test_norm_linear_backward_args(&c.l);
+    c.mlp = test_norm_mlp_forward_args(&c.l);
+    c.mlp_back = test_norm_mlp_backward_args(&c.l);
+    return c;
+}
+
+static tn_tensor wrong_tensor(const call *c, wrong kind) {
+    tn_tensor tensor = {0};
+    if (kind == NONE) return tensor;
+    if (kind == WEIGHT) return c->l.weight[0];
+    if (kind == NARROW)
+        tensor = test_plain(c->l.io, TN_BF16, LAYER_M, LAYER_K - 1);
+    else if (kind == SHORT)
+        tensor = test_plain(c->l.io, TN_FP32, 1, 1);
+    else if (kind == FP32)
+        tensor = test_plain(c->l.io, TN_FP32, LAYER_M, LAYER_K);
+    else
+        return test_fp8(c->l.io, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, LAYER_M, LAYER_K);
+    test_declare_valid(&c->l.ops, tensor, TN_PLANE_DATA);
+    return tensor;
+}
+
+static void close_call(call *c) {
+    EXPECT_OK(tn_scope_close(c->l.op));
+    EXPECT_OK(tn_scope_close(c->l.saved_scope));
+    EXPECT_OK(tn_scope_close(c->l.io));
+    EXPECT_OK(tn_scope_close(c->l.model));
+}
+
+static void expect_refused(call *c, which w, tn_status expected, const char *words, int index) {
+    const tn_ledger before = test_ledger(c->l.ops.scope);
+    const test_layer_saved saved = c->l.saved;
+    tn_status status = make_call(c, w);
+    if (status != expected || !strstr(tn_error_last(), words))
+        fail_msg("mistake %d: %s, \"%s\"; expected %s, \"%s\"", index, tn_status_name(status),
+                 tn_error_last(), tn_status_name(expected), words);
+    const tn_ledger after = test_ledger(c->l.ops.scope);
+    test_expect_same_ledger(&before, &after);
+    assert_memory_equal(&saved, &c->l.saved, sizeof saved);
+}
+
+static void every_mistake_has_its_status_and_changes_nothing(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    for (size_t i = 0; i < sizeof mistakes / sizeof *mistakes; i++) {
+        const mistake *m = &mistakes[i];
+        call c = right_call(&ops, m->call);
+        const tn_tensor tensor = m->wrong == NUMBER ? (tn_tensor){0} : wrong_tensor(&c, m->wrong);
+        if (m->wrong == NUMBER)
+            memcpy((char *)&c + m->offset, &m->number, sizeof m->number);
+        else
+            memcpy((char *)&c + m->offset, &tensor, sizeof tensor);
+        expect_refused(&c, m->call, m->status, m->words, (int)i);
+        close_call(&c);
+    }
+    test_ops_close_host(&ops);
+}
+
+static void the_right_arguments_are_taken(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    for (int w = LINEAR; w <= MLP_BACK; w++) {
+        call c = right_call(&ops, (which)w);
+        EXPECT_OK(make_call(&c, (which)w));
+        close_call(&c);
+    }
+    test_ops_close_host(&ops);
+}
+
+static void a_set_needs_a_place_and_a_gradient_something_to_add_to(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    call c = right_call(&ops, MLP);
+    EXPECT_STATUS(tn_norm_mlp_forward(&c.mlp, NULL, ops.stream), BAD);
+    EXPECT_ERROR_HAS("saved is NULL");
+    close_call(&c);
+    c = right_call(&ops, MLP_BACK);
+    c.mlp_back.gradient1.dweight = test_plain(c.l.io, TN_FP32, LAYER_F, LAYER_K);
+    expect_refused(&c, MLP_BACK, TN_INVALID_STATE, "", 0);
+    assert_int_equal(test_state(c.l.weight[0], TN_PLANE_COL), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(c.l.weight[1], TN_PLANE_COL), TN_PLANE_ABSENT);
+    assert_int_equal(test_state(c.l.dx, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    close_call(&c);
+    test_ops_close_host(&ops);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mistake_has_its_status_and_changes_nothing),
+        cmocka_unit_test(the_right_arguments_are_taken),
+        cmocka_unit_test(a_set_needs_a_place_and_a_gradient_something_to_add_to),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
