@@ -6,6 +6,7 @@
  * for each element of s bytes: 2 s for the means, then 2 s, s for what is added, s for dx and 1 for
  * each plane. The sums of the columns are made of what the second pass has in registers.
  */
+#include "cuda_norm.cuh"
 #include "cuda_row_sums.cuh"
 #include "cuda_train_arguments.h"
 
@@ -13,6 +14,22 @@ __device__ __forceinline__ float gamma_at(const tn__cuda_norm_gradient_arguments
     if (!a.gamma || col >= a.of.cast.cols) return 1.0f;
     const float gamma = load_as(a.gamma_dtype, a.gamma, col);
     return a.gamma_base != 0.0f ? __fadd_rn(gamma, a.gamma_base) : gamma; /* -0 + 0 is not -0 */
+}
+
+/* Of 8 neighbours, of which the first is in the row. */
+__device__ __forceinline__ void gammas_at(float (&gamma)[LANE_SUMS],
+                                          const tn__cuda_norm_gradient_arguments &a, int64_t col) {
+    if (!a.gamma || !a.gamma_vectors) {
+#pragma unroll
+        for (int j = 0; j < LANE_SUMS; j++)
+            gamma[j] = gamma_at(a, col + j);
+        return;
+    }
+    load_floats<LANE_SUMS, true>(gamma, a.gamma_dtype, a.gamma, col, LANE_SUMS);
+    if (a.gamma_base == 0.0f) return; /* -0 + 0 is not -0 */
+#pragma unroll
+    for (int j = 0; j < LANE_SUMS; j++)
+        gamma[j] = __fadd_rn(gamma[j], a.gamma_base);
 }
 
 /* ---- the means of a row ------------------------------------------------------------------- */
@@ -27,12 +44,13 @@ __device__ __forceinline__ void norm_gradient_means(const tn__cuda_norm_gradient
     const float mean = a.mean ? a.mean[row] : 0.0f, rstd = a.rstd[row];
     float shift[LANE_SUMS] = {0, 0, 0, 0, 0, 0, 0, 0}, tilt[LANE_SUMS] = {0, 0, 0, 0, 0, 0, 0, 0};
     for (int64_t col = threadIdx.x % 32 * LANE_SUMS; col < cols; col += ROW_SUMS) {
-        float x[LANE_SUMS], dy[LANE_SUMS];
+        float x[LANE_SUMS], dy[LANE_SUMS], gamma[LANE_SUMS];
         load_eight<T>(x, x_row, col, cols, of.cast.src_vectors);
         load_eight<T>(dy, dy_row, col, cols, of.cast.src_vectors);
+        gammas_at(gamma, a, col);
 #pragma unroll
         for (int j = 0; j < LANE_SUMS; j++) {
-            const float g = __fmul_rn(dy[j], gamma_at(a, col + j));
+            const float g = __fmul_rn(dy[j], gamma[j]);
             const float normal = __fmul_rn(__fsub_rn(x[j], mean), rstd);
             if (col + j < cols) {
                 shift[j] = __fadd_rn(shift[j], g);

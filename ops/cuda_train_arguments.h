@@ -13,8 +13,9 @@ typedef struct tn__cuda_norm_gradient_arguments {
     const float *rstd;
     const void *gamma; /* NULL: all are 1 */
     float gamma_base;
-    int gamma_dtype; /* 0 fp32, 1 bf16, 2 fp16 */
-    float *shift;    /* NULL: RMS */
+    int gamma_dtype;   /* 0 fp32, 1 bf16, 2 fp16 */
+    int gamma_vectors; /* it can be read 8 neighbours at a time, of which there are whole ones */
+    float *shift;      /* NULL: RMS */
     float *tilt;
     float *gamma_sums; /* of tiles, as of.tile_sums; NULL: not wanted */
     float *beta_sums;

@@ -45,6 +45,7 @@ static tn__cuda_norm_gradient_arguments norm_argument(const tn__norm_gradient_wo
         .gamma = work->gamma.data,
         .gamma_base = work->gamma_base,
         .gamma_dtype = float_number(work->gamma.dtype),
+        .gamma_vectors = tn__is_made_of(work->gamma.data, 0, 16) && work->x.cols % 8 == 0,
         .shift = work->shift,
         .tilt = work->tilt,
         .gamma_sums = work->gamma_sums,
