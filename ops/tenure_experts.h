@@ -130,7 +130,7 @@ typedef struct tn_grouped_linear_backward_args {
     tn_tensor dx;              /* PLAIN [R or more, k]; {0}: not wanted */
     const tn_tensor *dweights; /* PLAIN [n, k]: main gradients, fp32 or bf16 */
     const tn_tensor *dbiases;  /* PLAIN, n elements */
-    int accumulate;            /* dweights and dbiases are added to, in fp32, and rounded once */
+    int accumulate;            /* dweights and dbiases are added to, as tn_gemm's D is */
     int delay;
     tn_dtype gradient_dtype; /* of quantized dy: E4M3 or E5M2 */
     tn_scope scope;
