@@ -24,6 +24,7 @@ static tn_status make_value(tn__op_call *call, const tn__layer_product *p, const
         TN_TRY(tn__layer_plain(call, p->common, home, name, shape, &out->value.tensor));
         out->value.is_kept = home == TN__LAYER_SAVED;
         out->value_is_scratch = home == TN__LAYER_SCRATCH;
+        out->value_ends_with_cast = wants->value == TN__LAYER_NOWHERE;
     }
     TN_TRY(tn__op_tensor(call, name, out->value.tensor, &out->value.info));
     out->produced.value = out->value.tensor;
@@ -75,7 +76,7 @@ tn_status tn__layer_cast_made(tn__op_call *call, tn__layer_made *made) {
     if (tn__is_no_tensor(made->quantized.tensor)) return TN_OK;
     if (made->quantized.info.format == TN_FORMAT_FP8_BLOCK_1D) return TN_OK;
     TN_TRY(tn__op_quantize(call, &made->quantized.plan));
-    return made->value_is_scratch ? tn__op_let_go(call, made->value.tensor) : TN_OK;
+    return made->value_ends_with_cast ? tn__op_let_go(call, made->value.tensor) : TN_OK;
 }
 
 tn__layer_wants tn__layer_wgrad_wants(const tn__layer_product *p, int is_delayed) {
@@ -97,7 +98,6 @@ tn_status tn__layer_done_with_x(tn__op_call *call, const tn__layer_product *p, t
     const int has_copy = !tn__is_no_tensor(made->quantized.tensor);
     if (has_copy && !(reads_copy && tn__layer_kept_plane(p) == p->fprop.a))
         TN_TRY(tn__layer_done(call, &made->quantized, p->fprop.a));
-    const int is_gone = has_copy && p->operand != TN_FORMAT_FP8_BLOCK_1D;
-    if (!made->value_is_scratch || reads_value || is_gone) return TN_OK;
+    if (!made->value_is_scratch || reads_value || made->value_ends_with_cast) return TN_OK;
     return tn__op_let_go(call, made->value.tensor);
 }

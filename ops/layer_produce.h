@@ -32,6 +32,7 @@ typedef struct tn__layer_made {
     tn__layer_operand value;     /* tensor {0}: nowhere */
     tn__layer_operand quantized; /* likewise */
     int value_is_scratch;
+    int value_ends_with_cast; /* scratch that only the cast reads */
 } tn__layer_made;
 
 /* The tensors, of shape's rows, columns and type; `names` are the value's and the copy's. */

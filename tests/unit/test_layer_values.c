@@ -220,9 +220,9 @@ static void compare_all(test_layer_kind kind) {
                                         .activation = TN_ACTIVATION_GELU,
                                         .precision = (tn_backward_precision)(variant % 3),
                                         .recompute = variant / 3 % 2,
-                                        .delay = variant / 6,
+                                        .delay = variant / 6 % 2,
                                         .has_residual = variant / 2 % 2,
-                                        .has_normed = variant / 4 % 2,
+                                        .has_normed = variant / 12,
                                         .policy = TN_POLICY_KEEP};
             config.gated = variant % 5 == 0;
             if (variant % 4 == 1) config.gradient_dtype = TN_E5M2;
