@@ -131,7 +131,8 @@ static tn_status open_saved(tn__op_call *call, backward *b) {
         else
             TN_TRY(tn__layer_open_kept(call, &b->p[i], kept[i], b->x[i]));
     }
-    if (tn__is_no_tensor(b->saved.hidden) || !b->wants_first) return TN_OK;
+    if (tn__is_no_tensor(b->saved.hidden)) return TN_OK;
+    if (!b->wants_first && !b->makes[SECOND]) return TN_OK;
     return tn__layer_read(call, b->saved.hidden, &b->hidden_info, &b->hidden);
 }
 
@@ -166,22 +167,31 @@ static tn_status hidden_again(tn__op_call *call, backward *b) {
     return tn__layer_done_with_x(call, &p, &b->norm.again.made, b->makes[FIRST]);
 }
 
+/* Of h, which nothing else reads if no gradient before the activation is wanted. */
+static tn_status activated_again(tn__op_call *call, backward *b) {
+    const tn__layer_product *p = &b->p[SECOND];
+    const tn__layer_wants wants = tn__layer_wgrad_wants(p, b->gradient[SECOND].delays);
+    TN_TRY(tn__layer_prepare_activation(call, p, &b->hidden.plan.src, &wants, &b->activation));
+    TN_TRY(tn__layer_run_activation(call, &b->activation));
+    b->x[SECOND] = tn__layer_wgrad_operand(p, &b->activation.made);
+    if (b->wants_first || tn__is_no_tensor(b->hidden_scratch)) return TN_OK;
+    return tn__op_let_go(call, b->hidden_scratch);
+}
+
+/* The norm, h and its activation, as far as they are missing. */
 static tn_status run_again(tn__op_call *call, backward *b) {
     const int runs_product =
         tn__is_no_tensor(b->saved.hidden) && (b->wants_first || b->makes[SECOND]);
     const int runs_norm = runs_product || b->makes[FIRST] || b->norm.is_wanted;
-    if (!b->p[FIRST].common->recompute || !runs_norm) return TN_OK;
-    const tn__layer_wants normed = normed_wants(b, runs_product);
-    TN_TRY(tn__layer_norm_again(call, &b->p[FIRST], &normed, &b->norm));
-    if (b->makes[FIRST]) b->x[FIRST] = tn__layer_wgrad_operand(&b->p[FIRST], &b->norm.again.made);
+    const tn__layer_product *p = &b->p[FIRST];
+    if (!p->common->recompute) return TN_OK;
+    if (runs_norm) {
+        const tn__layer_wants normed = normed_wants(b, runs_product);
+        TN_TRY(tn__layer_norm_again(call, p, &normed, &b->norm));
+        if (b->makes[FIRST]) b->x[FIRST] = tn__layer_wgrad_operand(p, &b->norm.again.made);
+    }
     if (runs_product) TN_TRY(hidden_again(call, b));
-    if (!b->makes[SECOND]) return TN_OK;
-    const tn__layer_wants wants = tn__layer_wgrad_wants(&b->p[SECOND], b->gradient[SECOND].delays);
-    TN_TRY(tn__layer_prepare_activation(call, &b->p[SECOND], &b->hidden.plan.src, &wants,
-                                        &b->activation));
-    TN_TRY(tn__layer_run_activation(call, &b->activation));
-    b->x[SECOND] = tn__layer_wgrad_operand(&b->p[SECOND], &b->activation.made);
-    return TN_OK;
+    return b->makes[SECOND] ? activated_again(call, b) : TN_OK;
 }
 
 /* ---- the gradients before the activation ----------------------------------------------------- */

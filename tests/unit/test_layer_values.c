@@ -191,28 +191,35 @@ static void expect_like_reference(const reference *r) {
     expect_same(r, "dbeta", l->dbeta, r->dbeta);
 }
 
-static void compare(const test_ops *ops, const test_layer_config *config) {
-    test_layer l = test_layer_open(ops, config);
-    reference r = {.l = &l, .scope = test_ops_scope(ops, TN_SCOPE_OP, "reference")};
-    EXPECT_OK(test_layer_forward(&l, ops->stream));
-    EXPECT_OK(test_layer_backward(&l, ops->stream));
-    EXPECT_OK(test_layer_weight_gradients(&l, ops->stream));
+/* After forward; ends the layer. */
+static void compare_backward(test_layer *l) {
+    const test_ops *ops = &l->ops;
+    reference r = {.l = l, .scope = test_ops_scope(ops, TN_SCOPE_OP, "reference")};
+    EXPECT_OK(test_layer_backward(l, ops->stream));
+    EXPECT_OK(test_layer_weight_gradients(l, ops->stream));
     run_reference(&r);
     expect_like_reference(&r);
     EXPECT_OK(tn_scope_close(r.scope));
-    EXPECT_OK(tn_scope_close(l.op));
-    EXPECT_OK(tn_scope_close(l.saved_scope));
-    EXPECT_OK(tn_scope_close(l.io));
-    EXPECT_OK(tn_scope_close(l.model));
+    EXPECT_OK(tn_scope_close(l->op));
+    EXPECT_OK(tn_scope_close(l->saved_scope));
+    EXPECT_OK(tn_scope_close(l->io));
+    EXPECT_OK(tn_scope_close(l->model));
+}
+
+static void compare(const test_ops *ops, const test_layer_config *config) {
+    test_layer l = test_layer_open(ops, config);
+    EXPECT_OK(test_layer_forward(&l, ops->stream));
+    compare_backward(&l);
 }
 
 static const tn_format formats[] = {TN_FORMAT_PLAIN, TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_TENSOR};
 
-/* Recomputed or not, delayed or not, in each precision, and the two weights' formats mixed. */
+/* Recomputed or not, delayed or not, in each precision, with a normed value of the caller's or
+ * without, and the two weights' formats mixed. */
 static void compare_all(test_layer_kind kind) {
     test_ops ops = test_ops_open_host();
     for (int f = 0; f < (kind == TEST_NORM_MLP ? 9 : 3); f++) {
-        for (int variant = 0; variant < 12; variant++) {
+        for (int variant = 0; variant < 24; variant++) {
             test_layer_config config = {.kind = kind,
                                         .format = {formats[f % 3], formats[f / 3]},
                                         .dtype = TN_BF16,
@@ -280,6 +287,30 @@ static void what_is_frozen_changes_no_other_gradient(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* act(h) is made again of the h that was saved, though nothing before h wants a gradient. */
+static void an_activation_is_made_again_of_what_was_saved(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    for (unsigned i = 0; i < 18; i++) {
+        test_layer_config config = {.kind = TEST_NORM_MLP,
+                                    .format = {formats[i % 3], formats[i % 3]},
+                                    .dtype = TN_BF16,
+                                    .precision = (tn_backward_precision)(i / 3 % 3),
+                                    .delay = i / 9,
+                                    .frozen = 1,
+                                    .has_no_dx = 1,
+                                    .policy = TN_POLICY_KEEP};
+        test_layer l = test_layer_open(&ops, &config);
+        l.dbias[0] = (tn_tensor){0};
+        EXPECT_OK(test_layer_forward(&l, ops.stream));
+        EXPECT_OK(tn_tensor_destroy(l.saved.mlp.activated, ops.stream));
+        l.saved.mlp.activated = (tn_tensor){0};
+        l.config.recompute = 1;
+        compare_backward(&l);
+    }
+    test_ops_close_host(&ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_is_its_ops),
@@ -287,6 +318,7 @@ int main(void) {
         cmocka_unit_test(norm_mlp_is_its_ops),
         cmocka_unit_test(every_activation_is_its_op),
         cmocka_unit_test(what_is_frozen_changes_no_other_gradient),
+        cmocka_unit_test(an_activation_is_made_again_of_what_was_saved),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
