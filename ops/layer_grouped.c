@@ -276,10 +276,11 @@ static tn_status run_forward(tn__op_call *call, forward *f) {
         TN_TRY(lease_group(call, f, e));
     TN_TRY(tn__grouped_scratch(call, f->args->scope, f->works, groups));
     TN_TRY(tn__op_lease_matrix(call, f->args->y, &f->y, TN_WRITE, &y));
-    for (int64_t e = 0; e < groups; e++) {
+    for (int64_t e = 0; e < groups; e++)
         tn__grouped_address_rows(&f->experts.groups, e, &y, &f->works[e]);
+    TN_TRY(tn__grouped_require_aligned(call, f->works, groups));
+    for (int64_t e = 0; e < groups; e++)
         TN_TRY(tn__gemm_launch(call, &f->works[e]));
-    }
     return TN_OK;
 }
 

@@ -1,8 +1,9 @@
 /* The linear layer of a mixture's experts: backward, and the weight gradients that it may delay.
  *
  * Invariants:
- * - Outputs are leased phase by phase: dx when dy has been cast, dbiases and dweights all at once
- *   when dx has been launched. So a failure leaves those of later phases as they were.
+ * - All outputs are leased, and all addresses that are known then are asked for their alignment,
+ *   before the first product is launched. dbiases and dweights are held until dx has been launched:
+ *   a failure before leaves them as they were.
  * - A weight's COL plane is under lease only around its own product. What this derives is released
  *   before the next one is derived: their peak is one plane, not their sum.
  */
@@ -24,6 +25,7 @@ typedef struct backward {
     tn__grouped_operand dy_rows, dy_cols, x_cols; /* of DGRAD and WGRAD */
     tn__matrix dy_matrix;                         /* for dbiases, and PLAIN products */
     tn__gemm_work *dgrads, *wgrads;               /* of the groups; one allocation */
+    tn__column_sums *sums;                        /* for dbiases, likewise */
 } backward;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -208,6 +210,8 @@ static tn_status outline_wgrad(tn__op_call *call, backward *b, int64_t e) {
 
 static tn_status make_works(tn__op_call *call, backward *b) {
     const int64_t groups = b->experts.groups.count;
+    b->sums = tn__host_alloc((size_t)groups, sizeof *b->sums);
+    if (!b->sums) return TN_OUT_OF_HOST_MEMORY;
     b->dgrads = tn__host_alloc((size_t)groups * 2, sizeof *b->dgrads);
     if (!b->dgrads) return TN_OUT_OF_HOST_MEMORY;
     b->wgrads = b->dgrads + groups;
@@ -220,28 +224,41 @@ static tn_status make_works(tn__op_call *call, backward *b) {
 
 /* ---- dgrad ----------------------------------------------------------------------------------- */
 
-static tn_status dgrad_group(tn__op_call *call, backward *b, int64_t e) {
-    const tn_tensor weight = b->experts.args->weights[e];
+static tn_status lease_weight(tn__op_call *call, const backward *b, int64_t e) {
     tn__gemm_work *work = &b->dgrads[e];
     tn_plane_view view;
-    const int lease = call->lease_count;
-    if (work->d.rows == 0) return TN_OK;
-    TN_TRY(tn__op_lease_derived(call, weight, b->experts.dgrad.b, &view));
+    TN_TRY(tn__op_lease_derived(call, b->experts.args->weights[e], b->experts.dgrad.b, &view));
     work->b.data = view.data, work->b.scale = view.scale;
-    TN_TRY(tn__gemm_launch(call, work));
+    return TN_OK;
+}
+
+/* PLAIN weights, too, which may be views that begin anywhere. Others are derived one by one. */
+static tn_status lease_dx(tn__op_call *call, backward *b) {
+    const tn__experts *experts = &b->experts;
+    tn__matrix dx;
+    if (!b->wants_dx) return TN_OK;
+    for (int64_t e = 0; experts->is_plain && e < experts->groups.count; e++)
+        if (b->dgrads[e].d.rows > 0) TN_TRY(lease_weight(call, b, e));
+    TN_TRY(tn__op_lease_matrix(call, b->args->dx, &b->dx, TN_WRITE, &dx));
+    for (int64_t e = 0; e < experts->groups.count; e++)
+        tn__grouped_address_rows(&experts->groups, e, &dx, &b->dgrads[e]);
+    return TN_OK;
+}
+
+static tn_status dgrad_group(tn__op_call *call, backward *b, int64_t e) {
+    const int lease = call->lease_count;
+    if (b->dgrads[e].d.rows == 0) return TN_OK;
+    if (b->experts.is_plain) return tn__gemm_launch(call, &b->dgrads[e]);
+    TN_TRY(lease_weight(call, b, e));
+    TN_TRY(tn__gemm_launch(call, &b->dgrads[e]));
     return tn__op_end_lease(call, lease);
 }
 
 /* dx, and the release of each weight's COL, which comes also without dx. */
 static tn_status dgrad(tn__op_call *call, backward *b) {
     const tn__experts *experts = &b->experts;
-    tn__matrix dx = {TN_FP32, NULL, 0, 0};
-    if (b->wants_dx) TN_TRY(tn__op_lease_matrix(call, b->args->dx, &b->dx, TN_WRITE, &dx));
     for (int64_t e = 0; e < experts->groups.count; e++) {
-        if (b->wants_dx) {
-            tn__grouped_address_rows(&experts->groups, e, &dx, &b->dgrads[e]);
-            TN_TRY(dgrad_group(call, b, e));
-        }
+        if (b->wants_dx) TN_TRY(dgrad_group(call, b, e));
         if (!experts->is_plain)
             TN_TRY(tn_plane_release(experts->args->weights[e], experts->dgrad.b, call->stream));
     }
@@ -258,12 +275,13 @@ static tn_status lease_dweights(tn__op_call *call, backward *b) {
         tn_plane_view view;
         if (tn__is_no_tensor(dweight)) continue;
         TN_TRY(tn__op_lease(call, dweight, TN_PLANE_DATA, access, &view));
+        tn__op_hold(call);
         b->wgrads[e].d.data = view.data;
     }
     return TN_OK;
 }
 
-static tn_status lease_dbiases(tn__op_call *call, const backward *b, tn__column_sums *sums) {
+static tn_status lease_dbiases(tn__op_call *call, const backward *b) {
     const int64_t cols = b->experts.weight.rows;
     int64_t most = 0;
     void *scratch = NULL;
@@ -274,19 +292,21 @@ static tn_status lease_dbiases(tn__op_call *call, const backward *b, tn__column_
         tn_tensor_info info = TN_TENSOR_INFO_INIT;
         TN_TRY(tn__op_check_column_sums(call, "dbias", dbias, cols, &info));
         TN_TRY(tn__op_lease_column_sums(call, "dbias", dbias, &info, b->args->accumulate != 0, NULL,
-                                        &sums[e]));
-        if (sums[e].to.data && tiles > most) most = tiles;
+                                        &b->sums[e]));
+        if (tn__is_no_tensor(dbias)) continue;
+        tn__op_hold(call);
+        if (tiles > most) most = tiles;
     }
     TN_TRY(tn__op_scratch_bytes(call, b->args->scope, (size_t)most * (size_t)cols * sizeof(float),
                                 &scratch));
     for (int64_t e = 0; e < b->experts.groups.count; e++)
-        sums[e].tile_sums = scratch;
+        b->sums[e].tile_sums = scratch;
     return TN_OK;
 }
 
 /* tn_bias_gradient's sums of the rows of a group. */
-static tn_status dbias_group(tn__op_call *call, const backward *b, int64_t e,
-                             const tn__column_sums *sums) {
+static tn_status dbias_group(tn__op_call *call, const backward *b, int64_t e) {
+    const tn__column_sums *sums = &b->sums[e];
     const int64_t rows = tn__group_rows(&b->experts.groups, e), cols = b->dy.cols;
     const size_t begins = (size_t)b->experts.groups.offsets[e] * (size_t)cols;
     tn__produce_work work = {.producer = TN__PRODUCE_ACTIVATION,
@@ -302,11 +322,10 @@ static tn_status dbias_group(tn__op_call *call, const backward *b, int64_t e,
     return tn__op_add_up_tiles(call, rows, NULL, sums);
 }
 
-static tn_status parameter_gradients(tn__op_call *call, backward *b, tn__column_sums *sums) {
-    TN_TRY(lease_dbiases(call, b, sums));
-    TN_TRY(lease_dweights(call, b));
+static tn_status parameter_gradients(tn__op_call *call, const backward *b) {
+    tn__op_hold_no_more(call);
     for (int64_t e = 0; e < b->experts.groups.count; e++) {
-        if (b->wants_dbiases) TN_TRY(dbias_group(call, b, e, &sums[e]));
+        if (b->wants_dbiases) TN_TRY(dbias_group(call, b, e));
         if (is_wgrad_now(b)) TN_TRY(tn__gemm_launch(call, &b->wgrads[e]));
     }
     return TN_OK;
@@ -321,18 +340,19 @@ static tn_status run(tn__op_call *call, backward *b) {
     TN_TRY(tn__op_reserve_leases(call, 3 * (int)groups + OTHER_LEASES));
     TN_TRY(begin_operands(call, b));
     TN_TRY(make_works(call, b));
+    TN_TRY(lease_dbiases(call, b));
+    TN_TRY(lease_dweights(call, b));
+    TN_TRY(lease_dx(call, b));
+    TN_TRY(tn__grouped_require_aligned(call, b->dgrads, groups * 2));
     if (!b->is_late) TN_TRY(dgrad(call, b));
-    tn__column_sums *sums = tn__host_alloc((size_t)groups, sizeof *sums);
-    if (!sums) return TN_OUT_OF_HOST_MEMORY;
-    tn_status status = parameter_gradients(call, b, sums);
-    tn__host_free(sums);
-    return status;
+    return parameter_gradients(call, b);
 }
 
 /* What has had its last use is destroyed only when all else is done: a failure takes nothing. */
 static tn_status finish(tn__op_call *call, backward *b, tn_status status) {
     status = tn__op_finish(call, status);
     tn__host_free(b->dgrads);
+    tn__host_free(b->sums);
     if (status != TN_OK) {
         tn__grouped_plane_end(&b->dy_cast.kept, call->stream);
         return status;

@@ -106,7 +106,8 @@ tn__operand tn__grouped_operand_take(tn__grouped_operand *of, const tn__group_li
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* Tensors begin at a multiple of 16 bytes: no address is needed to know where rows begin. */
+/* What is not a view begins at a multiple of 16 bytes: no address is needed to know where rows
+ * begin. A view that does not is refused, as its first group with rows begins where it does. */
 int tn__group_is_unaligned(const tn__group_list *groups, int64_t e, int64_t cols, tn_dtype dtype) {
     return (size_t)groups->offsets[e] * (size_t)cols * tn_dtype_bytes(dtype) % ALIGNMENT != 0;
 }
@@ -140,6 +141,14 @@ tn_status tn__grouped_scratch(tn__op_call *call, tn_scope scope, tn__gemm_work *
     TN_TRY(tn__op_scratch_bytes(call, scope, most, &scratch));
     for (int64_t i = 0; i < count; i++)
         works[i].scratch = scratch, works[i].scratch_bytes = most;
+    return TN_OK;
+}
+
+tn_status tn__grouped_require_aligned(const tn__op_call *call, const tn__gemm_work *works,
+                                      int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (has_product(&works[i])) TN_TRY(tn__gemm_require_aligned(call, &works[i]));
+    }
     return TN_OK;
 }
 
@@ -347,6 +356,7 @@ static tn_status run(tn__op_call *call, grouped *g) {
         TN_TRY(lease_group(call, g, e));
     TN_TRY(tn__grouped_scratch(call, g->args->scope, g->works, groups));
     TN_TRY(lease_outputs(call, g));
+    TN_TRY(tn__grouped_require_aligned(call, g->works, groups));
     for (int64_t e = 0; e < groups; e++)
         TN_TRY(tn__gemm_launch(call, &g->works[e]));
     return TN_OK;

@@ -71,4 +71,9 @@ void tn__grouped_address_rows(const tn__group_list *groups, int64_t e, const tn_
 tn_status tn__grouped_scratch(tn__op_call *call, tn_scope scope, tn__gemm_work *works,
                               int64_t count);
 
+/* Whether the device takes the addresses of all of the works: asked before the first is launched.
+ */
+tn_status tn__grouped_require_aligned(const tn__op_call *call, const tn__gemm_work *works,
+                                      int64_t count);
+
 #endif

@@ -5,6 +5,7 @@
 #include "emulator.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
+#include "tenure_lifetime.h"
 #include "test_experts.h"
 
 static gpu_side device, host;
@@ -79,10 +80,79 @@ static void bytes_are_those_of_the_closed_form(void **state) {
     EXPECT_OK(tn_scope_close(ops.scope));
 }
 
+/* ---- what the device does not take ----------------------------------------------------------- */
+
+/* Of fp32, from the second element of another on. */
+static tn_tensor unaligned(const test_ops *ops, int64_t rows, int64_t cols, uint32_t seed) {
+    const int64_t shape[] = {rows, cols};
+    tn_tensor base = test_plain(ops->scope, TN_FP32, rows * cols + 1, 1), elements, view;
+    test_experts_fill(ops, base, seed);
+    EXPECT_OK(tn_tensor_view_rows(base, 1, rows * cols, ops->scope, &elements));
+    EXPECT_OK(tn_tensor_view_shape(elements, 2, shape, ops->scope, &view));
+    return view;
+}
+
+typedef enum place { AT_Y, AT_BACKWARD, AT_DX = AT_BACKWARD, AT_WEIGHT, AT_DWEIGHT, PLACES } place;
+
+/* One operand of a mixture with PLAIN weights, which is not of the first group's. */
+static void put_unaligned(const test_ops *ops, test_experts *t, place where) {
+    const int64_t rows = EXPERTS_ROWS + EXPERTS_SPARE;
+    if (where == AT_Y) t->y = unaligned(ops, rows, EXPERTS_N, 20);
+    if (where == AT_DX) t->dx = unaligned(ops, rows, EXPERTS_K, 21);
+    if (where == AT_WEIGHT) t->weights[4] = unaligned(ops, EXPERTS_N, EXPERTS_K, 22);
+    if (where == AT_DWEIGHT) t->dweights[3] = unaligned(ops, EXPERTS_N, EXPERTS_K, 23);
+}
+
+static int outputs_of(const test_experts *t, tn_tensor outputs[OUTPUTS]) {
+    outputs[0] = t->y, outputs[1] = t->dx;
+    for (int e = 0; e < EXPERTS; e++)
+        outputs[2 + e] = t->dweights[e], outputs[2 + EXPERTS + e] = t->dbiases[e];
+    return OUTPUTS;
+}
+
+static void expect_untouched(place where, int accumulate) {
+    static const test_experts_config plain = {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0,
+                                              TN_POLICY_KEEP};
+    test_ops ops = open_on(&device);
+    test_experts t = test_experts_open(&ops, &plain);
+    tn_tensor outputs[OUTPUTS];
+    gpu_copy before[OUTPUTS];
+    put_unaligned(&ops, &t, where);
+    const int count = outputs_of(&t, outputs);
+    for (int i = 0; i < count; i++) {
+        test_experts_fill(&ops, outputs[i], 30 + (uint32_t)i);
+        before[i] = gpu_download(&device, outputs[i], TN_PLANE_DATA);
+    }
+    tn_grouped_linear_forward_args forward = test_experts_forward(&t, 0);
+    tn_grouped_linear_backward_args backward = test_experts_backward(&t);
+    backward.accumulate = accumulate;
+    EXPECT_STATUS(where < AT_BACKWARD
+                      ? tn_grouped_linear_forward(&forward, NULL, ops.stream)
+                      : tn_grouped_linear_backward(&backward, NULL, NULL, ops.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("not aligned to 16 bytes");
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(test_state(outputs[i], TN_PLANE_DATA), TN_PLANE_VALID);
+        gpu_copy after = gpu_download(&device, outputs[i], TN_PLANE_DATA);
+        assert_true(gpu_copies_equal(&after, &before[i], "an output"));
+        gpu_copy_end(&after), gpu_copy_end(&before[i]);
+    }
+    EXPECT_OK(tn_scope_close(ops.scope));
+}
+
+/* Of whichever group: no output of any group, nor of an earlier step, is changed by then. */
+static void an_unaligned_view_is_refused_before_anything_is_written(void **state) {
+    (void)state;
+    for (place where = AT_Y; where < PLACES; where++)
+        for (int accumulate = 0; accumulate < 2; accumulate++)
+            expect_untouched(where, accumulate);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_has_the_hosts_bits),
         cmocka_unit_test(bytes_are_those_of_the_closed_form),
+        cmocka_unit_test(an_unaligned_view_is_refused_before_anything_is_written),
     };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();

@@ -8,6 +8,7 @@
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
 #include "tenure_grouped.h"
+#include "tenure_lifetime.h"
 
 enum { GROUPS = 6 };
 
@@ -219,8 +220,42 @@ static void groups_equal_products_of_their_own(void **state) {
     gpu_count_report("grouped products");
 }
 
+/* The gradient of a later group is a view from the second element of another tensor on. */
+static void an_unaligned_view_is_refused_before_anything_is_written(void **state) {
+    const grouped_case c = {TN_GEMM_WGRAD, {0, 5, 5, 133, 134, 171, 187}, 20, 36, TN_FP32, 1, 1, 0};
+    const int64_t shape[] = {c.n, c.k};
+    tn_grouped_gemm_args args = TN_GROUPED_GEMM_ARGS_INIT;
+    tn_tensor d[GROUPS], elements;
+    gpu_copy before[GROUPS];
+    (void)state;
+    args.form = c.form, args.groups = GROUPS, args.offsets = c.offsets;
+    args.n = c.n, args.k = c.k, args.accumulate = c.accumulate;
+    args.scope = device.scope, args.d = d;
+    args.a = operand_of(&device, &c, 1, c.n, 1), args.b = operand_of(&device, &c, 1, c.k, 2);
+    for (int i = 0; i < GROUPS; i++)
+        d[i] = output_of(&device, &c, (int64_t)i * 1000, c.n, c.k);
+    tn_tensor base = output_of(&device, &c, 9000, c.n * c.k + 1, 1);
+    gpu_destroy(&device, d[4]);
+    EXPECT_OK(tn_tensor_view_rows(base, 1, c.n * c.k, device.scope, &elements));
+    EXPECT_OK(tn_tensor_view_shape(elements, 2, shape, device.scope, &d[4]));
+    for (int i = 0; i < GROUPS; i++)
+        before[i] = gpu_download(&device, d[i], TN_PLANE_DATA);
+    EXPECT_STATUS(tn_grouped_gemm(&args, device.stream), TN_INVALID_ARGUMENT);
+    for (int i = 0; i < GROUPS; i++) {
+        gpu_copy after = gpu_download(&device, d[i], TN_PLANE_DATA); /* which is valid */
+        assert_true(gpu_copies_equal(&after, &before[i], "a gradient"));
+        gpu_copy_end(&after), gpu_copy_end(&before[i]);
+        gpu_destroy(&device, d[i]);
+    }
+    gpu_destroy(&device, elements), gpu_destroy(&device, base);
+    end_plane(&device, &args.a), end_plane(&device, &args.b);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(groups_equal_products_of_their_own)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_equal_products_of_their_own),
+        cmocka_unit_test(an_unaligned_view_is_refused_before_anything_is_written),
+    };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();
     gpu_open(&device);

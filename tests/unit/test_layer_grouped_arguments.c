@@ -256,9 +256,38 @@ static void a_late_weight_gradient_needs_what_was_delayed(void **state) {
     test_ops_close_host(&f.other);
 }
 
+/* Two experts' gradients are one tensor: dx and all gradients are what they were. */
+static void outputs_that_are_one_are_refused_before_dx(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    test_experts_fill(&f.ops, f.t.dx, 8);
+    tn__matrix before = test_fetch_matrix(&f.ops, f.t.dx);
+    for (int i = 0; i < 2; i++) {
+        call c = right_call(&f);
+        if (i == 0) f.matrices[4] = f.matrices[0];
+        for (int e = 0; e < EXPERTS; e++)
+            f.vectors[e] = f.t.dbiases[e];
+        if (i == 1) f.vectors[2] = f.vectors[0];
+        c.backward.dbiases = f.vectors;
+        EXPECT_STATUS(tn_grouped_linear_backward(&c.backward, c.saved, NULL, f.ops.stream),
+                      TN_IN_USE);
+        tn__matrix after = test_fetch_matrix(&f.ops, f.t.dx);
+        test_expect_same_matrix(&after, &before);
+        test_matrix_free(&after);
+        for (int e = 0; e < EXPERTS; e++) {
+            assert_int_equal(test_state(f.t.dweights[e], TN_PLANE_DATA), TN_PLANE_ABSENT);
+            assert_int_equal(test_state(f.t.dbiases[e], TN_PLANE_DATA), TN_PLANE_ABSENT);
+        }
+    }
+    test_matrix_free(&before);
+    test_ops_close_host(&f.ops);
+    test_ops_close_host(&f.other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mistake_is_refused_by_name),
+        cmocka_unit_test(outputs_that_are_one_are_refused_before_dx),
         cmocka_unit_test(a_late_weight_gradient_needs_what_was_delayed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
