@@ -50,23 +50,34 @@ tn_status tn__cuda_module_function(tn__driver_device *device, void *module, cons
 
 /* ---- what kernels may use -------------------------------------------------------------------- */
 
-tn_status tn__cuda_multiprocessors(tn__driver_device *device, int *out) {
+static tn_status attribute(tn__driver_device *device, int attribute, int *out) {
     tn__cuda_call call;
-    int count = 0;
-    TN_TRY(require_real(device, "multiprocessors"));
+    int value = 0;
     TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
-    int code =
-        device->cu->device_attribute(&count, TN__CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, device->device);
-    TN_TRY(tn__cuda_end(&call, code, "cuDeviceGetAttribute()"));
-    *out = count;
+    int code = device->cu->device_attribute(&value, attribute, device->device);
+    TN_TRY(tn__cuda_end(&call, code, "cuDeviceGetAttribute(%d)", attribute));
+    *out = value;
     return TN_OK;
 }
 
+tn_status tn__cuda_multiprocessors(tn__driver_device *device, int *out) {
+    TN_TRY(require_real(device, "multiprocessors"));
+    return attribute(device, TN__CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, out);
+}
+
+/* What the GPU does not have is not asked of the driver, whose errors tools report. */
 tn_status tn__cuda_shared_max_set(tn__driver_device *device, tn__function function,
                                   unsigned bytes) {
     tn__cuda_call call;
+    int most = 0;
     TN_TRY(require_real(device, "shared_max_set"));
     TN__CUDA_NEED(device, function_attribute_set, "cuFuncSetAttribute");
+    TN_TRY(attribute(device, TN__CU_ATTRIBUTE_SHARED_MAX, &most));
+    if (bytes > (unsigned)most) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "a block of the kernel wants %u bytes of shared memory, this GPU has %d",
+                       bytes, most);
+    }
     TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
     int code = device->cu->function_attribute_set(function, TN__CU_FUNCTION_SHARED_MAX, (int)bytes);
     return tn__cuda_end(&call, code, "cuFuncSetAttribute(%u bytes shared)", bytes);

@@ -63,8 +63,8 @@ typedef struct tn__blas_shape {
     tn__blas_operand a;
     tn__blas_operand b;
     tn_dtype d;
-    int has_beta; /* beta is 1, else 0 */
-    int has_bias; /* of d's type, one for each column */
+    int has_beta;   /* beta is 1, else 0 */
+    int has_bias;   /* of d's type, one for each column */
     int processors; /* multiprocessors that it may take; 0: all */
 } tn__blas_shape;
 

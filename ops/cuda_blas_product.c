@@ -112,8 +112,8 @@ static cublasStatus_t make_operation(const tn__blas *blas, const tn__blas_shape 
         status = set_scale_mode(blas, *out, &shape->a, CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
     if (status == CUBLAS_STATUS_SUCCESS && shape->processors > 0) {
         const int32_t processors = shape->processors;
-        status = set(blas, *out, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &processors,
-                     sizeof processors);
+        status =
+            set(blas, *out, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &processors, sizeof processors);
     }
     if (status == CUBLAS_STATUS_SUCCESS) status = set_bias(blas, *out, shape);
     return status;
