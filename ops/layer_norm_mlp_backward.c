@@ -78,13 +78,11 @@ static tn_status check_gradients(tn__op_call *call, const tn_norm_mlp_backward_a
     return tn__layer_check_dgrad(call, &b->p[FIRST], "norm.x", &b->norm.gradient.x);
 }
 
-/* Product 2's dgrad runs before product 1's, and has w1's plane derived, if anything is. */
+/* Product 2's dgrad runs before product 1's, and has w1's plane derived if that reads it. */
 static void plan_next(const tn_norm_mlp_backward_args *args, backward *b) {
-    b->common2 = args->common;
-    b->w1_again = args->w1;
-    b->w1_again.source = b->w1_again.skip = (tn_tensor){0};
+    const int is_derived = args->common.side && tn__layer_multiplies_quantized(&b->p[FIRST]);
     if (!b->norm.is_wanted) return;
-    b->common2.next_weight = args->common.side ? args->w1.weight : (tn_tensor){0};
+    b->common2.next_weight = is_derived ? args->w1.weight : (tn_tensor){0};
 }
 
 static tn_status check_shapes(tn__op_call *call, const backward *b) {
@@ -107,9 +105,12 @@ static tn_status check_backward(tn__op_call *call, const tn_norm_mlp_backward_ar
     TN_TRY(tn__layer_check_common(call, &args->common));
     TN_TRY(tn__layer_check_norm_back(call, &args->norm, &args->common, b->saved.mean, b->saved.rstd,
                                      &b->norm));
-    plan_next(args, b);
+    b->common2 = args->common;
+    b->w1_again = args->w1;
+    b->w1_again.source = b->w1_again.skip = (tn_tensor){0};
     TN_TRY(tn__mlp_check_weights(call, &args->w1, &args->w2, args->gated, &args->common,
                                  &b->common2, b->p));
+    plan_next(args, b);
     TN_TRY(tn__mlp_check_activation(call, args->activation, args->gated, b->p, &b->norm.gradient.x,
                                     &b->activation));
     TN_TRY(check_shapes(call, b));

@@ -166,6 +166,7 @@ tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common
     tn_tensor_info next;
     tn_plane plane;
     if (tn__is_no_tensor(common->next_weight)) return TN_OK;
+    if (common->precision != TN_BACKWARD_AS_FORWARD) return TN_OK;
     TN_TRY(tn__op_tensor(call, "common.next_weight", common->next_weight, &next));
     TN_TRY(tn_format_operand(next.format, architecture, TN_OPERAND_DGRAD_B, &plane));
     if (plane == TN_PLANE_DATA) return TN_OK;

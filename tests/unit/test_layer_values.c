@@ -311,6 +311,51 @@ static void an_activation_is_made_again_of_what_was_saved(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* A backward with another stream, and the next weight's plane to derive there. */
+static void back_with_side(test_layer *l, tn_tensor next, tn_stream side) {
+    tn_linear_backward_args linear = test_linear_backward_args(l);
+    tn_norm_linear_backward_args norm_linear = test_norm_linear_backward_args(l);
+    tn_norm_mlp_backward_args mlp = test_norm_mlp_backward_args(l);
+    const tn_stream stream = l->ops.stream;
+    linear.common.next_weight = norm_linear.common.next_weight = mlp.common.next_weight = next;
+    linear.common.side = norm_linear.common.side = mlp.common.side = side;
+    if (l->config.kind == TEST_LINEAR)
+        EXPECT_OK(tn_linear_backward(&linear, &l->saved.linear, NULL, stream));
+    else if (l->config.kind == TEST_NORM_LINEAR)
+        EXPECT_OK(tn_norm_linear_backward(&norm_linear, &l->saved.norm_linear, NULL, stream));
+    else
+        EXPECT_OK(tn_norm_mlp_backward(&mlp, &l->saved.mlp, NULL, stream));
+}
+
+/* Whose plane nobody reads has none: it would stay, and no stream would wait for it. */
+static void a_plane_is_derived_only_where_a_product_reads_it(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    tn_stream side;
+    EXPECT_OK(tn_stream_create(ops.device, &side));
+    for (int i = 0; i < 9; i++) {
+        test_layer_config config = {.kind = (test_layer_kind)(i / 3),
+                                    .format = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_2D},
+                                    .dtype = TN_BF16,
+                                    .activation = TN_ACTIVATION_GELU,
+                                    .precision = (tn_backward_precision)(i % 3),
+                                    .policy = TN_POLICY_KEEP};
+        const int is_read = config.precision == TN_BACKWARD_AS_FORWARD;
+        const tn_plane_state expected = is_read ? TN_PLANE_VALID : TN_PLANE_ABSENT;
+        test_layer l = test_layer_open(&ops, &config), after = test_layer_open(&ops, &config);
+        EXPECT_OK(test_layer_forward(&l, ops.stream));
+        back_with_side(&l, after.weight[0], side);
+        assert_int_equal(test_state(after.weight[0], TN_PLANE_COL), expected);
+        for (int product = 0; product < test_layer_products(&l); product++)
+            assert_int_equal(test_state(l.weight[product], TN_PLANE_COL), expected);
+        EXPECT_OK(tn_device_synchronize(ops.device));
+        EXPECT_OK(tn_scope_close(l.op));
+        EXPECT_OK(tn_scope_close(l.saved_scope));
+    }
+    EXPECT_OK(tn_stream_destroy(ops.device, side));
+    test_ops_close_host(&ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_is_its_ops),
@@ -319,6 +364,7 @@ int main(void) {
         cmocka_unit_test(every_activation_is_its_op),
         cmocka_unit_test(what_is_frozen_changes_no_other_gradient),
         cmocka_unit_test(an_activation_is_made_again_of_what_was_saved),
+        cmocka_unit_test(a_plane_is_derived_only_where_a_product_reads_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
