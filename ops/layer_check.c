@@ -3,15 +3,23 @@
 
 /* ---- what all layers take -------------------------------------------------------------------- */
 
-static tn_status check_next_weight(tn__op_call *call, tn_tensor next) {
+/* Without another stream the plane would be derived where the product waits for it. */
+static tn_status check_next_weight(tn__op_call *call, const tn_layer_common *common) {
     tn_tensor_info info;
-    if (tn__is_no_tensor(next)) return TN_OK;
-    TN_TRY(tn__op_tensor(call, "common.next_weight", next, &info));
+    TN_REQUIRE(!common->side || common->side != call->stream,
+               "%s: common.side is the call's own stream, expected another one or NULL",
+               call->name);
+    if (tn__is_no_tensor(common->next_weight)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "common.next_weight", common->next_weight, &info));
     TN_REQUIRE(info.format == TN_FORMAT_PLAIN || info.format == TN_FORMAT_FP8_BLOCK_2D ||
                    info.format == TN_FORMAT_FP8_TENSOR,
                "%s: common.next_weight (tensor %s) is %s, expected %s, %s or %s", call->name,
                info.name, tn_format_name(info.format), tn_format_name(TN_FORMAT_FP8_BLOCK_2D),
                tn_format_name(TN_FORMAT_FP8_TENSOR), tn_format_name(TN_FORMAT_PLAIN));
+    TN_REQUIRE(common->side || info.format == TN_FORMAT_PLAIN,
+               "%s: common.next_weight (tensor %s) is given, but common.side is NULL: its plane is "
+               "derived on another stream than the call's",
+               call->name, info.name);
     return TN_OK;
 }
 
@@ -25,7 +33,7 @@ tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *commo
                (int)common->precision);
     TN_REQUIRE(common->recompute == 0 || common->recompute == 1,
                "%s: common.recompute is %d, expected 0 or 1", call->name, common->recompute);
-    return check_next_weight(call, common->next_weight);
+    return check_next_weight(call, common);
 }
 
 tn_status tn__layer_check_saved_set(const tn__op_call *call, const void *saved,

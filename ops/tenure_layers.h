@@ -83,9 +83,13 @@ typedef struct tn_layer_common {
      * product runs, if it is not valid, for one plane more alive at a time. In a forward it is for
      * the last layer, whose dgrad comes first. Where the policy is SCRATCH the slot needs two
      * buffers. That there is no memory or no free buffer is no failure; the next call derives it
-     * then. In a capture that call must come in the same one, or `side` is not joined again. */
+     * then. In a capture that call must come in the same one, or `side` is not joined again. What
+     * that call's precision is nobody says here, so it is to be this one's: in another one than
+     * TN_BACKWARD_AS_FORWARD no dgrad reads COL, and nothing is derived. */
     tn_tensor next_weight; /* FP8_BLOCK_2D or FP8_TENSOR; {0}, or PLAIN: nothing to derive */
-    tn_stream side;        /* another one than the call's stream */
+    /* Another one than the call's stream, or TN_INVALID_ARGUMENT; NULL: none, which next_weight
+     * does not go with unless it is PLAIN. */
+    tn_stream side;
 } tn_layer_common;
 #define TN_LAYER_COMMON_INIT                                                                       \
     { {0}, {0}, TN_E4M3, TN_BACKWARD_AS_FORWARD, 0, {0}, NULL }
@@ -288,7 +292,8 @@ TN_API TN_MUST_USE tn_status tn_norm_mlp_forward(const tn_norm_mlp_forward_args 
                                                  tn_norm_mlp_saved *saved, tn_stream stream);
 
 /* The COL plane of each weight lives around its own dgrad, by its own policy. If common.side is
- * given, w1's is derived there while w2's dgrad runs, and common.next_weight's while w1's does.
+ * given, w1's is derived there while w2's dgrad runs, if w1's dgrad reads it, and
+ * common.next_weight's while w1's does.
  * `delayed` is of two, w1's and w2's; NULL if nothing is delayed. */
 typedef struct tn_norm_mlp_backward_args {
     size_t size;

@@ -370,6 +370,25 @@ static void a_delayed_gradient_needs_a_place_and_a_scope(void **state) {
     close_fixture(&f);
 }
 
+/* What is derived ahead is derived beside the call. */
+static void a_side_is_another_stream_than_the_calls(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    for (int i = 0; i < LAYER_COUNT; i++) {
+        call c = right_call(&f, (layer)i);
+        tn_layer_common *common = i == FORWARD ? &c.forward.common : &c.backward.common;
+        common->next_weight = f.tensor[TENSOR];
+        expect_refused(&f, (layer)i, &c, BAD, "but common.side is NULL", 0);
+        common->side = f.ops.stream;
+        expect_refused(&f, (layer)i, &c, BAD, "common.side is the call's own stream", 1);
+        common->next_weight = (tn_tensor){0};
+        expect_refused(&f, (layer)i, &c, BAD, "common.side is the call's own stream", 2);
+        common->next_weight = f.tensor[SOURCE], common->side = NULL;
+        EXPECT_OK(make_call((layer)i, &c, f.ops.stream));
+    }
+    close_fixture(&f);
+}
+
 /* What is multiplied as it is must be of one type: named operand by operand. */
 static void high_precision_needs_operands_of_one_type(void **state) {
     (void)state;
@@ -397,6 +416,7 @@ int main(void) {
         cmocka_unit_test(sizes_and_structs_must_be_right),
         cmocka_unit_test(two_e5m2_operands_are_unsupported),
         cmocka_unit_test(a_delayed_gradient_needs_a_place_and_a_scope),
+        cmocka_unit_test(a_side_is_another_stream_than_the_calls),
         cmocka_unit_test(high_precision_needs_operands_of_one_type),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
