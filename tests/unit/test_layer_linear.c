@@ -181,6 +181,36 @@ static void weight_gradients_accumulate(void **state) {
     close_layer(&l);
 }
 
+static void set_flag(const layer *l, tn_tensor flag, float value) {
+    test_write(&l->ops, flag, &value);
+}
+
+/* Over micro-batches: the first quantizes the weight, the others keep it whatever its source is. */
+static void a_flag_keeps_the_quantized_weight(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_UNTIL_LAST_USE);
+    tn_linear_forward_args forward = forward_args(&l, TN_BF16);
+    tn__matrix other = test_matrix_make(TN_BF16, N, K, 9), y[4];
+    const tn_tensor others = test_tensor_of(&l.ops, l.ops.scope, &other);
+    forward.common.saved_scope = (tn_scope){0};
+    forward.w.source = test_tensor_of(&l.ops, l.ops.scope, &l.weight_values);
+    forward.w.skip = test_plain(l.ops.scope, TN_FP32, 1, 1);
+    for (int i = 0; i < 4; i++) {
+        set_flag(&l, forward.w.skip, i == 1 || i == 3 ? 1.0f : 0.0f);
+        if (i > 0) forward.w.source = others;
+        EXPECT_OK(tn_linear_forward(&forward, NULL, l.ops.stream));
+        y[i] = test_fetch_matrix(&l.ops, forward.y);
+    }
+    test_expect_same_matrix(&y[0], &y[1]);
+    test_expect_same_matrix(&y[2], &y[3]);
+    assert_memory_not_equal(y[1].data, y[2].data, (size_t)M * N * 2);
+    for (int i = 0; i < 4; i++)
+        test_matrix_free(&y[i]);
+    test_matrix_free(&other);
+    expect_no_scratch_left(&l);
+    close_layer(&l);
+}
+
 /* ---- what is alive ------------------------------------------------------------------------- */
 
 /* [K, N] bytes, and a scale for each of 3 x 2 tiles, whose rows of 2 are padded to 4. */
@@ -396,6 +426,7 @@ int main(void) {
         cmocka_unit_test(a_layer_is_its_quantizations_and_products),
         cmocka_unit_test(gradients_are_near_double_of_the_unquantized),
         cmocka_unit_test(weight_gradients_accumulate),
+        cmocka_unit_test(a_flag_keeps_the_quantized_weight),
         cmocka_unit_test(a_frozen_weights_columnwise_plane_lives_as_its_policy_says),
         cmocka_unit_test(the_environment_sets_the_default_policy_of_frozen_weights),
         cmocka_unit_test(a_plane_from_before_freezing_is_released_too),
