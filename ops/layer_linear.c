@@ -183,7 +183,7 @@ static tn_status run_backward(tn__op_call *call, const tn_linear_backward_args *
     TN_TRY(tn__layer_cast_dy(call, &b->dy_operand, b->pending.sums.tile_sums));
     if (b->wants_dx) {
         TN_TRY(tn__layer_dgrad(call, &b->p, &b->dy_operand, args->dx, &b->dx));
-        if (b->gradient.delays) TN_TRY(tn__layer_done_with_dy(call, &b->p, &b->dy_operand, 1));
+        TN_TRY(tn__layer_done_with_dy(call, &b->p, &b->dy_operand, b->gradient.wants_dweight));
     } else {
         TN_TRY(tn__layer_release(call, &b->p));
     }

@@ -140,7 +140,8 @@ TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *arg
 
 /* dx = dy w, dweight = dy^T x, dbias = the sum of dy over its rows in tn_bias_gradient's order.
  * dgrad reads w's COL plane, deriving it if it is absent, and calls tn_plane_release on it directly
- * after, also on a layer that computes no dgrad. dy is read once for its planes and dbias. */
+ * after, also on a layer that computes no dgrad. To FP8 blocks dy is read once for its planes and
+ * dbias; to FP8_TENSOR its amax, its planes and dbias are passes of their own. */
 typedef struct tn_linear_backward_args {
     size_t size;
     tn_tensor dy; /* [M, N] PLAIN */

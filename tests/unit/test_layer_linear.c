@@ -247,6 +247,34 @@ static void a_frozen_weights_columnwise_plane_lives_as_its_policy_says(void **st
         test_matrix_free(&y[p]), test_matrix_free(&dx[p]);
 }
 
+static tn_tensor quantize_columns(const layer *l, tn_scope scope, tn_tensor src, int64_t cols) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = src, args.planes = TN_QUANTIZE_COL;
+    args.dst = test_fp8(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, M, cols);
+    EXPECT_OK(tn_quantize(&args, l->ops.stream));
+    return args.dst;
+}
+
+/* dgrad alone reads dy by rows: they are gone when x is made again for the weight's gradient. */
+static void the_rows_of_dy_end_with_dgrad(void **state) {
+    (void)state;
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    const tn_scope expected = test_ops_scope(&l.ops, TN_SCOPE_OP, "both by columns");
+    tn_linear_backward_args backward = backward_args(&l, TN_BF16);
+    backward.x = l.x, backward.common.recompute = 1;
+    backward.gradient.dweight = test_plain(l.ops.scope, TN_FP32, N, K);
+    EXPECT_OK(tn_linear_backward(&backward, NULL, NULL, l.ops.stream));
+    tn_gemm_args product = TN_GEMM_ARGS_INIT;
+    product.form = TN_GEMM_WGRAD, product.scope = expected;
+    product.a = quantize_columns(&l, expected, l.dy, N);
+    product.b = quantize_columns(&l, expected, l.x, K);
+    product.d = backward.gradient.dweight;
+    EXPECT_OK(tn_gemm(&product, l.ops.stream));
+    assert_int_equal(test_ledger(l.op).peak_total_bytes, test_ledger(expected).peak_total_bytes);
+    expect_no_scratch_left(&l);
+    close_layer(&l);
+}
+
 /* The policy of a tensor that names none, by either name of the variable. */
 static void the_environment_sets_the_default_policy_of_frozen_weights(void **state) {
     (void)state;
@@ -428,6 +456,7 @@ int main(void) {
         cmocka_unit_test(weight_gradients_accumulate),
         cmocka_unit_test(a_flag_keeps_the_quantized_weight),
         cmocka_unit_test(a_frozen_weights_columnwise_plane_lives_as_its_policy_says),
+        cmocka_unit_test(the_rows_of_dy_end_with_dgrad),
         cmocka_unit_test(the_environment_sets_the_default_policy_of_frozen_weights),
         cmocka_unit_test(a_plane_from_before_freezing_is_released_too),
         cmocka_unit_test(a_columnwise_plane_that_someone_leases_stays),
