@@ -93,6 +93,11 @@ typedef struct backward {
 
 static int has_saved_x(const backward *b) { return !tn__is_no_tensor(b->saved_x); }
 
+/* Whether wgrad needs an x that is quantized as in forward, and was not saved. */
+static int makes_x_again(const backward *b) {
+    return tn__layer_reads_quantized_x(&b->p) && !has_saved_x(b);
+}
+
 /* The x that wgrad starts from: what was saved, or the caller's. */
 static tn_status check_x(tn__op_call *call, const tn_linear_backward_args *args, backward *b) {
     const tn__layer_product *p = &b->p;
@@ -102,6 +107,7 @@ static tn_status check_x(tn__op_call *call, const tn_linear_backward_args *args,
                "%s: gradient.dweight needs saved->x, which is {0}: tn_linear_forward saves it if "
                "common.saved_scope is given",
                call->name);
+    TN_TRY(tn__layer_check_delay(call, p, &b->gradient, makes_x_again(b)));
     TN_REQUIRE(!tn__is_no_tensor(args->x), "%s: x is {0}, but gradient.dweight needs it: %s",
                call->name, "nothing was saved");
     TN_TRY(tn__op_tensor(call, "x", args->x, &b->x));
@@ -141,11 +147,6 @@ static tn_status prepare_dy(tn__op_call *call, const tn_linear_backward_args *ar
     TN_TRY(tn__layer_make_dy(call, &b->p, "quantized dy", args->dy, &b->dy, b->wants_dx,
                              gradient->wants_dweight, gradient->delays, &b->dy_operand));
     return tn__layer_tile_sums(call, args->common.scope, b->dy.rows, &b->pending);
-}
-
-/* Whether wgrad needs an x that is quantized as in forward, and was not saved. */
-static int makes_x_again(const backward *b) {
-    return tn__layer_reads_quantized_x(&b->p) && !has_saved_x(b);
 }
 
 static tn_status open_x(tn__op_call *call, const tn_linear_backward_args *args, backward *b) {

@@ -104,7 +104,9 @@ static tn_status check_normed(tn__op_call *call, backward *b) {
     if (!tn__layer_reads_quantized_x(&b->p))
         TN_TRY(tn__layer_check_same_type(call, "norm.x", x, "dy", &b->dy));
     if (tn__layer_has_callers_normed(&b->norm, &b->p)) return TN_OK;
-    return tn__layer_check_kept(call, &b->p, "saved->normed", b->saved.normed, x, &b->makes_normed);
+    TN_TRY(
+        tn__layer_check_kept(call, &b->p, "saved->normed", b->saved.normed, x, &b->makes_normed));
+    return tn__layer_check_delay(call, &b->p, &b->gradient, b->makes_normed);
 }
 
 static tn_status check_backward(tn__op_call *call, const tn_norm_linear_backward_args *args,

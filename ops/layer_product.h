@@ -80,6 +80,10 @@ tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p
                                    const tn_layer_gradient *gradient,
                                    const tn_delayed_gradient *delayed, tn__layer_gradient *out);
 
+/* That there is a scope for an operand of a delayed gradient which the call itself makes. */
+tn_status tn__layer_check_delay(const tn__op_call *call, const tn__layer_product *p,
+                                const tn__layer_gradient *gradient, int is_made);
+
 /* That a product with dy of this type goes together with the weight, for dgrad. */
 tn_status tn__layer_check_dgrad(tn__op_call *call, tn__layer_product *p, const char *role,
                                 const tn_tensor_info *dy);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "tenure_layers.h"
+#include "tenure_lifetime.h"
 
 enum { ROWS = 64, IN = 96, OUT = 300 };
 
@@ -226,6 +227,7 @@ static const mistake mistakes[] = {
     {BACKWARD, AT(backward.gradient.dweight), X, 0, BAD, "gradient.dweight (tensor"},
     {BACKWARD, AT(backward.gradient.dweight), WEIGHT, 0, BAD, "gradient.dweight (tensor"},
     {BACKWARD, AT(backward.gradient.dweight), DWEIGHT_NEW, 0, TN_INVALID_STATE, ""},
+    {BACKWARD, AT(backward.w.bias), BIAS, 0, BAD, "gradient.dbias is w.bias itself"},
     {BACKWARD, AT(backward.gradient.dbias), BIAS_MORE, 0, BAD, "gradient.dbias (tensor"},
     {BACKWARD, AT(backward.gradient.delay), 2, 1, BAD, "delay of gradient.dweight is 2"},
     {BACKWARD, AT(backward.common.precision), TN_BACKWARD_HIGH_PRECISION, 1, BAD,
@@ -370,6 +372,45 @@ static void a_delayed_gradient_needs_a_place_and_a_scope(void **state) {
     close_fixture(&f);
 }
 
+/* Without dx nothing reads the weight, which its gradient would take the place of. */
+static void a_gradient_is_not_its_own_weight(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    call c = right_call(&f, BACKWARD);
+    c.backward.w.weight = c.backward.gradient.dweight = f.tensor[SOURCE];
+    c.backward.x = f.tensor[X];
+    c.backward.dx = (tn_tensor){0};
+    c.backward.gradient.accumulate = 0;
+    expect_refused(&f, BACKWARD, &c, BAD, "is w.weight itself", 0);
+    EXPECT_OK(
+        tn_tensor_view_rows(f.tensor[SOURCE], 0, OUT, f.ops.scope, &c.backward.gradient.dweight));
+    expect_refused(&f, BACKWARD, &c, BAD, "or a view of it", 1);
+    c.backward.gradient.dweight = f.tensor[DWEIGHT];
+    EXPECT_OK(make_call(BACKWARD, &c, f.ops.stream));
+    close_fixture(&f);
+}
+
+/* What the call makes for it is to outlive the call. */
+static void a_delayed_operand_that_is_made_needs_a_scope(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    for (int i = 0; i < 3; i++) {
+        call c = right_call(&f, BACKWARD);
+        c.saved.x = (tn_tensor){0};
+        c.backward.x = f.tensor[X];
+        c.backward.w.source = f.tensor[SOURCE];
+        c.backward.gradient.delay = 1;
+        c.backward.common.recompute = 1;
+        c.backward.common.saved_scope = (tn_scope){0};
+        c.backward.common.precision = (tn_backward_precision)i;
+        if (i == TN_BACKWARD_HIGH_PRECISION)
+            EXPECT_OK(make_call(BACKWARD, &c, f.ops.stream));
+        else
+            expect_refused(&f, BACKWARD, &c, BAD, "common.saved_scope is {0}", i);
+    }
+    close_fixture(&f);
+}
+
 /* What is derived ahead is derived beside the call. */
 static void a_side_is_another_stream_than_the_calls(void **state) {
     (void)state;
@@ -416,6 +457,8 @@ int main(void) {
         cmocka_unit_test(sizes_and_structs_must_be_right),
         cmocka_unit_test(two_e5m2_operands_are_unsupported),
         cmocka_unit_test(a_delayed_gradient_needs_a_place_and_a_scope),
+        cmocka_unit_test(a_gradient_is_not_its_own_weight),
+        cmocka_unit_test(a_delayed_operand_that_is_made_needs_a_scope),
         cmocka_unit_test(a_side_is_another_stream_than_the_calls),
         cmocka_unit_test(high_precision_needs_operands_of_one_type),
     };

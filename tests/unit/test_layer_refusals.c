@@ -202,10 +202,34 @@ static void a_set_needs_a_place_and_a_gradient_something_to_add_to(void **state)
     test_ops_close_host(&ops);
 }
 
+/* A normed value that is made again for a delayed gradient is to outlive the call. */
+static void a_delayed_normed_value_that_is_made_needs_a_scope(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    const test_layer_config config = {.kind = TEST_NORM_LINEAR,
+                                      .dtype = TN_BF16,
+                                      .norm = TN_NORM_LAYER,
+                                      .recompute = 1,
+                                      .delay = 1,
+                                      .policy = TN_POLICY_KEEP};
+    call c = {.l = test_layer_open(&ops, &config)};
+    EXPECT_OK(test_layer_forward(&c.l, ops.stream));
+    c.linear_back = test_norm_linear_backward_args(&c.l);
+    c.linear_back.common.saved_scope = (tn_scope){0};
+    expect_refused(&c, LINEAR_BACK, BAD, "gradient.dweight is to be delayed, but common.saved", 0);
+    assert_int_equal(test_state(c.l.dx, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    c.linear_back.common.saved_scope = c.l.saved_scope;
+    EXPECT_OK(make_call(&c, LINEAR_BACK));
+    EXPECT_OK(test_layer_weight_gradients(&c.l, ops.stream));
+    close_call(&c);
+    test_ops_close_host(&ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mistake_has_its_status_and_changes_nothing),
         cmocka_unit_test(the_right_arguments_are_taken),
+        cmocka_unit_test(a_delayed_normed_value_that_is_made_needs_a_scope),
         cmocka_unit_test(a_set_needs_a_place_and_a_gradient_something_to_add_to),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
