@@ -1,6 +1,16 @@
 /* The norm that a layer begins with: see layer_norm.h. */
 #include "layer_norm.h"
 
+static const tn__norm_roles roles = {.x = "norm.x",
+                                     .residual = "norm.residual",
+                                     .sum = "norm.sum",
+                                     .gamma = "norm.gamma",
+                                     .beta = "norm.beta",
+                                     .added = "norm.added",
+                                     .dx = "norm.dx",
+                                     .dgamma = "norm.dgamma",
+                                     .dbeta = "norm.dbeta"};
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 static tn_status check_normed(tn__op_call *call, tn_tensor normed, const tn_tensor_info *x,
@@ -26,7 +36,7 @@ tn_status tn__layer_check_norm(tn__op_call *call, const tn_layer_norm *norm,
     TN_REQUIRE(tn__is_no_tensor(norm->residual) || !tn__is_no_tensor(norm->sum),
                "%s: norm.residual is given, but norm.sum is {0}: backward takes it as x",
                call->name);
-    TN_TRY(tn__norm_check(call, args, &out->norm));
+    TN_TRY(tn__norm_check(call, args, &roles, &out->norm));
     if (tn__is_no_tensor(norm->normed)) return TN_OK;
     return check_normed(call, norm->normed, &out->norm.x, &normed);
 }
@@ -119,7 +129,7 @@ tn_status tn__layer_check_norm_back(tn__op_call *call, const tn_layer_norm_gradi
         !tn__is_no_tensor(of->dx) || !tn__is_no_tensor(of->dgamma) || !tn__is_no_tensor(of->dbeta);
     TN_REQUIRE(tn__is_no_tensor(of->added) || !tn__is_no_tensor(of->dx),
                "%s: norm.added is given, but norm.dx is {0}", call->name);
-    TN_TRY(tn__norm_gradient_check(call, args, &out->gradient));
+    TN_TRY(tn__norm_gradient_check(call, args, &roles, &out->gradient));
     if (!tn__is_no_tensor(of->normed))
         TN_TRY(check_normed(call, of->normed, &out->gradient.x, &out->normed));
     TN_TRY(check_statistics(call, common, mean, rstd, out));

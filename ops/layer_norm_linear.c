@@ -40,7 +40,7 @@ static tn_status check_forward(tn__op_call *call, const tn_norm_linear_forward_a
     TN_TRY(tn__layer_check_common(call, &args->common));
     TN_TRY(tn__layer_check_weight(call, &roles, &args->w, &args->common, &f->p));
     const tn_tensor_info *x = &f->norm.norm.x, *weight = &f->p.weight;
-    TN_TRY(tn__layer_check_input(call, &f->p, "x", x));
+    TN_TRY(tn__layer_check_input(call, &f->p, "norm.x", x));
     TN_TRY(tn__op_require_shape(call, roles.weight, weight, weight->rows, x->cols,
                                 "its columns are x's"));
     TN_TRY(tn__op_tensor(call, "y", args->y, &f->y));

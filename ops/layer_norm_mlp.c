@@ -83,8 +83,8 @@ static tn_status check_forward(tn__op_call *call, const tn_norm_mlp_forward_args
                                  &args->common, f->p));
     const tn_tensor_info *x = &f->norm.norm.x, *w1 = &f->p[0].weight, *w2 = &f->p[1].weight;
     TN_TRY(tn__mlp_check_activation(call, args->activation, args->gated, f->p, x, &f->activation));
-    TN_TRY(tn__layer_check_input(call, &f->p[0], "x", x));
-    TN_TRY(tn__layer_check_input(call, &f->p[1], "x", x));
+    TN_TRY(tn__layer_check_input(call, &f->p[0], "norm.x", x));
+    TN_TRY(tn__layer_check_input(call, &f->p[1], "norm.x", x));
     TN_TRY(tn__op_require_shape(call, "w1.weight", w1, w1->rows, x->cols, "its columns are x's"));
     TN_TRY(tn__op_tensor(call, "y", args->y, &f->y));
     TN_TRY(tn__op_require_float(call, "y", &f->y));

@@ -27,7 +27,8 @@ static tn_status check_of_rows(tn__op_call *call, const char *role, tn_tensor te
     return tn__op_require_fp32_vector(call, role, tensor, rows, "one for each row of x", info);
 }
 
-static tn_status check_kind(const tn__op_call *call, const tn_norm_args *args) {
+static tn_status check_kind(const tn__op_call *call, const tn_norm_args *args,
+                            const tn__norm_roles *roles) {
     TN_REQUIRE((unsigned)args->norm < TN_NORM_COUNT,
                "%s: norm is %d, expected TN_NORM_RMS or TN_NORM_LAYER", call->name,
                (int)args->norm);
@@ -38,18 +39,19 @@ static tn_status check_kind(const tn__op_call *call, const tn_norm_args *args) {
                    (tn__is_no_tensor(args->beta) && tn__is_no_tensor(args->mean)),
                "%s: beta or mean is given, which TN_NORM_RMS has not", call->name);
     TN_REQUIRE(tn__is_no_tensor(args->sum) || !tn__is_no_tensor(args->residual),
-               "%s: sum is given, but no residual", call->name);
+               "%s: %s is given, but no %s", call->name, roles->sum, roles->residual);
     return TN_OK;
 }
 
-tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, tn__norm *n) {
-    TN_TRY(check_kind(call, args));
-    TN_TRY(tn__op_tensor(call, "x", args->x, &n->x));
-    TN_TRY(tn__op_require_float(call, "x", &n->x));
-    TN_TRY(check_like_x(call, "residual", args->residual, &n->x, &n->residual));
-    TN_TRY(check_like_x(call, "sum", args->sum, &n->x, &n->sum));
-    TN_TRY(check_of_columns(call, "gamma", args->gamma, n->x.cols, &n->gamma));
-    TN_TRY(check_of_columns(call, "beta", args->beta, n->x.cols, &n->beta));
+tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, const tn__norm_roles *roles,
+                         tn__norm *n) {
+    TN_TRY(check_kind(call, args, roles));
+    TN_TRY(tn__op_tensor(call, roles->x, args->x, &n->x));
+    TN_TRY(tn__op_require_float(call, roles->x, &n->x));
+    TN_TRY(check_like_x(call, roles->residual, args->residual, &n->x, &n->residual));
+    TN_TRY(check_like_x(call, roles->sum, args->sum, &n->x, &n->sum));
+    TN_TRY(check_of_columns(call, roles->gamma, args->gamma, n->x.cols, &n->gamma));
+    TN_TRY(check_of_columns(call, roles->beta, args->beta, n->x.cols, &n->beta));
     TN_TRY(check_of_rows(call, "mean", args->mean, n->x.rows, &n->mean));
     TN_TRY(check_of_rows(call, "rstd", args->rstd, n->x.rows, &n->rstd));
     n->out = (tn__produced){.value = args->y,
@@ -143,13 +145,16 @@ tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__no
     return makes_something(args, n) ? TN__OP_RUN(call, norm, work) : TN_OK;
 }
 
+static const tn__norm_roles own_roles = {
+    .x = "x", .residual = "residual", .sum = "sum", .gamma = "gamma", .beta = "beta"};
+
 tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_forward", stream);
     tn__norm_work work;
     tn__norm n;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
-    TN_TRY(tn__norm_check(&call, args, &n));
+    TN_TRY(tn__norm_check(&call, args, &own_roles, &n));
     TN_REQUIRE(!tn__is_no_tensor(args->y) || !tn__is_no_tensor(args->quantized.tensor),
                "%s: no output is given", call.name);
     tn_status status = tn__norm_lease(&call, args, &n, &work);

@@ -5,13 +5,20 @@
 #include "op_produce.h"
 #include "tenure_train.h"
 
+/* Names of the operands in errors: an op's own, or those in a layer's arguments. */
+typedef struct tn__norm_roles {
+    const char *x, *residual, *sum, *gamma, *beta;
+    const char *added, *dx, *dgamma, *dbeta; /* of a gradient */
+} tn__norm_roles;
+
 typedef struct tn__norm {
     tn_tensor_info x, residual, sum, gamma, beta, mean, rstd;
     tn__produced out;
 } tn__norm;
 
 /* All but that there is an output; `out` can be given another one before the leases. */
-tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, tn__norm *out);
+tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, const tn__norm_roles *roles,
+                         tn__norm *out);
 tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                          tn__norm_work *work);
 
@@ -26,7 +33,7 @@ typedef struct tn__norm_gradient {
 
 /* All but dy, the statistics, and that there is an output. */
 tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args *args,
-                                  tn__norm_gradient *out);
+                                  const tn__norm_roles *roles, tn__norm_gradient *out);
 
 /* What is read, and scratch for the means of the rows. */
 tn_status tn__norm_gradient_lease(tn__op_call *call, const tn_norm_backward_args *args,

@@ -22,20 +22,20 @@ static tn_status check_like_x(tn__op_call *call, const char *role, tn_tensor ten
 }
 
 tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args *args,
-                                  tn__norm_gradient *n) {
+                                  const tn__norm_roles *roles, tn__norm_gradient *n) {
     static const char of_cols[] = "one for each column of x";
     TN_TRY(check_kind(call, args));
-    TN_TRY(tn__op_tensor(call, "x", args->x, &n->x));
-    TN_TRY(tn__op_require_float(call, "x", &n->x));
+    TN_TRY(tn__op_tensor(call, roles->x, args->x, &n->x));
+    TN_TRY(tn__op_require_float(call, roles->x, &n->x));
     const tn_tensor_info *x = &n->x;
     if (!tn__is_no_tensor(args->added))
-        TN_TRY(check_like_x(call, "added", args->added, x, &n->added));
+        TN_TRY(check_like_x(call, roles->added, args->added, x, &n->added));
     if (!tn__is_no_tensor(args->gamma))
-        TN_TRY(tn__op_require_vector(call, "gamma", args->gamma, x->cols, of_cols, &n->gamma));
-    TN_TRY(tn__op_check_column_sums(call, "dgamma", args->dgamma, x->cols, &n->dgamma));
-    TN_TRY(tn__op_check_column_sums(call, "dbeta", args->dbeta, x->cols, &n->dbeta));
+        TN_TRY(tn__op_require_vector(call, roles->gamma, args->gamma, x->cols, of_cols, &n->gamma));
+    TN_TRY(tn__op_check_column_sums(call, roles->dgamma, args->dgamma, x->cols, &n->dgamma));
+    TN_TRY(tn__op_check_column_sums(call, roles->dbeta, args->dbeta, x->cols, &n->dbeta));
     n->out = (tn__produced){.value = args->dx,
-                            .value_role = "dx",
+                            .value_role = roles->dx,
                             .quantized = args->quantized,
                             .dtype = x->dtype,
                             .rows = x->rows,
@@ -139,6 +139,9 @@ static tn_status run(tn__op_call *call, const tn__norm_gradient *n,
     return tn__op_add_up_tiles(call, n->x.rows, work->skip, &sums->beta);
 }
 
+static const tn__norm_roles own_roles = {
+    .x = "x", .gamma = "gamma", .added = "added", .dx = "dx", .dgamma = "dgamma", .dbeta = "dbeta"};
+
 tn_status tn_norm_backward(const tn_norm_backward_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_backward", stream);
     tn__norm_gradient_work work;
@@ -146,7 +149,7 @@ tn_status tn_norm_backward(const tn_norm_backward_args *args, tn_stream stream) 
     tn__norm_gradient n;
     TN_TRY(tn__op_init());
     TN__OP_REQUIRE_ARGS(call.name, args);
-    TN_TRY(tn__norm_gradient_check(&call, args, &n));
+    TN_TRY(tn__norm_gradient_check(&call, args, &own_roles, &n));
     TN_TRY(check_given(&call, args, &n));
     tn_status status = tn__norm_gradient_lease(&call, args, &n, &work);
     if (status == TN_OK) status = lease_outputs(&call, args, &n, &work, &sums);

@@ -28,6 +28,8 @@
  * - A call that fails has freed all that it made, planes that it derived included, and leaves
  *   `saved` as it was. Before it adds to any gradient, all memory that the call needs is there.
  *   As with ops, an output may not be valid any more if the driver refuses work half-way.
+ *   A weight that has a source keeps the ROW that was quantized from it, if the call came so far:
+ *   its values are those that were asked for, and what they replaced is not kept.
  * - A gradient that is {0} is not wanted; accumulate adds as tn_gemm and tn_bias_gradient do.
  */
 #ifndef TENURE_LAYERS_H
