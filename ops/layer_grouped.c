@@ -83,17 +83,15 @@ tn_status tn__experts_check_rows(tn__op_call *call, const char *role, tn_tensor 
 
 /* ---- planes of all groups -------------------------------------------------------------------- */
 
-static tn_status destroy(tn_tensor *tensor, tn_stream stream) {
-    TN_TRY(tn_tensor_destroy(*tensor, stream));
-    tensor->value = 0;
-    return TN_OK;
+static void destroy(tn_tensor tensor, tn_stream stream) {
+    tn__saved_error error;
+    tn__error_save(&error);
+    if (tn_tensor_destroy(tensor, stream) != TN_OK) tn__error_restore(&error);
 }
 
 void tn__grouped_plane_end(tn_grouped_plane *plane, tn_stream stream) {
-    tn__saved_error error;
-    tn__error_save(&error);
-    if (destroy(&plane->data, stream) != TN_OK || destroy(&plane->scale, stream) != TN_OK)
-        tn__error_restore(&error);
+    destroy(plane->data, stream), destroy(plane->scale, stream);
+    plane->data.value = plane->scale.value = 0;
 }
 
 /* In `keep_scope`, to stay; else scratch. */

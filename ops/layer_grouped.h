@@ -38,8 +38,8 @@ static inline int tn__has_plane(const tn_grouped_plane *plane) {
     return plane && !tn__is_no_tensor(plane->data);
 }
 
-/* Destroys both tensors in the stream's order; what can not be destroyed keeps its handle, and ends
- * with its scope. */
+/* Destroys both tensors in the stream's order, and their handles are {0}; what can not be destroyed
+ * now, as it is under a lease, ends with its scope. */
 void tn__grouped_plane_end(tn_grouped_plane *plane, tn_stream stream);
 
 /* A cast of a PLAIN matrix to grouped planes of exactly the groups' size. */

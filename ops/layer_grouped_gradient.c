@@ -18,6 +18,7 @@ typedef struct backward {
     tn_grouped_delayed *delayed;
     int is_late; /* only what an earlier backward has delayed */
     tn__experts experts;
+    tn_dtype dy_dtype; /* of quantized dy */
     tn_tensor_info dy, x, dx;
     int wants_dx, wants_dweights, wants_dbiases;
     int delays; /* dweights are wanted, and not now */
@@ -30,6 +31,18 @@ typedef struct backward {
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
+/* The products of gradients lease no weight, so that no lease tells. */
+static tn_status check_is_no_weight(const tn__op_call *call, const backward *b, int64_t e,
+                                    const tn_tensor_info *info) {
+    const tn_tensor dweight = b->args->dweights[e], *weights = b->experts.args->weights;
+    for (int64_t i = 0; i < b->experts.groups.count; i++)
+        TN_REQUIRE(weights[i].value != dweight.value && weights[i].value != info->base.value,
+                   "%s: dweights[%lld] (tensor %s) is weights[%lld] or a view of it: its gradient "
+                   "would overwrite it",
+                   call->name, (long long)e, info->name, (long long)i);
+    return TN_OK;
+}
+
 static tn_status check_dweight(tn__op_call *call, backward *b, int64_t e) {
     const tn_tensor dweight = tn__tensor_at(b->args->dweights, e);
     const tn_tensor_info *first = &b->experts.weight;
@@ -40,6 +53,7 @@ static tn_status check_dweight(tn__op_call *call, backward *b, int64_t e) {
                call->name, (long long)e, weight.name);
     TN_TRY(tn__op_tensor(call, "dweight", dweight, &info));
     TN_TRY(tn__op_require_float(call, "dweight", &info));
+    TN_TRY(check_is_no_weight(call, b, e, &info));
     b->wants_dweights = 1;
     return tn__op_require_shape(call, "dweight", &info, first->rows, first->cols,
                                 "the shape of the weight");
@@ -74,10 +88,11 @@ static tn_status check_x(tn__op_call *call, backward *b) {
     return tn__experts_check_rows(call, "x", b->args->x, &b->experts, k, 1, &b->x);
 }
 
-static tn_status check_dtype(const tn__op_call *call, const backward *b) {
-    const tn_dtype dtype = b->args->gradient_dtype;
-    TN_REQUIRE(dtype == TN_E4M3 || dtype == TN_E5M2, "%s: gradient_dtype is %d, expected %s or %s",
-               call->name, (int)dtype, tn_dtype_name(TN_E4M3), tn_dtype_name(TN_E5M2));
+static tn_status check_dtype(const tn__op_call *call, backward *b) {
+    const int dtype = (int)b->args->gradient_dtype;
+    TN_REQUIRE(dtype == 0 || dtype == TN_E4M3 || dtype == TN_E5M2,
+               "%s: gradient_dtype is %d, expected TN_E4M3 or TN_E5M2", call->name, dtype);
+    b->dy_dtype = dtype == TN_E5M2 ? TN_E5M2 : TN_E4M3;
     if (b->experts.is_plain || dtype != TN_E5M2 || b->experts.weight.dtype != TN_E5M2) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED,
                    "%s: gradient_dtype and weight (tensor %s) are both E5M2: one "
@@ -90,13 +105,16 @@ static tn_status check_delay(tn__op_call *call, backward *b) {
         if (b->experts.is_plain || !b->wants_dweights) return TN_OK;
         TN_REQUIRE(b->delayed && tn__has_plane(&b->delayed->dy),
                    "%s: delayed has no dy: it is what a backward with `delay` leaves", call->name);
-        return check_left(call, "delayed->dy", &b->delayed->dy, b, b->args->gradient_dtype,
+        return check_left(call, "delayed->dy", &b->delayed->dy, b, b->dy_dtype,
                           b->experts.weight.rows);
     }
     b->delays = b->args->delay != 0 && b->wants_dweights;
     TN_REQUIRE(!b->delays || b->delayed,
                "%s: delay is set and delayed is NULL: there is no place for what is left",
                call->name);
+    TN_REQUIRE(!b->delays || (tn__is_no_tensor(b->delayed->dy.data) &&
+                              tn__is_no_tensor(b->delayed->dy.scale)),
+               "%s: delay is set, but delayed still holds another gradient", call->name);
     TN_REQUIRE(!b->delays || b->experts.is_plain || b->args->saved_scope.value != 0,
                "%s: delay is set and saved_scope is {0}: name one for what is left", call->name);
     return TN_OK;
@@ -140,7 +158,7 @@ static tn_status lease_dy(tn__op_call *call, backward *b) {
 static tn_status quantize_dy(tn__op_call *call, backward *b) {
     b->dy_cast = (tn__experts_cast){.src = b->args->dy,
                                     .info = &b->dy,
-                                    .dtype = b->args->gradient_dtype,
+                                    .dtype = b->dy_dtype,
                                     .has_row = b->wants_dx,
                                     .has_col = b->wants_dweights,
                                     .keeps_col = b->delays,
@@ -153,7 +171,7 @@ static tn_status quantize_dy(tn__op_call *call, backward *b) {
 
 static tn_status lease_left_dy(tn__op_call *call, backward *b) {
     b->dy_cols = (tn__grouped_operand){
-        .is_along_rows = 1, .dtype = b->args->gradient_dtype, .cols = b->experts.weight.rows};
+        .is_along_rows = 1, .dtype = b->dy_dtype, .cols = b->experts.weight.rows};
     return tn__grouped_plane_lease(call, &b->delayed->dy, TN_READ, &b->dy_cols);
 }
 
@@ -348,7 +366,8 @@ static tn_status run(tn__op_call *call, backward *b) {
     return parameter_gradients(call, b);
 }
 
-/* What has had its last use is destroyed only when all else is done: a failure takes nothing. */
+/* What has had its last use is destroyed only when all else is done: a failure takes nothing, and
+ * the call has succeeded whatever becomes of that. */
 static tn_status finish(tn__op_call *call, backward *b, tn_status status) {
     status = tn__op_finish(call, status);
     tn__host_free(b->dgrads);

@@ -99,19 +99,22 @@ TN_API TN_MUST_USE tn_status tn_grouped_linear_forward(const tn_grouped_linear_f
  * dweights[e]     = dy[rows of e]^T x[rows of e]
  * dbiases[e]      = tn_bias_gradient's sums of dy[rows of e]
  *
- * Each is left out where it is {0} (or its array is NULL); a frozen weight has no gradient.
+ * Each is left out where it is {0} (or its array is NULL); a frozen weight has no gradient. No
+ * dweight may be a weight.
  * dweights and dbiases of a group without rows are 0, or stay what they were if `accumulate`. A COL
  * plane of a weight that is absent is derived just before the product that reads it, and
  * tn_plane_release is called on it just after that, also without dx; none is derived for a group
  * without rows.
  *
  * x COL comes from `saved`, or where that is {0} or NULL from x. On success the tensors of `saved`
- * are destroyed in the stream's order and their handles are {0}; after a failure they are what they
- * were, and the call can be made again: outputs that work has touched are not valid then, all
- * others are what they were. No dweight is touched before dx has been launched.
+ * are destroyed in the stream's order and their handles are {0}; one that is under a lease of
+ * someone else, or that the driver does not free, ends with its scope instead. After a failure they
+ * are what they were, and the call can be made again: outputs that work has touched are not valid
+ * then, all others are what they were. No dweight is touched before dx has been launched.
  *
  * With `delay` dweights are checked and left for tn_grouped_linear_weight_gradient: `saved` stays,
- * and dy COL goes to `delayed`, in saved_scope. */
+ * and dy COL goes to `delayed`, in saved_scope: it must be {0} before, or the gradient that is in
+ * it would be lost. */
 typedef struct tn_grouped_delayed {
     tn_grouped_plane dy; /* COL; {0} for PLAIN weights */
 } tn_grouped_delayed;
@@ -132,7 +135,7 @@ typedef struct tn_grouped_linear_backward_args {
     const tn_tensor *dbiases;  /* PLAIN, n elements */
     int accumulate;            /* dweights and dbiases are added to, as tn_gemm's D is */
     int delay;
-    tn_dtype gradient_dtype; /* of quantized dy: E4M3 or E5M2 */
+    tn_dtype gradient_dtype; /* TN_E5M2: dy is quantized to it; else to E4M3 */
     tn_scope scope;
     tn_scope saved_scope; /* of what is delayed */
 } tn_grouped_linear_backward_args;

@@ -255,7 +255,8 @@ static void no_experts_and_no_rows_are_success(void **state) {
 
 /* ---- what is saved, delayed, computed again -------------------------------------------------- */
 
-/* dweights of a step, in one block: 0 as it is usual, 1 delayed, 2 with x again, 3 both. */
+/* dweights of a step, in one block: 0 as it is usual, 1 delayed, 2 with x again, 3 both, with the
+ * type of dy left open. */
 static tn__matrix dweights_of(test_experts_config config, int way) {
     test_ops ops = test_ops_open_host();
     test_experts t = test_experts_open(&ops, &config);
@@ -267,6 +268,7 @@ static tn__matrix dweights_of(test_experts_config config, int way) {
     const size_t each = (size_t)EXPERTS_N * EXPERTS_K * sizeof(float);
     if (way >= 2) backward.x = t.x;
     backward.delay = way % 2, backward.saved_scope = t.saved;
+    if (way == 3) backward.gradient_dtype = (tn_dtype)0;
     EXPECT_OK(tn_grouped_linear_forward(&forward, &saved, ops.stream));
     EXPECT_OK(tn_grouped_linear_backward(&backward, &saved, &delayed, ops.stream));
     assert_int_equal(test_state(t.dweights[0], TN_PLANE_DATA),

@@ -1,12 +1,14 @@
 /* What the experts' layer refuses: one row a mistake, with its status and words, and nothing is
  * changed. */
 #include "ops_planes_support.h"
+#include "tenure_lifetime.h"
 #include "test_experts.h"
 
 typedef struct fixture {
     test_ops ops, other;
     test_experts t;
     tn_tensor small, fp32, bytes, frozen, fp8_1d, tensor_scaled, elsewhere, e5m2, fp32_scaled;
+    tn_tensor plain[EXPERTS], view, fp32_dy, fp32_x;
     tn_tensor weights[EXPERTS], vectors[EXPERTS], matrices[EXPERTS];
     tn_grouped_saved saved;
     tn_grouped_delayed delayed;
@@ -50,6 +52,11 @@ static fixture open_fixture(void) {
     f.tensor_scaled = scaled(scope, TN_FORMAT_FP8_TENSOR, TN_E4M3, TN_SCALE_POW2);
     f.e5m2 = scaled(scope, tiles, TN_E5M2, TN_SCALE_POW2);
     f.fp32_scaled = scaled(scope, tiles, TN_E4M3, TN_SCALE_FP32);
+    for (int e = 0; e < EXPERTS; e++)
+        f.plain[e] = valid(&f.ops, TN_FP32, EXPERTS_N, EXPERTS_K);
+    EXPECT_OK(tn_tensor_view_rows(f.plain[3], 0, EXPERTS_N, scope, &f.view));
+    f.fp32_dy = valid(&f.ops, TN_FP32, EXPERTS_ROWS, EXPERTS_N);
+    f.fp32_x = valid(&f.ops, TN_FP32, EXPERTS_ROWS, EXPERTS_K);
     f.elsewhere = valid(&f.other, TN_BF16, EXPERTS_ROWS, EXPERTS_K);
     tn_grouped_linear_forward_args forward = test_experts_forward(&f.t, 1);
     EXPECT_OK(tn_grouped_linear_forward(&forward, &f.saved, f.ops.stream));
@@ -127,6 +134,16 @@ SPOIL(dx_of_dy, c->backward.dx = f->t.y)
 SPOIL(dweight_of_frozen, f->weights[0] = f->frozen)
 SPOIL(dweight_shape, f->matrices[2] = f->t.dx)
 SPOIL(dweight_of_bytes, f->matrices[2] = f->weights[2])
+SPOIL(dweight_of_itself, {
+    for (int e = 0; e < EXPERTS; e++)
+        f->weights[e] = f->plain[e];
+    c->backward.dy = f->fp32_dy;
+    c->backward.x = f->fp32_x;
+    c->backward.dx.value = 0;
+    f->matrices[2] = f->plain[2];
+})
+SPOIL(dweight_of_another, (dweight_of_itself(c, f), f->matrices[2] = f->plain[4]))
+SPOIL(dweight_in_a_weight, (dweight_of_itself(c, f), f->matrices[2] = f->view))
 SPOIL(dbias_shape, c->backward.dbiases = f->matrices)
 SPOIL(bf16_gradient, c->backward.gradient_dtype = TN_BF16)
 SPOIL(nothing_saved, c->saved = NULL)
@@ -189,6 +206,9 @@ static const struct mistake {
     {dweight_of_frozen, BACKWARD, TN_INVALID_ARGUMENT, "dweights[0] is given, but weight"},
     {dweight_shape, BACKWARD, TN_INVALID_ARGUMENT, "dweight (tensor"},
     {dweight_of_bytes, BACKWARD, TN_INVALID_ARGUMENT, "dweight (tensor"},
+    {dweight_of_itself, BACKWARD, TN_INVALID_ARGUMENT, "is weights[2] or a view"},
+    {dweight_of_another, BACKWARD, TN_INVALID_ARGUMENT, "is weights[4] or a view"},
+    {dweight_in_a_weight, BACKWARD, TN_INVALID_ARGUMENT, "is weights[3] or a view"},
     {dbias_shape, BACKWARD, TN_INVALID_ARGUMENT, "dbias (tensor"},
     {bf16_gradient, BACKWARD, TN_INVALID_ARGUMENT, "gradient_dtype is"},
     {nothing_saved, BACKWARD, TN_INVALID_ARGUMENT, "dweights need x"},
@@ -235,6 +255,18 @@ static void each_mistake_is_refused_by_name(void **state) {
     test_ops_close_host(&f.other);
 }
 
+/* Over one that is still to be done: it stays what it was, and nothing is computed. */
+static void expect_no_other_is_delayed(const fixture *f, const call *c) {
+    const tn_grouped_delayed kept = *c->delayed;
+    tn_ledger before = test_ledger(f->ops.scope);
+    EXPECT_STATUS(tn_grouped_linear_backward(&c->backward, c->saved, c->delayed, f->ops.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("delayed still holds another gradient");
+    assert_memory_equal(c->delayed, &kept, sizeof kept);
+    tn_ledger after = test_ledger(f->ops.scope);
+    test_expect_same_ledger(&before, &after);
+}
+
 static void a_late_weight_gradient_needs_what_was_delayed(void **state) {
     (void)state;
     fixture f = open_fixture();
@@ -248,6 +280,7 @@ static void a_late_weight_gradient_needs_what_was_delayed(void **state) {
                   TN_INVALID_ARGUMENT);
     c.backward.delay = 1;
     EXPECT_OK(tn_grouped_linear_backward(&c.backward, c.saved, c.delayed, f.ops.stream));
+    expect_no_other_is_delayed(&f, &c);
     EXPECT_STATUS(tn_grouped_linear_weight_gradient(&c.backward, NULL, c.delayed, f.ops.stream),
                   TN_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("dweights need x");
@@ -284,11 +317,33 @@ static void outputs_that_are_one_are_refused_before_dx(void **state) {
     test_ops_close_host(&f.other);
 }
 
+/* What is under a lease can not be destroyed: the call has succeeded, the handles are {0}, and the
+ * tensor ends with its scope. */
+static void what_is_saved_and_leased_ends_with_its_scope(void **state) {
+    (void)state;
+    for (int is_scale = 0; is_scale < 2; is_scale++) {
+        fixture f = open_fixture();
+        call c = right_call(&f);
+        tn_lease lease;
+        tn_plane_view view;
+        EXPECT_OK(tn_lease_begin(is_scale ? f.saved.x.scale : f.saved.x.data, TN_PLANE_DATA,
+                                 TN_READ, f.ops.stream, &lease, &view));
+        EXPECT_OK(tn_grouped_linear_backward(&c.backward, c.saved, c.delayed, f.ops.stream));
+        assert_true(f.saved.x.data.value == 0 && f.saved.x.scale.value == 0);
+        assert_int_equal(test_ledger(f.t.saved).tensors, 1);
+        EXPECT_OK(tn_lease_end(lease));
+        EXPECT_OK(tn_scope_close(f.t.saved));
+        test_ops_close_host(&f.ops);
+        test_ops_close_host(&f.other);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_mistake_is_refused_by_name),
         cmocka_unit_test(outputs_that_are_one_are_refused_before_dx),
         cmocka_unit_test(a_late_weight_gradient_needs_what_was_delayed),
+        cmocka_unit_test(what_is_saved_and_leased_ends_with_its_scope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
