@@ -319,13 +319,15 @@ static tn_status check_engine(const tn__op_call *call, const tn_gemm_args *args,
     return status;
 }
 
-/* The engine that was measured to be faster than the formats' own. */
+/* The engine that was measured to be faster than the formats' own; a pinned algorithm is one of the
+ * formats' own, whose number says nothing of another's. */
 static tn_status take_preferred(const tn__op_call *call, const tn_gemm_args *args,
                                 tn__gemm_tensors *t) {
     const int64_t contracted = args->form == TN_GEMM_WGRAD ? t->a.rows : t->a.cols;
     tn__gemm_work work = {.accumulate = args->accumulate != 0, .contracted = contracted};
     tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
     if (!tn__gemm_may_differ(args) || !t->engine->is_automatic) return TN_OK;
+    if (args->algorithm != 0) return TN_OK;
     if (tn__is_empty(&t->d) || contracted == 0) return TN_OK;
     work.d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
     if (!tn__is_no_tensor(args->bias)) work.bias = (tn__matrix){t->bias.dtype, NULL, 1, t->d.cols};

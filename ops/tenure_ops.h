@@ -208,7 +208,8 @@ typedef struct tn_gemm_args {
     tn_tensor dbias;
     int accumulate_dbias; /* 1: it is added to what dbias holds */
     /* 1, with AUTO: other numbers than the formats' own will do. An engine that dequantizes is
-     * taken where tn_gemm_tune, told the same, has found it faster, and where there is no other. */
+     * taken where tn_gemm_tune, told the same, has found it faster, and no algorithm is pinned, and
+     * where there is no other. */
     int may_differ;
 } tn_gemm_args;
 #define TN_GEMM_ARGS_INIT                                                                          \

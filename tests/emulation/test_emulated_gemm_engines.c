@@ -100,6 +100,27 @@ static void another_engine_is_taken_by_time_where_that_is_allowed(void **state) 
     end_product(&args);
 }
 
+/* Its number is of the formats' own engine, whichever one calls without a pin take. */
+static void a_pinned_algorithm_is_of_the_formats_own_engine(void **state) {
+    (void)state;
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    tn_gemm_args args = product_of(TN_FORMAT_FP8_BLOCK_1D);
+    scripted.algorithms[0].swizzled_us = 1500.0; /* so that tuning finds a second one */
+    scripted.plain_share = 0.5;
+    args.may_differ = 1;
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    assert_int_equal(engine_of(&args), TN_GEMM_ENGINE_DEQUANTIZE_BF16);
+    for (args.algorithm = 1; args.algorithm <= 2; args.algorithm++) {
+        EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+        assert_int_equal(choice.engine, TN_GEMM_ENGINE_CUBLASLT);
+        assert_int_equal(choice.algorithm, args.algorithm);
+        assert_int_equal(choice.algorithms, 2);
+        expect_bits_of(args, TN_GEMM_ENGINE_CUBLASLT);
+    }
+    EXPECT_STATUS(tn_gemm(&args, gpu.stream), TN_INVALID_ARGUMENT); /* there is no third one */
+    end_product(&args);
+}
+
 static void tuning_without_leave_times_one_engine(void **state) {
     (void)state;
     tn_gemm_args args = product_of(TN_FORMAT_FP8_BLOCK_1D);
@@ -154,6 +175,7 @@ static void formats_without_a_gemm_are_dequantized_where_that_is_allowed(void **
 int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(another_engine_is_taken_by_time_where_that_is_allowed),
+        TEST(a_pinned_algorithm_is_of_the_formats_own_engine),
         TEST(tuning_without_leave_times_one_engine),
         TEST(a_file_keeps_which_engine_it_is),
         TEST(formats_without_a_gemm_are_dequantized_where_that_is_allowed),
