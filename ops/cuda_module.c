@@ -153,8 +153,8 @@ const int64_t tn__norm_columns[TN__NORM_LENGTHS] = {2048, 4096, 8192, 16384};
 
 /* As in cuda_norm_rows.cu: 8 columns in each of 4 steps, or 8 of long rows of RMS. */
 unsigned tn__norm_threads(int length, int is_layer) {
-    const int is_long = !is_layer && length >= 2;
-    return (unsigned)(tn__norm_columns[length] / (8 * (is_long ? 8 : 4)));
+    const int64_t columns_of_thread = !is_layer && length >= 2 ? 64 : 32;
+    return (unsigned)(tn__norm_columns[length] / columns_of_thread);
 }
 
 int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype format) {
