@@ -21,7 +21,7 @@ static void add_sums(float *sum, int apart, int nearest) {
 static float block_sum(const float value[TN__BLOCK], int is_squared) {
     float sum[QUADS];
     for (int i = 0; i < QUADS; i++) {
-        const float *of = &value[4 * i];
+        const float *of = &value[(size_t)4 * (size_t)i];
         sum[i] = is_squared ? of[0] * of[0] : of[0];
         for (int j = 1; j < 4; j++)
             sum[i] = is_squared ? fmaf(of[j], of[j], sum[i]) : sum[i] + of[j];
