@@ -12,8 +12,18 @@ __device__ __forceinline__ void store_canonical(void *to, int64_t at, float valu
 
 /* ---- around a GEMM ------------------------------------------------------------------------ */
 
+/* Word w of what begins at an aligned address, of which the first `count` bytes may be read: the
+ * rest of the last word can be of another allocation. */
+__device__ __forceinline__ uint32_t load_word(const uint32_t *aligned, int w, int count) {
+    uint32_t word = 0;
+    if (4 * w + 4 <= count) return __ldg(aligned + w);
+    for (int b = 4 * w; b < count; b++)
+        word |= (uint32_t)__ldg((const unsigned char *)aligned + b) << (8 * (b - 4 * w));
+    return word;
+}
+
 /* The first `count` bytes from any address, 1 to 16 of them, and zeros: by way of the aligned
- * words that hold them, which lie in the same allocation. */
+ * words that hold them. */
 __device__ __forceinline__ void load_bytes(uint32_t (&words)[4], const unsigned char *from,
                                            int count) {
     const int before = (int)((uintptr_t)from % 4);
@@ -26,7 +36,7 @@ __device__ __forceinline__ void load_bytes(uint32_t (&words)[4], const unsigned 
     }
 #pragma unroll
     for (int w = 0; w < 5; w++)
-        parts[w] = 4 * w < before + count ? __ldg(aligned + w) : 0;
+        parts[w] = load_word(aligned, w, before + count);
 #pragma unroll
     for (int w = 0; w < 4; w++) {
         const int valid = count - 4 * w;
