@@ -16,7 +16,7 @@
 
 #define s misuse_scene
 
-enum { BUSY_THREADS = 2, SURVIVED = 71 };
+enum { BUSY_THREADS = 2, TRIMS = 2000, SURVIVED = 71 };
 
 static void forbid_membarrier(void) {
     struct sock_filter program[] = {
@@ -30,12 +30,13 @@ static void forbid_membarrier(void) {
     REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0);
 }
 
-/* Trimming stops the other threads' caches, for which they must pass a barrier. */
+/* Trimming stops the other threads' caches, once they have some: they must pass a barrier then. */
 static void filter_after_the_start(void) {
     misuse_open();
     misuse_start_busy_threads(BUSY_THREADS);
     forbid_membarrier();
-    REQUIRE(tn_pool_trim(s.pool, 0, NULL) == TN_OK);
+    for (int i = 0; i < TRIMS; i++)
+        REQUIRE(tn_pool_trim(s.pool, 0, NULL) == TN_OK);
     _Exit(SURVIVED);
 }
 
@@ -43,11 +44,17 @@ static const part parts[] = {
     {"filter_after_the_start", filter_after_the_start},
 };
 
-/* Where there is no such call, or the thread sanitizer does not know it, nothing counts on it. */
-static int is_counted_on(void) {
+/* Nothing counts on a call that is not there, nor under the thread sanitizer; and under that for
+ * addresses blocks of host memory do not stay in caches. */
+static int is_counted_on(int is_host) {
 #if defined(__SANITIZE_THREAD__)
+    (void)is_host;
     return 0;
 #else
+#if defined(__SANITIZE_ADDRESS__)
+    if (is_host) return 0;
+#endif
+    (void)is_host;
     return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
 #endif
 }
@@ -55,10 +62,11 @@ static int is_counted_on(void) {
 static void a_barrier_that_is_refused_ends_the_process(void **state) {
     const char *drivers[] = {"host", "sim"};
     (void)state;
-    for (size_t i = 0; i < sizeof drivers / sizeof drivers[0]; i++) {
+    for (int i = 0; i < 2; i++) {
+        const int is_counted = is_counted_on(i == 0);
         ending end = misuse_run("filter_after_the_start", drivers[i]);
-        assert_int_equal(end.status, is_counted_on() ? 128 + SIGABRT : SURVIVED);
-        if (is_counted_on()) assert_non_null(strstr(end.text, "thread_barrier.c"));
+        assert_int_equal(end.status, is_counted ? 128 + SIGABRT : SURVIVED);
+        if (is_counted) assert_non_null(strstr(end.text, "thread_barrier.c"));
     }
 }
 
