@@ -12,7 +12,8 @@
  * that are taken: so they are spared two by two (tn__kernel_launch_narrow). cuBLASLt keeps to a
  * number of multiprocessors that its descriptor says; that is a plan of its own, which is never
  * tuned: it takes the algorithm that is chosen for the product alone, so that what runs beside it
- * changes no bit.
+ * changes no bit. Where tuning has chosen a variation that cuBLASLt does not offer by itself, no
+ * multiprocessor is spared.
  */
 #include "cuda_gemm.h"
 
