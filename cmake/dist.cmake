@@ -55,8 +55,9 @@ endfunction()
 
 tenure_find_mpi()
 tenure_find_nccl()
+file(GLOB dist_headers CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} dist/tenure_*.h)
 tenure_add_library(tenure-dist SOURCES dist/*.c MAP dist/tenure_dist.map
-  HEADERS dist/tenure_dist.h LINK tenure Threads::Threads ${CMAKE_DL_LIBS})
+  HEADERS ${dist_headers} LINK tenure-ops tenure Threads::Threads ${CMAKE_DL_LIBS} m)
 target_compile_definitions(tenure-dist-objects PRIVATE
   TENURE_WITH_MPI=$<BOOL:${TENURE_MPI_ENABLED}> TENURE_WITH_NCCL=$<BOOL:${TENURE_NCCL_ENABLED}>)
 if(TENURE_MPI_ENABLED)
@@ -72,7 +73,7 @@ function(tenure_add_rank_test name)
   add_executable(${target} tests/dist/test_${name}.c ${support})
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   target_include_directories(${target} PRIVATE tests/dist)
-  target_link_libraries(${target} PRIVATE tenure_test_support tenure-dist tenure
+  target_link_libraries(${target} PRIVATE tenure_test_support tenure-dist tenure-ops tenure
     ${TENURE_CMOCKA} ${CMAKE_DL_LIBS} m)
   add_dependencies(${target} tenure-mpi)
   foreach(ranks ${ARGN})
