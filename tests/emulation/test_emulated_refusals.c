@@ -222,6 +222,7 @@ enum { SLOTS_MAX = BATTERY_INPUTS_MAX + BATTERY_OUTPUTS_MAX };
 static int slots_of(call *k, slot slots[SLOTS_MAX]) {
     int count = 0;
     for (int i = 0; i < k->right.in_count; i++) {
+        if (!k->right.in[i].value) continue; /* what this way of the op does without */
         const int is_skip = k->right.in[i].value == k->right.skip.value;
         slots[count] = (slot){0, is_skip ? -1 : i};
         count += is_taken(k, slots[count]);
