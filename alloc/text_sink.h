@@ -18,16 +18,16 @@ typedef struct tn__text {
     size_t used;  /* of all that was added, whether it fits or not */
 } tn__text;
 
-tn__text tn__text_begin(char *text, size_t bytes);
-void tn__text_add(tn__text *out, const char *format, ...) TN_PRINTF(2, 3);
+TN_SISTER_API tn__text tn__text_begin(char *text, size_t bytes);
+TN_SISTER_API void tn__text_add(tn__text *out, const char *format, ...) TN_PRINTF(2, 3);
 
 /* "1.5 MiB", "512 B". */
-void tn__text_add_size(tn__text *out, uint64_t bytes);
+TN_SISTER_API void tn__text_add_size(tn__text *out, uint64_t bytes);
 
 /* The text as a JSON string with its quotes, valid whatever bytes it has; null for NULL. */
-void tn__text_add_json(tn__text *out, const char *text);
+TN_SISTER_API void tn__text_add_json(tn__text *out, const char *text);
 
 /* Between the items of a JSON list: "," and a line break before all but the first. */
-void tn__text_next_item(tn__text *out, int *is_first, const char *indent);
+TN_SISTER_API void tn__text_next_item(tn__text *out, int *is_first, const char *indent);
 
 #endif

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "mpi_reduce.h"
+#include "rank_reduce.h"
 #include "mpi_state.h"
 
 enum { HEADER_TAG = 0, NS_PER_US = 1000, TEXT_BYTES = 256 };
@@ -156,8 +156,8 @@ static tn_status reduce_chunk(tn__comm_state *state, const piece *chunk) {
     tn__mpi_unlock();
     if (code != MPI_SUCCESS) return tn__mpi_fail(code, "MPI_Ialltoallv");
     TN_TRY(finish(state, "the other ranks' data"));
-    tn__mpi_reduce_rows(call->dtype, call->reduce, state->received, state->row_bytes,
-                        state->rank_count, chunk_elements(chunk, state->rank), state->sent);
+    tn__reduce_rows(call->dtype, call->reduce, state->received, state->row_bytes, state->rank_count,
+                    chunk_elements(chunk, state->rank), state->sent);
     return TN_OK;
 }
 

@@ -1,10 +1,10 @@
-/* Reductions in the order of ranks: see mpi_reduce.h.
+/* Reductions in the order of ranks: see rank_reduce.h.
  *
  * Every rank's contribution is here before the first is added, so that neither the count of
  * ranks' messages nor their order of arrival shows in the result: the sum is
  * ((r0 + r1) + r2) + ..., the same bits on every rank and in every run.
  */
-#include "mpi_reduce.h"
+#include "rank_reduce.h"
 
 #include "host_number.h"
 
@@ -35,8 +35,8 @@ static float reduce_bf16(tn_reduce reduce, const char *at, size_t row_bytes, int
     return sum;
 }
 
-void tn__mpi_reduce_rows(tn_dtype dtype, tn_reduce reduce, const void *rows, size_t row_bytes,
-                         int row_count, size_t count, void *out) {
+void tn__reduce_rows(tn_dtype dtype, tn_reduce reduce, const void *rows, size_t row_bytes,
+                     int row_count, size_t count, void *out) {
     const char *at = rows;
     if (dtype == TN_FP32) {
         float *results = out;
