@@ -141,10 +141,8 @@ static tn_status check_dweight(tn__op_call *call, const tn__layer_product *p,
     TN_REQUIRE(!p->weight.frozen, "%s: %s is given, but %s (tensor %s) is frozen", call->name, role,
                p->roles->weight, p->weight.name);
     TN_TRY(tn__op_tensor(call, role, gradient->dweight, &out->dweight));
-    TN_REQUIRE(gradient->dweight.value != p->w->weight.value &&
-                   out->dweight.base.value != p->w->weight.value,
-               "%s: %s (tensor %s) is %s itself, or a view of it", call->name, role,
-               out->dweight.name, p->roles->weight);
+    TN_TRY(tn__op_require_apart(call, role, gradient->dweight, p->roles->weight, p->w->weight));
+    TN_TRY(tn__op_require_apart(call, role, gradient->dweight, p->roles->source, p->w->source));
     TN_TRY(tn__op_require_float(call, role, &out->dweight));
     return tn__op_require_shape(call, role, &out->dweight, p->weight.rows, p->weight.cols,
                                 "the shape of its weight");
@@ -175,8 +173,8 @@ tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p
                "%s: %s is to be delayed, but delayed still holds another gradient", call->name,
                p->roles->dweight);
     TN_TRY(tn__layer_check_delay(call, p, out, tn__layer_multiplies_quantized(p)));
-    TN_REQUIRE(!out->wants_dbias || gradient->dbias.value != p->w->bias.value,
-               "%s: %s is %s itself", call->name, p->roles->dbias, p->roles->bias);
+    TN_TRY(
+        tn__op_require_apart(call, p->roles->dbias, gradient->dbias, p->roles->bias, p->w->bias));
     if (out->wants_dbias)
         TN_TRY(tn__op_require_vector(call, p->roles->dbias, gradient->dbias, p->weight.rows,
                                      "one for each row of its weight", &out->dbias));

@@ -11,6 +11,7 @@
 
 #include "host_alloc.h"
 #include "op_produce.h"
+#include "tensor_internal.h"
 
 typedef struct backward {
     const tn_grouped_linear_backward_args *args;
@@ -31,18 +32,6 @@ typedef struct backward {
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* The products of gradients lease no weight, so that no lease tells. */
-static tn_status check_is_no_weight(const tn__op_call *call, const backward *b, int64_t e,
-                                    const tn_tensor_info *info) {
-    const tn_tensor dweight = b->args->dweights[e], *weights = b->experts.args->weights;
-    for (int64_t i = 0; i < b->experts.groups.count; i++)
-        TN_REQUIRE(weights[i].value != dweight.value && weights[i].value != info->base.value,
-                   "%s: dweights[%lld] (tensor %s) is weights[%lld] or a view of it: its gradient "
-                   "would overwrite it",
-                   call->name, (long long)e, info->name, (long long)i);
-    return TN_OK;
-}
-
 static tn_status check_dweight(tn__op_call *call, backward *b, int64_t e) {
     const tn_tensor dweight = tn__tensor_at(b->args->dweights, e);
     const tn_tensor_info *first = &b->experts.weight;
@@ -53,10 +42,35 @@ static tn_status check_dweight(tn__op_call *call, backward *b, int64_t e) {
                call->name, (long long)e, weight.name);
     TN_TRY(tn__op_tensor(call, "dweight", dweight, &info));
     TN_TRY(tn__op_require_float(call, "dweight", &info));
-    TN_TRY(check_is_no_weight(call, b, e, &info));
     b->wants_dweights = 1;
     return tn__op_require_shape(call, "dweight", &info, first->rows, first->cols,
                                 "the shape of the weight");
+}
+
+/* The products of gradients lease no weight, so that no lease tells. */
+static tn_status check_apart(const tn__op_call *call, const backward *b) {
+    const tn_tensor *weights = b->experts.args->weights;
+    const int64_t count = b->experts.groups.count;
+    tn_status status = TN_OK;
+    if (!b->wants_dweights || !b->experts.is_plain) return TN_OK;
+    tn__element_range *ranges = tn__host_alloc((size_t)count, sizeof *ranges);
+    if (!ranges) return TN_OUT_OF_HOST_MEMORY;
+    for (int64_t i = 0; i < count && status == TN_OK; i++)
+        status = tn__tensor_elements(weights[i], &ranges[i]);
+    for (int64_t e = 0; e < count && status == TN_OK; e++) {
+        const tn_tensor dweight = tn__tensor_at(b->args->dweights, e);
+        tn__element_range range;
+        if (tn__is_no_tensor(dweight)) continue;
+        status = tn__tensor_elements(dweight, &range);
+        for (int64_t i = 0; i < count && status == TN_OK; i++)
+            if (tn__ranges_overlap(&range, &ranges[i]))
+                status = TN_FAIL(TN_INVALID_ARGUMENT,
+                                 "%s: dweights[%lld] and weights[%lld] share memory: the gradient "
+                                 "would overwrite the weight",
+                                 call->name, (long long)e, (long long)i);
+    }
+    tn__host_free(ranges);
+    return status;
 }
 
 static tn_status check_dbias(tn__op_call *call, backward *b, int64_t e) {
@@ -130,6 +144,7 @@ static tn_status check(tn__op_call *call, backward *b) {
         TN_TRY(check_dweight(call, b, e));
         if (!b->is_late) TN_TRY(check_dbias(call, b, e));
     }
+    TN_TRY(check_apart(call, b));
     TN_TRY(check_delay(call, b));
     if (!b->is_late || b->experts.is_plain)
         TN_TRY(tn__experts_check_rows(call, "dy", args->dy, &b->experts, weight->rows, 1, &b->dy));

@@ -5,6 +5,7 @@
 
 #include "host_alloc.h"
 #include "lease.h"
+#include "tensor_internal.h"
 
 tn__op_call tn__op_begin(const char *name, tn_stream stream) {
     tn__op_call call;
@@ -74,6 +75,18 @@ static int is_one_of(const tn_tensor *tensors, int count, tn_tensor tensor) {
 }
 
 /* Made by the call. */
+tn_status tn__op_require_apart(const tn__op_call *call, const char *role, tn_tensor tensor,
+                               const char *other_role, tn_tensor other) {
+    tn__element_range a, b;
+    if (tn__is_no_tensor(tensor) || tn__is_no_tensor(other)) return TN_OK;
+    TN_TRY(tn__tensor_elements(tensor, &a));
+    if (tn__tensor_elements(other, &b) != TN_OK) return TN_OK;
+    TN_REQUIRE(!tn__ranges_overlap(&a, &b),
+               "%s: %s and %s share memory: one would overwrite the other", call->name, role,
+               other_role);
+    return TN_OK;
+}
+
 static int is_own(const tn__op_call *call, tn_tensor tensor) {
     return is_one_of(call->scratch, call->scratch_count, tensor) ||
            is_one_of(call->saved, call->saved_count, tensor);

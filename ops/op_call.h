@@ -100,6 +100,12 @@ static inline int tn__is_empty(const tn_tensor_info *info) {
     return info->rows == 0 || info->cols == 0;
 }
 
+/* An output and an operand that no lease of the call is on, so that no lease tells, share no
+ * memory, as one tensor or as views of one. {0}, and an operand that is not alive any more and that
+ * the call does not read, is apart from all. */
+tn_status tn__op_require_apart(const tn__op_call *call, const char *role, tn_tensor tensor,
+                               const char *other_role, tn_tensor other);
+
 /* ---- resources ------------------------------------------------------------------------------- */
 
 /* Room for so many leases, where those that every call has are too few; before the first one. */

@@ -9,6 +9,18 @@
 TN_SISTER_API TN_MUST_USE tn_status tn__tensor_device(tn_tensor tensor, tn_device **out);
 TN_SISTER_API TN_MUST_USE tn_status tn__scope_device(tn_scope scope, tn_device **out);
 
+/* Which elements a tensor is: all of its own, or those of the base that it is a view of. */
+typedef struct tn__element_range {
+    const void *owner; /* to compare; good as long as the tensor */
+    int64_t first, count;
+} tn__element_range;
+TN_SISTER_API TN_MUST_USE tn_status tn__tensor_elements(tn_tensor tensor, tn__element_range *out);
+
+/* 1: what is written to the one is read from the other. */
+static inline int tn__ranges_overlap(const tn__element_range *a, const tn__element_range *b) {
+    return a->owner == b->owner && a->first < b->first + b->count && b->first < a->first + a->count;
+}
+
 /* The pool of a scope. TN_STALE_HANDLE. */
 TN_SISTER_API TN_MUST_USE tn_status tn__scope_pool(tn_scope scope, tn_pool **out);
 

@@ -13,6 +13,7 @@
 #include "format_table.h"
 #include "host_alloc.h"
 #include "scope.h"
+#include "tensor_internal.h"
 #include "tenure_lifetime.h"
 
 #include <string.h>
@@ -224,4 +225,14 @@ tn_status tn_tensor_view_shape(tn_tensor base, int rank, const int64_t *shape, t
     if (status == TN_OK) status = make_view(object, to, &config, 0, out);
     tn__tensor_unlock(object);
     return status;
+}
+
+tn_status tn__tensor_elements(tn_tensor tensor, tn__element_range *out) {
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    *out = (tn__element_range){.owner = tn__tensor_owner(object),
+                               .first = object->view ? object->view->first_element : 0,
+                               .count = elements_of(object)};
+    tn__tensor_unlock(object);
+    return TN_OK;
 }

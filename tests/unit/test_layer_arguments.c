@@ -225,9 +225,9 @@ static const mistake mistakes[] = {
     {BACKWARD, AT(backward.dx), VECTORS, 0, BAD, "dx (tensor"},
     {BACKWARD, AT(backward.dx), X_BUSY, 0, TN_IN_USE, "WRITE"},
     {BACKWARD, AT(backward.gradient.dweight), X, 0, BAD, "gradient.dweight (tensor"},
-    {BACKWARD, AT(backward.gradient.dweight), WEIGHT, 0, BAD, "gradient.dweight (tensor"},
+    {BACKWARD, AT(backward.gradient.dweight), WEIGHT, 0, BAD, "gradient.dweight and w.weight"},
     {BACKWARD, AT(backward.gradient.dweight), DWEIGHT_NEW, 0, TN_INVALID_STATE, ""},
-    {BACKWARD, AT(backward.w.bias), BIAS, 0, BAD, "gradient.dbias is w.bias itself"},
+    {BACKWARD, AT(backward.w.bias), BIAS, 0, BAD, "gradient.dbias and w.bias share memory"},
     {BACKWARD, AT(backward.gradient.dbias), BIAS_MORE, 0, BAD, "gradient.dbias (tensor"},
     {BACKWARD, AT(backward.gradient.delay), 2, 1, BAD, "delay of gradient.dweight is 2"},
     {BACKWARD, AT(backward.common.precision), TN_BACKWARD_HIGH_PRECISION, 1, BAD,
@@ -372,7 +372,7 @@ static void a_delayed_gradient_needs_a_place_and_a_scope(void **state) {
     close_fixture(&f);
 }
 
-/* Without dx nothing reads the weight, which its gradient would take the place of. */
+/* Without dx nothing reads the weight or its source, which the gradient would take the place of. */
 static void a_gradient_is_not_its_own_weight(void **state) {
     (void)state;
     fixture f = open_fixture();
@@ -381,11 +381,17 @@ static void a_gradient_is_not_its_own_weight(void **state) {
     c.backward.x = f.tensor[X];
     c.backward.dx = (tn_tensor){0};
     c.backward.gradient.accumulate = 0;
-    expect_refused(&f, BACKWARD, &c, BAD, "is w.weight itself", 0);
+    expect_refused(&f, BACKWARD, &c, BAD, "and w.weight share memory", 0);
     EXPECT_OK(
         tn_tensor_view_rows(f.tensor[SOURCE], 0, OUT, f.ops.scope, &c.backward.gradient.dweight));
-    expect_refused(&f, BACKWARD, &c, BAD, "or a view of it", 1);
-    c.backward.gradient.dweight = f.tensor[DWEIGHT];
+    expect_refused(&f, BACKWARD, &c, BAD, "and w.weight share memory", 1);
+    c = right_call(&f, BACKWARD);
+    c.backward.w.source = c.backward.gradient.dweight;
+    c.backward.dx = (tn_tensor){0};
+    expect_refused(&f, BACKWARD, &c, BAD, "and w.source share memory", 2);
+    c.backward.w.source = f.tensor[SOURCE_FP32];
+    /* Backward does not read it. */
+    EXPECT_OK(tn_tensor_destroy(f.tensor[SOURCE_FP32], f.ops.stream));
     EXPECT_OK(make_call(BACKWARD, &c, f.ops.stream));
     close_fixture(&f);
 }

@@ -8,7 +8,7 @@ typedef struct fixture {
     test_ops ops, other;
     test_experts t;
     tn_tensor small, fp32, bytes, frozen, fp8_1d, tensor_scaled, elsewhere, e5m2, fp32_scaled;
-    tn_tensor plain[EXPERTS], view, fp32_dy, fp32_x;
+    tn_tensor plain[EXPERTS], view, first_rows, later_rows, fp32_dy, fp32_x;
     tn_tensor weights[EXPERTS], vectors[EXPERTS], matrices[EXPERTS];
     tn_grouped_saved saved;
     tn_grouped_delayed delayed;
@@ -55,6 +55,9 @@ static fixture open_fixture(void) {
     for (int e = 0; e < EXPERTS; e++)
         f.plain[e] = valid(&f.ops, TN_FP32, EXPERTS_N, EXPERTS_K);
     EXPECT_OK(tn_tensor_view_rows(f.plain[3], 0, EXPERTS_N, scope, &f.view));
+    tn_tensor both = valid(&f.ops, TN_FP32, 2 * EXPERTS_N, EXPERTS_K);
+    EXPECT_OK(tn_tensor_view_rows(both, 0, EXPERTS_N, scope, &f.first_rows));
+    EXPECT_OK(tn_tensor_view_rows(both, EXPERTS_N - 1, EXPERTS_N, scope, &f.later_rows));
     f.fp32_dy = valid(&f.ops, TN_FP32, EXPERTS_ROWS, EXPERTS_N);
     f.fp32_x = valid(&f.ops, TN_FP32, EXPERTS_ROWS, EXPERTS_K);
     f.elsewhere = valid(&f.other, TN_BF16, EXPERTS_ROWS, EXPERTS_K);
@@ -144,6 +147,8 @@ SPOIL(dweight_of_itself, {
 })
 SPOIL(dweight_of_another, (dweight_of_itself(c, f), f->matrices[2] = f->plain[4]))
 SPOIL(dweight_in_a_weight, (dweight_of_itself(c, f), f->matrices[2] = f->view))
+SPOIL(dweight_over_a_weight,
+      (dweight_of_itself(c, f), f->weights[1] = f->first_rows, f->matrices[2] = f->later_rows))
 SPOIL(dbias_shape, c->backward.dbiases = f->matrices)
 SPOIL(bf16_gradient, c->backward.gradient_dtype = TN_BF16)
 SPOIL(nothing_saved, c->saved = NULL)
@@ -206,9 +211,10 @@ static const struct mistake {
     {dweight_of_frozen, BACKWARD, TN_INVALID_ARGUMENT, "dweights[0] is given, but weight"},
     {dweight_shape, BACKWARD, TN_INVALID_ARGUMENT, "dweight (tensor"},
     {dweight_of_bytes, BACKWARD, TN_INVALID_ARGUMENT, "dweight (tensor"},
-    {dweight_of_itself, BACKWARD, TN_INVALID_ARGUMENT, "is weights[2] or a view"},
-    {dweight_of_another, BACKWARD, TN_INVALID_ARGUMENT, "is weights[4] or a view"},
-    {dweight_in_a_weight, BACKWARD, TN_INVALID_ARGUMENT, "is weights[3] or a view"},
+    {dweight_of_itself, BACKWARD, TN_INVALID_ARGUMENT, "weights[2] share memory"},
+    {dweight_of_another, BACKWARD, TN_INVALID_ARGUMENT, "weights[4] share memory"},
+    {dweight_in_a_weight, BACKWARD, TN_INVALID_ARGUMENT, "weights[3] share memory"},
+    {dweight_over_a_weight, BACKWARD, TN_INVALID_ARGUMENT, "weights[1] share memory"},
     {dbias_shape, BACKWARD, TN_INVALID_ARGUMENT, "dbias (tensor"},
     {bf16_gradient, BACKWARD, TN_INVALID_ARGUMENT, "gradient_dtype is"},
     {nothing_saved, BACKWARD, TN_INVALID_ARGUMENT, "dweights need x"},
