@@ -19,6 +19,8 @@ static size_t queued_count; /* work in all queues */
 static int busy_count;      /* host functions that are running */
 static sim_clock host_clock;
 static uint64_t host_version;
+static tnsim_watcher watcher; /* NULL: nobody watches */
+static void *watcher_context;
 static sim_clock peek_clock;
 static pthread_key_t thread_end_key;
 
@@ -228,13 +230,28 @@ static void run_host_function(sim_stream *stream, const sim_work *work) {
     pthread_cond_broadcast(&tn__sim.progress);
 }
 
+static void pass_time(sim_stream *stream, const sim_work *work) {
+    const tnsim_interval interval = {stream->id, stream->device, work->what,
+                                     (double)stream->ready / 1e3,
+                                     (double)(stream->ready + work->duration) / 1e3};
+    stream->ready += work->duration;
+    if (watcher) watcher(watcher_context, &interval);
+}
+
+void tnsim_watch(tnsim_watcher new_watcher, void *context) {
+    if (!tn__sim_lock()) return;
+    watcher = new_watcher;
+    watcher_context = context;
+    tn__sim_unlock();
+}
+
 static void perform(sim_stream *stream, const sim_work *work) {
     stream->ready = later(stream->ready, work->submitted);
     switch (work->kind) {
-    case SIM_WORK_KERNEL: stream->ready += work->duration; break;
+    case SIM_WORK_KERNEL: pass_time(stream, work); break;
     case SIM_WORK_COPY:
     case SIM_WORK_FILL:
-        stream->ready += work->duration;
+        pass_time(stream, work);
         tn__sim_work_move(stream, work);
         break;
     case SIM_WORK_HOST_FUNCTION: run_host_function(stream, work); break;
@@ -388,6 +405,7 @@ void tn__sim_streams_reset(void) {
     free_handles = NULL;
     slot_count = handle_count = free_handle_count = 0;
     lost_uses = 0;
+    watcher = NULL;
     tn__sim_clock_clear(&host_clock);
     tn__sim_clock_clear(&peek_clock);
     host_version = 0;

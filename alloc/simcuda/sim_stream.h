@@ -43,6 +43,7 @@ typedef enum sim_work_kind {
 
 typedef struct sim_work {
     sim_work_kind kind;
+    const char *what; /* of KERNEL, COPY and FILL */
     sim_ns submitted;
     sim_ns duration;
     sim_ticket *ticket; /* of RECORD and WAIT; the work holds a reference */

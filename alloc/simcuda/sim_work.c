@@ -60,6 +60,7 @@ static int range_is_ok(const tnsim_range *range, int device) {
 
 static void submit_work(sim_stream *stream, const sim_job *job, sim_ns duration) {
     sim_work work = job->work;
+    work.what = job->what;
     work.submitted = tn__sim.now;
     work.duration = tn__sim_stretch(duration);
     tn__sim_stream_submit(stream, &work);

@@ -76,6 +76,21 @@ int tnsim_stall(void *stream, int stalled);
  * the driver may crash. The handle is given to the next new stream, and then is good again. */
 uint64_t tnsim_lost_stream_uses(void);
 
+/* A piece of work that has been given its time: a kernel, copy or fill. */
+typedef struct tnsim_interval {
+    uint64_t stream; /* never repeats; the streams of a device are numbered as they are made */
+    int device;
+    const char *what; /* the kernel's name, or the call's */
+    double begin_us;
+    double end_us;
+} tnsim_interval;
+
+/* From now on calls watcher for each, in the order in which they are given their times, by the
+ * thread that makes the call and with the library's lock held: it makes no call of this library.
+ * NULL ends it; so does tnsim_configure. */
+typedef void (*tnsim_watcher)(void *context, const tnsim_interval *interval);
+void tnsim_watch(tnsim_watcher watcher, void *context);
+
 uint64_t tnsim_race_count(void);
 /* Words and both stacks of race `index`, NULL if there is none such. */
 const char *tnsim_race_text(uint64_t index);

@@ -15,6 +15,7 @@
     X(tnsim_set_memory)                                                                            \
     X(tnsim_refusal)                                                                               \
     X(tnsim_stall)                                                                                 \
+    X(tnsim_watch)                                                                                 \
     X(tnsim_lost_stream_uses)                                                                      \
     X(tnsim_race_count)                                                                            \
     X(tnsim_race_text)                                                                             \

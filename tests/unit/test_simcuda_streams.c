@@ -347,6 +347,50 @@ static void threads_may_call_at_the_same_time(void **state) {
     assert_int_equal(cu->tnsim_physical_bytes(0), 0);
 }
 
+/* ---- watching -------------------------------------------------------------------------------- */
+
+typedef struct watched {
+    int count;
+    tnsim_interval last;
+} watched;
+
+static void note_interval(void *context, const tnsim_interval *interval) {
+    watched *seen = context;
+    seen->count++;
+    seen->last = *interval;
+}
+
+static void expect_interval(const watched *seen, int count, const char *what, double begin_us,
+                            double end_us) {
+    assert_int_equal(seen->count, count);
+    assert_string_equal(seen->last.what, what);
+    assert_true(seen->last.begin_us == begin_us);
+    assert_true(seen->last.end_us == end_us);
+    assert_int_equal(seen->last.device, 0);
+}
+
+static void a_watcher_sees_each_piece_of_work_at_its_time(void **state) {
+    watched seen = {0};
+    (void)state;
+    cu->tnsim_watch(note_interval, &seen);
+    run_for(first, 100);
+    expect_interval(&seen, 1, "kernel", 3.8, 103.8);
+    const uint64_t first_id = seen.last.stream;
+    EXPECT_CUDA_OK(cu->tnsim_stall(second, 1));
+    run_for(second, 10); /* queued: it has no time yet */
+    expect_interval(&seen, 1, "kernel", 3.8, 103.8);
+    run_for(first, 50);
+    expect_interval(&seen, 2, "kernel", 103.8, 153.8);
+    assert_int_equal(seen.last.stream, first_id);
+    EXPECT_CUDA_OK(cu->cuStreamSynchronize(first)); /* now 153.8 */
+    EXPECT_CUDA_OK(cu->tnsim_stall(second, 0));
+    expect_interval(&seen, 3, "kernel", 153.8, 163.8);
+    assert_int_not_equal(seen.last.stream, first_id);
+    cu->tnsim_watch(NULL, NULL);
+    run_for(first, 1);
+    assert_int_equal(seen.count, 3);
+}
+
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 static void stale_and_foreign_handles_are_invalid(void **state) {
@@ -388,6 +432,7 @@ int main(void) {
         STREAM_TEST(host_functions_run_without_the_lock),
         STREAM_TEST(each_thread_has_its_own_default_stream),
         STREAM_TEST(threads_may_call_at_the_same_time),
+        STREAM_TEST(a_watcher_sees_each_piece_of_work_at_its_time),
         STREAM_TEST(stale_and_foreign_handles_are_invalid),
     };
     return cmocka_run_group_tests_name("simcuda_streams", tests, NULL, NULL);
