@@ -1,7 +1,9 @@
 /* The norm that a layer begins with: see layer_norm.h. */
 #include "layer_norm.h"
 
-static const tn__norm_roles roles = {.x = "norm.x",
+static const tn__norm_roles roles = {.norm = "norm.norm",
+                                     .epsilon = "norm.epsilon",
+                                     .x = "norm.x",
                                      .residual = "norm.residual",
                                      .sum = "norm.sum",
                                      .gamma = "norm.gamma",

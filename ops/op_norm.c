@@ -30,14 +30,14 @@ static tn_status check_of_rows(tn__op_call *call, const char *role, tn_tensor te
 static tn_status check_kind(const tn__op_call *call, const tn_norm_args *args,
                             const tn__norm_roles *roles) {
     TN_REQUIRE((unsigned)args->norm < TN_NORM_COUNT,
-               "%s: norm is %d, expected TN_NORM_RMS or TN_NORM_LAYER", call->name,
+               "%s: %s is %d, expected TN_NORM_RMS or TN_NORM_LAYER", call->name, roles->norm,
                (int)args->norm);
     TN_REQUIRE(isfinite(args->epsilon) && args->epsilon >= 0.0f,
-               "%s: epsilon is %g, expected a finite number of at least 0", call->name,
+               "%s: %s is %g, expected a finite number of at least 0", call->name, roles->epsilon,
                (double)args->epsilon);
     TN_REQUIRE(args->norm == TN_NORM_LAYER ||
                    (tn__is_no_tensor(args->beta) && tn__is_no_tensor(args->mean)),
-               "%s: beta or mean is given, which TN_NORM_RMS has not", call->name);
+               "%s: %s or mean is given, which TN_NORM_RMS has not", call->name, roles->beta);
     TN_REQUIRE(tn__is_no_tensor(args->sum) || !tn__is_no_tensor(args->residual),
                "%s: %s is given, but no %s", call->name, roles->sum, roles->residual);
     return TN_OK;
@@ -145,8 +145,13 @@ tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__no
     return makes_something(args, n) ? TN__OP_RUN(call, norm, work) : TN_OK;
 }
 
-static const tn__norm_roles own_roles = {
-    .x = "x", .residual = "residual", .sum = "sum", .gamma = "gamma", .beta = "beta"};
+static const tn__norm_roles own_roles = {.norm = "norm",
+                                         .epsilon = "epsilon",
+                                         .x = "x",
+                                         .residual = "residual",
+                                         .sum = "sum",
+                                         .gamma = "gamma",
+                                         .beta = "beta"};
 
 tn_status tn_norm_forward(const tn_norm_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_forward", stream);

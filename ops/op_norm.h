@@ -7,7 +7,7 @@
 
 /* Names of the operands in errors: an op's own, or those in a layer's arguments. */
 typedef struct tn__norm_roles {
-    const char *x, *residual, *sum, *gamma, *beta;
+    const char *norm, *epsilon, *x, *residual, *sum, *gamma, *beta;
     const char *added, *dx, *dgamma, *dbeta; /* of a gradient */
 } tn__norm_roles;
 

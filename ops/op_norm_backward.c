@@ -3,13 +3,14 @@
 
 /* ---- checks -------------------------------------------------------------------------------- */
 
-static tn_status check_kind(const tn__op_call *call, const tn_norm_backward_args *args) {
+static tn_status check_kind(const tn__op_call *call, const tn_norm_backward_args *args,
+                            const tn__norm_roles *roles) {
     const int is_layer = args->norm == TN_NORM_LAYER;
     TN_REQUIRE((unsigned)args->norm < TN_NORM_COUNT,
-               "%s: norm is %d, expected TN_NORM_RMS or TN_NORM_LAYER", call->name,
+               "%s: %s is %d, expected TN_NORM_RMS or TN_NORM_LAYER", call->name, roles->norm,
                (int)args->norm);
     TN_REQUIRE(is_layer || (tn__is_no_tensor(args->mean) && tn__is_no_tensor(args->dbeta)),
-               "%s: mean or dbeta is given, which TN_NORM_RMS has not", call->name);
+               "%s: mean or %s is given, which TN_NORM_RMS has not", call->name, roles->dbeta);
     return TN_OK;
 }
 
@@ -24,7 +25,7 @@ static tn_status check_like_x(tn__op_call *call, const char *role, tn_tensor ten
 tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args *args,
                                   const tn__norm_roles *roles, tn__norm_gradient *n) {
     static const char of_cols[] = "one for each column of x";
-    TN_TRY(check_kind(call, args));
+    TN_TRY(check_kind(call, args, roles));
     TN_TRY(tn__op_tensor(call, roles->x, args->x, &n->x));
     TN_TRY(tn__op_require_float(call, roles->x, &n->x));
     const tn_tensor_info *x = &n->x;
@@ -139,8 +140,13 @@ static tn_status run(tn__op_call *call, const tn__norm_gradient *n,
     return tn__op_add_up_tiles(call, n->x.rows, work->skip, &sums->beta);
 }
 
-static const tn__norm_roles own_roles = {
-    .x = "x", .gamma = "gamma", .added = "added", .dx = "dx", .dgamma = "dgamma", .dbeta = "dbeta"};
+static const tn__norm_roles own_roles = {.norm = "norm",
+                                         .x = "x",
+                                         .gamma = "gamma",
+                                         .added = "added",
+                                         .dx = "dx",
+                                         .dgamma = "dgamma",
+                                         .dbeta = "dbeta"};
 
 tn_status tn_norm_backward(const tn_norm_backward_args *args, tn_stream stream) {
     tn__op_call call = tn__op_begin("tn_norm_backward", stream);
