@@ -62,8 +62,30 @@ struct tn__comm_state {
     int has_pending;
 };
 
-/* Does a collective, on the thread that calls. */
+/* Does a collective of host memory, on the thread that calls. */
 tn_status tn__mpi_collective_run(tn__comm_state *state, const tn__collective_call *call);
+
+/* Begins a collective, and its deadline: every rank sends every other its header. */
+tn_status tn__mpi_meet(tn__comm_state *state, const tn__collective_call *call);
+
+/* ---- chunks (mpi_chunks.c): what they are, a call alone says -------------------------------- */
+
+/* A stretch of the caller's memory, and where in a buffer of rows its bytes are. */
+typedef tn_status (*tn__mpi_visit)(void *context, char *address, size_t at, size_t bytes);
+
+/* 0: the headers are all of it. */
+size_t tn__mpi_chunk_count(const tn__comm_state *state, const tn__collective_call *call);
+
+/* What goes to `sent` before the exchange, and what comes from its rows after it. The next chunk's
+ * may go in before this one's come out: in place, they are different bytes. */
+tn_status tn__mpi_chunk_in(const tn__comm_state *state, const tn__collective_call *call,
+                           size_t index, tn__mpi_visit visit, void *context);
+tn_status tn__mpi_chunk_out(const tn__comm_state *state, const tn__collective_call *call,
+                            size_t index, tn__mpi_visit visit, void *context);
+
+/* From `sent` to *rows, which is sent or received. */
+tn_status tn__mpi_chunk_exchange(tn__comm_state *state, const tn__collective_call *call,
+                                 size_t index, unsigned char **rows);
 
 /* Polls requests to the deadline of the collective: 1 once all are complete; else 0, and they are
  * given up (*code is what MPI said). */
