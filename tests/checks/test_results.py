@@ -3,7 +3,8 @@
 
 usage: test_results.py RESULTS.xml LISTED_SKIPS.txt
 
-The last line printed is `N passed, N failed` or `N passed, N failed, N skipped`. The exit status
+Prints `failed: NAME` for each test that failed, and last `N passed, N failed` or `N passed, N
+failed, N skipped`. The exit status
 is 1 if a test failed, if none ran, or if a test was skipped that the list does not name with a
 reason. A line of the list is a ctest name or a pattern of names (gpu/*), white space, the reason;
 '#' starts a comment.
@@ -43,6 +44,8 @@ def judge(cases, listed, list_path):
     skipped = [name for name, status in cases if status in ("notrun", "disabled")]
     failed = len(cases) - len(passed) - len(skipped)
     unlisted = 0
+    known = ("run", "notrun", "disabled")
+    lines += [f"failed: {name}" for name, status in cases if status not in known]
     for name in skipped:
         reasons = [why for pattern, why in listed.items() if fnmatch.fnmatchcase(name, pattern)]
         if reasons:

@@ -27,6 +27,10 @@ source=$2
 judged 0 "2 passed, 0 failed" unit/a=run unit/b=run
 judged 0 "1 passed, 0 failed, 2 skipped" unit/a=run unit/abi=notrun gpu/cast=notrun
 judged 1 "1 passed, 1 failed" unit/a=run unit/b=fail
+if ! grep -qx "failed: unit/b" "$work/out"; then
+    echo "FAIL: the failed test is not named"
+    exit 1
+fi
 judged 1 "1 passed, 1 failed" unit/a=run unit/b=notrun
 judged 1 "0 passed, 1 failed"
 printf 'unit/abi\n' > "$work/listed.txt"
