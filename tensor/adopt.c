@@ -11,7 +11,9 @@
 #include "host_alloc.h"
 #include "plane_order.h"
 #include "plane_transition.h"
+#include "saved_set.h"
 #include "scope.h"
+#include "tensor_view.h"
 
 /* What kernels and GEMM libraries ask of an address that they are given. */
 enum { CUDA_ALIGNMENT = 16 };
@@ -25,56 +27,63 @@ static size_t alignment_on(tn_device *device, tn_dtype dtype) {
     return tn_dtype_bits(dtype) < 8 ? 1 : tn_dtype_bytes(dtype);
 }
 
-static tn_status check_place(tn_device *device, const char *part, const void *address) {
-    const tn__driver *driver = tn__device_driver(device);
+/* Where memory is to be used, and the call that it was given to, for the texts. */
+typedef struct adoption {
+    tn_device *device;
+    const char *call;
+} adoption;
+
+static tn_status check_place(const adoption *to, const char *part, const void *address) {
+    const tn__driver *driver = tn__device_driver(to->device);
     tn__memory_place place = TN__PLACE_UNTOLD;
     if (!driver->memory_place) return TN_OK;
-    TN_TRY(driver->memory_place(tn__device_state(device), address, &place));
+    TN_TRY(driver->memory_place(tn__device_state(to->device), address, &place));
     TN_REQUIRE(place != TN__PLACE_NONE,
-               "tn_tensor_adopt: %s at %p is neither device memory nor locked host memory", part,
+               "%s: %s at %p is neither device memory nor locked host memory", to->call, part,
                address);
-    TN_REQUIRE(place != TN__PLACE_PEER, "tn_tensor_adopt: %s at %p is memory of another device",
-               part, address);
+    TN_REQUIRE(place != TN__PLACE_PEER, "%s: %s at %p is memory of another device", to->call, part,
+               address);
     return TN_OK;
 }
 
 /* `bytes` of the `given` ones are used. */
-static tn_status check_part(tn_device *device, const char *part, const void *address, size_t given,
+static tn_status check_part(const adoption *to, const char *part, const void *address, size_t given,
                             size_t bytes, size_t alignment) {
-    TN_REQUIRE(given >= bytes, "tn_tensor_adopt: %s of the plane takes %zu bytes: %zu were given",
+    TN_REQUIRE(given >= bytes, "%s: %s of the plane takes %zu bytes: %zu were given", to->call,
                part, bytes, given);
     if (bytes == 0) return TN_OK;
-    TN_REQUIRE(address, "tn_tensor_adopt: %s is NULL, and the plane has %zu bytes of it", part,
-               bytes);
-    TN_REQUIRE((uintptr_t)address % alignment == 0,
-               "tn_tensor_adopt: %s at %p is not aligned to %zu bytes", part, address, alignment);
+    TN_REQUIRE(address, "%s: %s is NULL, and the plane has %zu bytes of it", to->call, part, bytes);
+    TN_REQUIRE((uintptr_t)address % alignment == 0, "%s: %s at %p is not aligned to %zu bytes",
+               to->call, part, address, alignment);
     TN_REQUIRE((uintptr_t)address <= UINTPTR_MAX - (bytes - 1),
-               "tn_tensor_adopt: %s of %zu bytes at %p passes the end of all addresses", part,
-               bytes, address);
-    TN_TRY(check_place(device, part, address));
-    return check_place(device, part, (const char *)address + bytes - 1);
+               "%s: %s of %zu bytes at %p passes the end of all addresses", to->call, part, bytes,
+               address);
+    TN_TRY(check_place(to, part, address));
+    return check_place(to, part, (const char *)address + bytes - 1);
 }
 
-static tn_status check_apart(const tn_foreign_memory *memory, const tn_plane_layout *layout) {
+static tn_status check_apart(const adoption *to, const tn_foreign_memory *memory,
+                             const tn_plane_layout *layout) {
     uintptr_t data = (uintptr_t)memory->data, scale = (uintptr_t)memory->scale;
     if (layout->data_bytes == 0 || layout->scale_bytes == 0) return TN_OK;
     TN_REQUIRE(data + layout->data_bytes <= scale || scale + layout->scale_bytes <= data,
-               "tn_tensor_adopt: data at %p and scales at %p overlap", memory->data, memory->scale);
+               "%s: data at %p and scales at %p overlap", to->call, memory->data, memory->scale);
     return TN_OK;
 }
 
-static tn_status check_memory(tn__tensor_object *tensor, const tn_foreign_memory *memory) {
-    tn_device *device = tensor->scope->books->device;
+static tn_status check_memory(tn__tensor_object *tensor, const tn_foreign_memory *memory,
+                              const char *call) {
+    const adoption to = {tensor->scope->books->device, call};
     tn_plane_layout layout;
     TN_TRY(tn__format_layout(tensor->format, tensor->dtype, tensor->rows, tensor->cols,
                              memory->plane, &layout));
-    size_t scale_alignment = alignment_on(device, layout.scale_dtype);
-    if (layout.global_scale_offset >= 0) scale_alignment = alignment_on(device, TN_FP32);
-    TN_TRY(check_part(device, "data", memory->data, memory->data_bytes, layout.data_bytes,
-                      alignment_on(device, tensor->dtype)));
-    TN_TRY(check_part(device, "scale", memory->scale, memory->scale_bytes, layout.scale_bytes,
+    size_t scale_alignment = alignment_on(to.device, layout.scale_dtype);
+    if (layout.global_scale_offset >= 0) scale_alignment = alignment_on(to.device, TN_FP32);
+    TN_TRY(check_part(&to, "data", memory->data, memory->data_bytes, layout.data_bytes,
+                      alignment_on(to.device, tensor->dtype)));
+    TN_TRY(check_part(&to, "scale", memory->scale, memory->scale_bytes, layout.scale_bytes,
                       scale_alignment));
-    return check_apart(memory, &layout);
+    return check_apart(&to, memory, &layout);
 }
 
 /* ---- adopting ------------------------------------------------------------------------------ */
@@ -103,10 +112,11 @@ static tn_status new_foreign(tn__books *books, const tn_foreign_memory *memory, 
     return TN_OK;
 }
 
-static tn_status adopt(tn__tensor_object *tensor, const tn_foreign_memory *memory) {
+static tn_status adopt(tn__tensor_object *tensor, const tn_foreign_memory *memory,
+                       const char *call) {
     void *blocks[TN__PART_COUNT] = {memory->data, memory->scale};
     tn__foreign *foreign = NULL;
-    TN_TRY(check_memory(tensor, memory));
+    TN_TRY(check_memory(tensor, memory, call));
     TN_TRY(new_foreign(tensor->scope->books, memory, &foreign));
     tn_status status = tn__transition_adopt(tensor, memory->plane, foreign, blocks);
     if (status != TN_OK) tn__host_free(foreign);
@@ -124,11 +134,39 @@ tn_status tn_tensor_adopt(tn_scope scope, const tn_tensor_config *config,
     TN_TRY(tn__scope_acquire(scope, &object));
     tn_status status = tn__scope_add_tensor(object, config, &tensor);
     if (status == TN_OK) {
-        status = adopt(tensor, memory);
+        status = adopt(tensor, memory, "tn_tensor_adopt");
         if (status != TN_OK) tn__scope_delete_tensor(tensor);
     }
     if (status == TN_OK) *out = tensor->handle;
     tn__scope_unlock(object);
+    return status;
+}
+
+/* Whether another plane holds the same values nobody here can tell, so there must be none. */
+static tn_status check_empty(const tn__tensor_object *tensor) {
+    for (int i = 0; i < TN_PLANE_COUNT; i++) {
+        const tn__plane_object *plane = &tensor->planes[i];
+        if (plane->state == TN_PLANE_ABSENT && !tn__plane_has_remains(plane)) continue;
+        if (plane->first_lease) return tn__fail_in_use(plane->first_lease, "adopt");
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tn_plane_adopt: tensor %s has its plane %s, which is %s: only a tensor "
+                       "without planes takes memory; drop it first",
+                       tensor->name, tn_plane_name((tn_plane)i),
+                       tn__plane_state_name(plane->state));
+    }
+    return TN_OK;
+}
+
+tn_status tn_plane_adopt(tn_tensor tensor, const tn_foreign_memory *memory) {
+    tn__tensor_object *object;
+    TN_REQUIRE(memory && memory->size == sizeof *memory,
+               "tn_plane_adopt: memory is not TN_FOREIGN_MEMORY_INIT");
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    tn_status status = tn__view_refuse(object, "adopt");
+    if (status == TN_OK) status = tn__saved_admit(object);
+    if (status == TN_OK) status = check_empty(object);
+    if (status == TN_OK) status = adopt(object, memory, "tn_plane_adopt");
+    tn__tensor_unlock(object);
     return status;
 }
 

@@ -247,6 +247,23 @@ tn_status tn_tensor_set_regatherable(tn_tensor tensor, int regatherable) {
     return TN_OK;
 }
 
+tn_status tn__tensor_contents(tn_tensor tensor, uint64_t *out) {
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    *out = tn__tensor_owner(object)->contents;
+    tn__tensor_unlock(object);
+    return TN_OK;
+}
+
+tn_status tn__tensor_check_idle(tn_tensor tensor, const char *refused) {
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    const tn__lease_object *holder = tn__tensor_lease(object);
+    tn_status status = holder ? tn__fail_in_use(holder, refused) : TN_OK;
+    tn__tensor_unlock(object);
+    return status;
+}
+
 tn_status tn__tensor_device(tn_tensor tensor, tn_device **out) {
     tn__tensor_object *object;
     TN_TRY(tn__tensor_acquire(tensor, &object));

@@ -24,4 +24,11 @@ static inline int tn__ranges_overlap(const tn__element_range *a, const tn__eleme
 /* The pool of a scope. TN_STALE_HANDLE. */
 TN_SISTER_API TN_MUST_USE tn_status tn__scope_pool(tn_scope scope, tn_pool **out);
 
+/* The number of the write that its contents are of: another one after every write; no two writes
+ * of a pool have the same. 0: it has not been written. TN_STALE_HANDLE. */
+TN_SISTER_API TN_MUST_USE tn_status tn__tensor_contents(tn_tensor tensor, uint64_t *out);
+
+/* TN_IN_USE, with the holder and `refused`, while any plane of it is leased. TN_STALE_HANDLE. */
+TN_SISTER_API TN_MUST_USE tn_status tn__tensor_check_idle(tn_tensor tensor, const char *refused);
+
 #endif

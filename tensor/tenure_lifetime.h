@@ -329,6 +329,12 @@ typedef struct tn_foreign_memory {
 TN_API TN_MUST_USE tn_status tn_tensor_adopt(tn_scope scope, const tn_tensor_config *config,
                                              const tn_foreign_memory *memory, tn_tensor *out);
 
+/* The same for a plane of a tensor that is there and has no planes: its handle stays while memory
+ * comes and goes. The plane is dropped as ever, and the memory is released behind its uses then. Of
+ * a tensor that is regatherable the last plane may be. TN_INVALID_STATE if the tensor has a plane,
+ * or is a view; TN_IN_USE while one is leased; else as tn_tensor_adopt. */
+TN_API TN_MUST_USE tn_status tn_plane_adopt(tn_tensor tensor, const tn_foreign_memory *memory);
+
 /* Tensors for other libraries and from them, without a copy. The structs are those of dlpack.h, of
  * DLPack 1.x (versioned) and of the time before: a program that looks into them includes it. */
 struct DLManagedTensor;

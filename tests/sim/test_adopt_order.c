@@ -141,6 +141,28 @@ static void an_owner_whose_stream_has_ended_gets_it_back_on_the_default_stream(v
     owner_close(&self);
 }
 
+/* The handle stays, and the memory goes to and fro: each use comes between two of the owner's. */
+static void a_plane_that_comes_and_goes_is_between_the_owners_uses(void **state) {
+    owner self;
+    tn_tensor tensor;
+    (void)state;
+    owner_open(&self);
+    tn_tensor_config config = config_of();
+    tn_foreign_memory memory = memory_of(&self, self.data);
+    config.regatherable = 1;
+    EXPECT_OK(tn_tensor_create(self.f.scope, &config, &tensor));
+    touch(&self, 1, self.stream);
+    for (int round = 1; round <= 3; round++) {
+        EXPECT_OK(tn_plane_adopt(tensor, &memory));
+        use(&self, tensor, TN_READ, self.f.stream);
+        use(&self, tensor, TN_READ, self.f.other);
+        EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_DATA, self.f.stream));
+        assert_int_equal(self.released, round);
+        assert_int_equal(test_sim_get()->race_count(), 0);
+    }
+    owner_close(&self);
+}
+
 /* ---- failures ------------------------------------------------------------------------------ */
 
 static void a_release_waits_until_the_driver_works(void **state) {
@@ -229,6 +251,7 @@ static void memory_of_another_device_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(our_uses_come_between_the_owners),
+        cmocka_unit_test(a_plane_that_comes_and_goes_is_between_the_owners_uses),
         cmocka_unit_test(an_owner_that_does_not_wait_races),
         cmocka_unit_test(an_owner_whose_stream_has_ended_gets_it_back_on_the_default_stream),
         cmocka_unit_test(a_release_waits_until_the_driver_works),

@@ -342,6 +342,93 @@ static void an_adoption_that_fails_changes_nothing(void **state) {
     owner_deinit(&owner);
 }
 
+/* ---- a tensor that stays ------------------------------------------------------------------- */
+
+static tn_tensor regatherable_tensor(const tensor_fixture *f) {
+    tn_tensor_config config = config_of();
+    tn_tensor tensor = {0};
+    config.regatherable = 1;
+    EXPECT_OK(tn_tensor_create(f->scope, &config, &tensor));
+    return tensor;
+}
+
+static void a_tensor_takes_memory_again_and_again(void **state) {
+    tensor_fixture f;
+    lender owner;
+    (void)state;
+    tensor_fixture_open(&f);
+    owner_init(&owner);
+    tn_foreign_memory memory = memory_of(&owner, f.other);
+    tn_tensor tensor = regatherable_tensor(&f);
+    for (int round = 1; round <= 3; round++) {
+        EXPECT_OK(tn_plane_adopt(tensor, &memory));
+        fixture_expect_states(tensor, TN_PLANE_VALID, TN_PLANE_ABSENT);
+        EXPECT_OK(tn_plane_require(tensor, TN_PLANE_COL, f.stream));
+        expect_bytes(&f, DATA_BYTES + 3 * 4 * 4, DATA_BYTES + SCALE_BYTES);
+        EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_COL, f.stream));
+        EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_ROW, f.stream)); /* the last copy */
+        assert_int_equal(owner.released, round);
+        fixture_expect_states(tensor, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
+        expect_bytes(&f, 0, 0);
+    }
+    tensor_fixture_close(&f);
+    assert_int_equal(owner.released, 3);
+    owner_deinit(&owner);
+}
+
+static void a_tensor_that_has_a_plane_takes_none(void **state) {
+    tensor_fixture f;
+    lender owner;
+    tn_tensor view;
+    (void)state;
+    tensor_fixture_open(&f);
+    owner_init(&owner);
+    tn_foreign_memory memory = memory_of(&owner, f.other);
+    tn_tensor tensor = regatherable_tensor(&f);
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_COL, TN_WRITE, f.stream);
+    EXPECT_STATUS(tn_plane_adopt(tensor, &memory), TN_IN_USE);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_STATUS(tn_plane_adopt(tensor, &memory), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("tensor theirs has its plane COL, which is VALID");
+    EXPECT_OK(tn_plane_drop(tensor, TN_PLANE_COL, f.stream));
+    memory.data_bytes--;
+    EXPECT_STATUS(tn_plane_adopt(tensor, &memory), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("tn_plane_adopt: data of the plane takes");
+    memory.data_bytes++;
+    EXPECT_OK(tn_tensor_view_rows(tensor, 0, 128, f.scope, &view));
+    EXPECT_STATUS(tn_plane_adopt(view, &memory), TN_INVALID_STATE);
+    EXPECT_OK(tn_plane_adopt(tensor, &memory));
+    EXPECT_STATUS(tn_plane_adopt(tensor, &memory), TN_INVALID_STATE);
+    EXPECT_OK(tn_tensor_destroy(view, f.stream));
+    EXPECT_OK(tn_tensor_destroy(tensor, f.stream));
+    EXPECT_STATUS(tn_plane_adopt(tensor, &memory), TN_STALE_HANDLE);
+    EXPECT_STATUS(tn_plane_adopt(tensor, NULL), TN_INVALID_ARGUMENT);
+    assert_int_equal(owner.released, 1);
+    tensor_fixture_close(&f);
+    owner_deinit(&owner);
+}
+
+static void a_plane_that_can_not_be_adopted_stays_absent(void **state) {
+    tensor_fixture f;
+    lender owner;
+    (void)state;
+    tensor_fixture_open(&f);
+    owner_init(&owner);
+    tn_foreign_memory memory = memory_of(&owner, f.other);
+    tn_tensor tensor = regatherable_tensor(&f);
+    size_t blocks = tn__host_live_blocks();
+    tn__host_alloc_fault(1, 0);
+    EXPECT_STATUS(tn_plane_adopt(tensor, &memory), TN_OUT_OF_HOST_MEMORY);
+    tn__host_alloc_fault(0, 0);
+    assert_int_equal(tn__host_live_blocks(), blocks);
+    fixture_expect_states(tensor, TN_PLANE_ABSENT, TN_PLANE_ABSENT);
+    expect_bytes(&f, 0, 0);
+    EXPECT_OK(tn_plane_adopt(tensor, &memory));
+    tensor_fixture_close(&f);
+    assert_int_equal(owner.released, 1);
+    owner_deinit(&owner);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_plane_is_the_memory_itself),
@@ -353,6 +440,9 @@ int main(void) {
         cmocka_unit_test(memory_that_does_not_fit_the_plane_is_refused),
         cmocka_unit_test(a_plane_without_elements_needs_no_memory),
         cmocka_unit_test(an_adoption_that_fails_changes_nothing),
+        cmocka_unit_test(a_tensor_takes_memory_again_and_again),
+        cmocka_unit_test(a_tensor_that_has_a_plane_takes_none),
+        cmocka_unit_test(a_plane_that_can_not_be_adopted_stays_absent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
