@@ -63,7 +63,8 @@ enum {
     TN__CU_POINTER_MEMORY_TYPE = 2,
     TN__CU_POINTER_DEVICE_ORDINAL = 9,
     TN__CU_MEMORY_TYPE_HOST = 1,
-    TN__CU_MEMORY_TYPE_DEVICE = 2
+    TN__CU_MEMORY_TYPE_DEVICE = 2,
+    TN__CU_MEMORY_TYPE_UNIFIED = 4
 };
 
 /* Handle values of streams that nobody creates. */
@@ -100,6 +101,24 @@ typedef struct tn__cu_pool_properties {
     unsigned short usage;
     unsigned char reserved[54];
 } tn__cu_pool_properties;
+
+/* CUDA_MEMCPY2D, with addresses that say themselves what they are of. */
+typedef struct tn__cu_row_copy {
+    size_t src_x, src_y;
+    int src_type; /* TN__CU_MEMORY_TYPE_UNIFIED */
+    const void *src_host;
+    tn__cu_address src;
+    void *src_array;
+    size_t src_stride;
+    size_t dst_x, dst_y;
+    int dst_type;
+    void *dst_host;
+    tn__cu_address dst;
+    void *dst_array;
+    size_t dst_stride;
+    size_t row_bytes;
+    size_t rows;
+} tn__cu_row_copy;
 
 typedef struct tn__cu_launch_attribute {
     int id;
@@ -155,6 +174,7 @@ typedef struct tn__cu_launch_config {
     X(REQUIRED, event_synchronize, "cuEventSynchronize", (void *event))                            \
     X(REQUIRED, copy, "cuMemcpyAsync",                                                             \
       (tn__cu_address dst, tn__cu_address src, size_t bytes, void *stream))                        \
+    X(OPTIONAL, copy_rows, "cuMemcpy2DAsync_v2", (const tn__cu_row_copy *copy, void *stream))      \
     X(REQUIRED, fill, "cuMemsetD8Async",                                                           \
       (tn__cu_address dst, unsigned char byte, size_t bytes, void *stream))                        \
     X(VMM, mem_granularity, "cuMemGetAllocationGranularity",                                       \

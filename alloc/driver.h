@@ -30,6 +30,16 @@ typedef struct tn__range {
 
 enum { TN__BOX_MAP_BYTES = 128 };
 
+/* Rows of a matrix that may lie in wider ones. */
+typedef struct tn__row_copy {
+    void *dst;
+    size_t dst_stride; /* bytes from one row to the next: row_bytes or more */
+    const void *src;
+    size_t src_stride;
+    size_t row_bytes;
+    size_t rows;
+} tn__row_copy;
+
 typedef struct tn__launch {
     unsigned grid[3];
     unsigned block[3];
@@ -142,6 +152,7 @@ typedef struct tn__driver {
     /* Work in stream order. */
     tn_status (*copy)(tn__driver_device *device, void *dst, const void *src, size_t bytes,
                       tn_stream stream);
+    tn_status (*copy_rows)(tn__driver_device *device, const tn__row_copy *rows, tn_stream stream);
     tn_status (*fill)(tn__driver_device *device, void *dst, unsigned char byte, size_t bytes,
                       tn_stream stream);
     /* Runs task(argument) in stream order on a host thread; the task makes no driver call. */

@@ -278,6 +278,7 @@ const tn__driver tn__driver_cuda = {
     .event_synchronize = tn__cuda_event_synchronize,
     .stream_wait_event = tn__cuda_stream_wait_event,
     .copy = tn__cuda_copy,
+    .copy_rows = tn__cuda_copy_rows,
     .fill = tn__cuda_fill,
     .host_task = tn__cuda_host_task,
     .module_load = tn__cuda_module_load,

@@ -144,6 +144,7 @@ tn_status tn__cuda_event_synchronize(tn__driver_device *device, tn__event event)
 tn_status tn__cuda_stream_wait_event(tn__driver_device *device, tn_stream stream, tn__event event);
 tn_status tn__cuda_copy(tn__driver_device *device, void *dst, const void *src, size_t bytes,
                         tn_stream stream);
+tn_status tn__cuda_copy_rows(tn__driver_device *device, const tn__row_copy *rows, tn_stream stream);
 tn_status tn__cuda_fill(tn__driver_device *device, void *dst, unsigned char byte, size_t bytes,
                         tn_stream stream);
 tn_status tn__cuda_host_task(tn__driver_device *device, tn__host_task task, void *argument,

@@ -256,6 +256,24 @@ tn_status tn__cuda_copy(tn__driver_device *device, void *dst, const void *src, s
                         stream);
 }
 
+tn_status tn__cuda_copy_rows(tn__driver_device *device, const tn__row_copy *rows,
+                             tn_stream stream) {
+    const tn__cu_row_copy copy = {.src_type = TN__CU_MEMORY_TYPE_UNIFIED,
+                                  .src = (tn__cu_address)(uintptr_t)rows->src,
+                                  .src_stride = rows->src_stride,
+                                  .dst_type = TN__CU_MEMORY_TYPE_UNIFIED,
+                                  .dst = (tn__cu_address)(uintptr_t)rows->dst,
+                                  .dst_stride = rows->dst_stride,
+                                  .row_bytes = rows->row_bytes,
+                                  .rows = rows->rows};
+    tn__cuda_call call;
+    TN__CUDA_NEED(device, copy_rows, "cuMemcpy2DAsync_v2");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code = device->cu->copy_rows(&copy, stream);
+    return tn__cuda_end(&call, code, "cuMemcpy2DAsync(%p, %p, %zu rows of %zu bytes, stream %p)",
+                        rows->dst, rows->src, rows->rows, rows->row_bytes, stream);
+}
+
 tn_status tn__cuda_fill(tn__driver_device *device, void *dst, unsigned char byte, size_t bytes,
                         tn_stream stream) {
     tn__cuda_call call;

@@ -362,6 +362,15 @@ static tn_status host_copy(tn__driver_device *device, void *dst, const void *src
     return put_work(device, stream, &work);
 }
 
+static tn_status host_copy_rows(tn__driver_device *device, const tn__row_copy *rows,
+                                tn_stream stream) {
+    TN_TRY(begin_call(device, TN_CALL_LAUNCH));
+    TN_REQUIRE(rows->dst && rows->src, "a copy of %zu rows of %zu bytes from %p to %p", rows->rows,
+               rows->row_bytes, rows->src, rows->dst);
+    tn__host_work work = {.kind = TN__HOST_COPY_ROWS, .rows = *rows};
+    return put_work(device, stream, &work);
+}
+
 static tn_status host_fill(tn__driver_device *device, void *dst, unsigned char byte, size_t bytes,
                            tn_stream stream) {
     TN_TRY(begin_call(device, TN_CALL_LAUNCH));
@@ -410,6 +419,7 @@ const tn__driver tn__driver_host = {
     .event_synchronize = host_event_synchronize,
     .stream_wait_event = host_stream_wait_event,
     .copy = host_copy,
+    .copy_rows = host_copy_rows,
     .fill = host_fill,
     .host_task = host_host_task,
     .now_us = host_now_us,

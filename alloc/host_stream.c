@@ -34,9 +34,17 @@ struct tn__host_stream {
     pthread_t worker;
 };
 
+static void copy_rows(const tn__row_copy *copy) {
+    char *dst = copy->dst;
+    const char *src = copy->src;
+    for (size_t i = 0; i < copy->rows; i++)
+        memmove(dst + i * copy->dst_stride, src + i * copy->src_stride, copy->row_bytes);
+}
+
 static void do_work(const tn__host_work *work) {
     switch (work->kind) {
     case TN__HOST_COPY: memmove(work->dst, work->src, work->bytes); break;
+    case TN__HOST_COPY_ROWS: copy_rows(&work->rows); break;
     case TN__HOST_FILL: memset(work->dst, work->byte, work->bytes); break;
     case TN__HOST_TASK: work->task(work->argument); break;
     case TN__HOST_WAIT:

@@ -20,6 +20,7 @@ typedef struct tn__host_stream tn__host_stream;
 
 typedef enum tn__host_work_kind {
     TN__HOST_COPY,
+    TN__HOST_COPY_ROWS,
     TN__HOST_FILL,
     TN__HOST_TASK,
     TN__HOST_WAIT
@@ -31,6 +32,7 @@ typedef struct tn__host_work {
     void *dst;              /* COPY, FILL */
     const void *src;        /* COPY */
     size_t bytes;           /* COPY, FILL */
+    tn__row_copy rows;      /* COPY_ROWS */
     tn__host_task task;     /* TASK */
     void *argument;         /* TASK */
     tn__host_stream *other; /* WAIT: a reference of its own */

@@ -51,6 +51,25 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef void (*CUhostFn)(void *argument);
 
+enum { CU_MEMORYTYPE_UNIFIED = 4 };
+
+typedef struct CUDA_MEMCPY2D {
+    size_t srcXInBytes, srcY;
+    int srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    void *srcArray;
+    size_t srcPitch;
+    size_t dstXInBytes, dstY;
+    int dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    void *dstArray;
+    size_t dstPitch;
+    size_t WidthInBytes;
+    size_t Height;
+} CUDA_MEMCPY2D;
+
 /* Streams that exist without being created; NULL is the legacy one too. */
 #define CU_STREAM_LEGACY     ((CUstream)(uintptr_t)1)
 #define CU_STREAM_PER_THREAD ((CUstream)(uintptr_t)2)
@@ -246,6 +265,7 @@ CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream);
 CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char byte, size_t count, CUstream stream);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument);
 

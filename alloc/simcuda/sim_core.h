@@ -98,6 +98,7 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuEventSynchronize, CONTEXT, 0)                                                              \
     X(cuEventElapsedTime, CONTEXT, 0)                                                              \
     X(cuMemcpyAsync, CONTEXT, 0)                                                                   \
+    X(cuMemcpy2DAsync_v2, CONTEXT, 0)                                                              \
     X(cuMemsetD8Async, CONTEXT, 0)                                                                 \
     X(cuLaunchHostFunc, CONTEXT, 0)                                                                \
     X(tnsim_launch, CONTEXT, 0)

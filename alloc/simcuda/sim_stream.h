@@ -49,7 +49,11 @@ typedef struct sim_work {
     sim_ticket *ticket; /* of RECORD and WAIT; the work holds a reference */
     CUdeviceptr dst;
     CUdeviceptr src;
-    size_t bytes;
+    size_t bytes; /* that move */
+    size_t rows;  /* of a COPY of rows; 0: of one piece */
+    size_t row_bytes;
+    size_t dst_stride;
+    size_t src_stride;
     int to_device; /* which sides are device memory, as known when it was submitted */
     int from_device;
     unsigned char byte;

@@ -82,6 +82,12 @@ static CUresult run_kernel(sim_stream *stream, const sim_job *job, sim_ns cost) 
     return CUDA_SUCCESS;
 }
 
+/* From the first byte of a side to its last: rows that lie apart are watched with what is between
+ * them. */
+static size_t side_bytes(const sim_work *work, size_t stride) {
+    return work->rows ? (work->rows - 1) * stride + work->row_bytes : work->bytes;
+}
+
 static CUresult run_transfer(sim_stream *stream, const sim_job *job, sim_ns cost) {
     sim_job checked = *job;
     sim_work *work = &checked.work;
@@ -91,16 +97,18 @@ static CUresult run_transfer(sim_stream *stream, const sim_job *job, sim_ns cost
     size_t sides = (size_t)to_device + (size_t)from_device;
     int crosses_link = has_source && to_device != from_device;
     int device = stream->device;
+    size_t dst_bytes = side_bytes(work, work->dst_stride);
+    size_t src_bytes = side_bytes(work, work->src_stride);
     sim_operation operation;
-    if (!side_is_ok(work->dst, work->bytes, device, 1)) return illegal_address(device);
-    if (has_source && !side_is_ok(work->src, work->bytes, device, 0)) {
+    if (!side_is_ok(work->dst, dst_bytes, device, 1)) return illegal_address(device);
+    if (has_source && !side_is_ok(work->src, src_bytes, device, 0)) {
         return illegal_address(device);
     }
     tn__sim_spend(cost);
     tn__sim_stream_begin(stream);
     tn__sim_operation_of_stream(&operation, stream, job->what);
-    if (has_source) touch_range(&operation, work->src, work->bytes, SIM_ACCESS_READ);
-    touch_range(&operation, work->dst, work->bytes, SIM_ACCESS_WRITE);
+    if (has_source) touch_range(&operation, work->src, src_bytes, SIM_ACCESS_READ);
+    touch_range(&operation, work->dst, dst_bytes, SIM_ACCESS_WRITE);
     work->to_device = to_device;
     work->from_device = from_device;
     submit_work(stream, &checked,
@@ -163,6 +171,31 @@ CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream 
     return tn__sim_leave(copy(dst, src, bytes, stream));
 }
 
+/* Of plain addresses, as nothing here has arrays or offsets. */
+static CUresult copy_rows(const CUDA_MEMCPY2D *copy, CUstream handle) {
+    sim_stream *stream = tn__sim_stream_find(handle);
+    sim_job job = {.work = {.kind = SIM_WORK_COPY}, .what = "cuMemcpy2DAsync"};
+    if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (!copy) return CUDA_ERROR_INVALID_VALUE;
+    if (copy->srcMemoryType != CU_MEMORYTYPE_UNIFIED || copy->srcXInBytes || copy->srcY ||
+        copy->dstMemoryType != CU_MEMORYTYPE_UNIFIED || copy->dstXInBytes || copy->dstY)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (copy->WidthInBytes == 0 || copy->Height == 0) return CUDA_SUCCESS;
+    if (!copy->srcDevice || !copy->dstDevice) return CUDA_ERROR_INVALID_VALUE;
+    if (copy->srcPitch < copy->WidthInBytes || copy->dstPitch < copy->WidthInBytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    job.work.dst = copy->dstDevice, job.work.dst_stride = copy->dstPitch;
+    job.work.src = copy->srcDevice, job.work.src_stride = copy->srcPitch;
+    job.work.row_bytes = copy->WidthInBytes, job.work.rows = copy->Height;
+    job.work.bytes = copy->WidthInBytes * copy->Height;
+    return put(stream, &job);
+}
+
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
+    SIM_ENTER(cuMemcpy2DAsync_v2);
+    return tn__sim_leave(copy_rows(copy, stream));
+}
+
 static CUresult fill(CUdeviceptr dst, unsigned char byte, size_t bytes, CUstream handle) {
     sim_stream *stream = tn__sim_stream_find(handle);
     sim_job job = {.work = {.kind = SIM_WORK_FILL, .dst = dst, .byte = byte, .bytes = bytes},
@@ -208,12 +241,18 @@ static int can_touch(const sim_stream *stream, CUdeviceptr address, size_t bytes
 void tn__sim_work_move(const sim_stream *stream, const sim_work *work) {
     void *dst = (void *)(uintptr_t)work->dst;
     const void *src = (const void *)(uintptr_t)work->src;
-    if (work->to_device && !can_touch(stream, work->dst, work->bytes, 1)) return;
-    if (work->from_device && !can_touch(stream, work->src, work->bytes, 0)) return;
+    size_t dst_bytes = side_bytes(work, work->dst_stride);
+    size_t src_bytes = side_bytes(work, work->src_stride);
+    if (work->to_device && !can_touch(stream, work->dst, dst_bytes, 1)) return;
+    if (work->from_device && !can_touch(stream, work->src, src_bytes, 0)) return;
     if (work->kind == SIM_WORK_FILL)
         memset(dst, work->byte, work->bytes);
-    else
+    else if (work->rows == 0)
         memmove(dst, src, work->bytes);
+    for (size_t i = 0; i < work->rows; i++) {
+        memmove((char *)dst + i * work->dst_stride, (const char *)src + i * work->src_stride,
+                work->row_bytes);
+    }
 }
 
 /* ---- control: take, stamp, stall ------------------------------------------------------------ */

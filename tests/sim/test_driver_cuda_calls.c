@@ -357,6 +357,11 @@ static tn_status call_event_synchronize(objects *on) {
 static tn_status call_copy(objects *on) {
     return cuda->copy(on->device, &on->host_bytes, on->block, sizeof on->host_bytes, on->stream);
 }
+static tn_status call_copy_rows(objects *on) {
+    tn__row_copy rows = {.dst = on->block, .dst_stride = 64, .src_stride = 32, .row_bytes = 16};
+    rows.src = (char *)on->block + MIB, rows.rows = 4;
+    return cuda->copy_rows(on->device, &rows, on->stream);
+}
 static tn_status call_fill(objects *on) {
     return cuda->fill(on->device, on->block, 1, MIB, on->stream);
 }
@@ -401,6 +406,7 @@ static const call_row call_rows[] = {
     {"cuEventQuery", "cuEventQuery(", TN_OUT_OF_DEVICE_MEMORY, call_event_is_done},
     {"cuEventSynchronize", "cuEventSynchronize(", TN_OUT_OF_DEVICE_MEMORY, call_event_synchronize},
     {"cuMemcpyAsync", "cuMemcpyAsync(", TN_OUT_OF_DEVICE_MEMORY, call_copy},
+    {"cuMemcpy2DAsync_v2", "cuMemcpy2DAsync(", TN_OUT_OF_DEVICE_MEMORY, call_copy_rows},
     {"cuMemsetD8Async", "cuMemsetD8Async(", TN_OUT_OF_DEVICE_MEMORY, call_fill},
     {"cuLaunchHostFunc", "cuLaunchHostFunc(", TN_OUT_OF_DEVICE_MEMORY, call_host_task},
     {"cuCtxGetCurrent", "cuCtxGetCurrent()", TN_DRIVER_ERROR, call_mem_alloc},

@@ -51,6 +51,7 @@ SAME(TN__CU_POINTER_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
 SAME(TN__CU_POINTER_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
 SAME(TN__CU_MEMORY_TYPE_HOST, CU_MEMORYTYPE_HOST);
 SAME(TN__CU_MEMORY_TYPE_DEVICE, CU_MEMORYTYPE_DEVICE);
+SAME(TN__CU_MEMORY_TYPE_UNIFIED, CU_MEMORYTYPE_UNIFIED);
 SAME(TN__CU_MEM_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
 
 SAME(TN__CU_ATTRIBUTE_MULTIPROCESSOR_COUNT, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
@@ -109,6 +110,15 @@ SAME_PLACE(tn__cu_allocation, reserved, CUmemAllocationProp, allocFlags.reserved
 SAME_SIZE(tn__cu_access, CUmemAccessDesc);
 SAME_PLACE(tn__cu_access, location, CUmemAccessDesc, location);
 SAME_PLACE(tn__cu_access, flags, CUmemAccessDesc, flags);
+SAME_SIZE(tn__cu_row_copy, CUDA_MEMCPY2D);
+SAME_PLACE(tn__cu_row_copy, src_type, CUDA_MEMCPY2D, srcMemoryType);
+SAME_PLACE(tn__cu_row_copy, src, CUDA_MEMCPY2D, srcDevice);
+SAME_PLACE(tn__cu_row_copy, src_stride, CUDA_MEMCPY2D, srcPitch);
+SAME_PLACE(tn__cu_row_copy, dst_type, CUDA_MEMCPY2D, dstMemoryType);
+SAME_PLACE(tn__cu_row_copy, dst, CUDA_MEMCPY2D, dstDevice);
+SAME_PLACE(tn__cu_row_copy, dst_stride, CUDA_MEMCPY2D, dstPitch);
+SAME_PLACE(tn__cu_row_copy, row_bytes, CUDA_MEMCPY2D, WidthInBytes);
+SAME_PLACE(tn__cu_row_copy, rows, CUDA_MEMCPY2D, Height);
 SAME_SIZE(void *, CUmemoryPool);
 SAME_SIZE(int, CUmemPool_attribute);
 SAME_SIZE(tn__cu_pool_properties, CUmemPoolProps);
@@ -156,6 +166,7 @@ TAKES(cuEventRecord(ANY, ANY));
 TAKES(cuEventQuery(ANY));
 TAKES(cuEventSynchronize(ANY));
 TAKES(cuMemcpyAsync(ADDRESS, ADDRESS, BYTES, ANY));
+TAKES(cuMemcpy2DAsync(ANY, ANY));
 TAKES(cuMemsetD8Async(ADDRESS, (unsigned char)0, BYTES, ANY));
 TAKES(cuMemGetAllocationGranularity(OUT_BYTES, ANY, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
 TAKES(cuMemAddressReserve((tn__cu_address *)0, BYTES, BYTES, ADDRESS, 0ull));
@@ -210,12 +221,12 @@ TAKES(cuTensorMapEncodeTiled(ANY, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2u, ANY, (const
 #define AS_NAME(need, field, name, parameters) {#field, name},
 static const char *const ours[][2] = {TN__CU_CALLS(AS_NAME)};
 static const char *const versioned[] = {
-    AS_TEXT(cuDeviceTotalMem),  AS_TEXT(cuDevicePrimaryCtxRelease),
-    AS_TEXT(cuCtxPushCurrent),  AS_TEXT(cuCtxPopCurrent),
-    AS_TEXT(cuMemGetInfo),      AS_TEXT(cuMemAlloc),
-    AS_TEXT(cuMemFree),         AS_TEXT(cuStreamDestroy),
-    AS_TEXT(cuEventDestroy),    AS_TEXT(cuDeviceGetUuid),
-    "cuStreamGetCaptureInfo_v2"};
+    AS_TEXT(cuDeviceTotalMem), AS_TEXT(cuDevicePrimaryCtxRelease),
+    AS_TEXT(cuCtxPushCurrent), AS_TEXT(cuCtxPopCurrent),
+    AS_TEXT(cuMemGetInfo),     AS_TEXT(cuMemAlloc),
+    AS_TEXT(cuMemFree),        AS_TEXT(cuStreamDestroy),
+    AS_TEXT(cuEventDestroy),   AS_TEXT(cuDeviceGetUuid),
+    AS_TEXT(cuMemcpy2DAsync),  "cuStreamGetCaptureInfo_v2"};
 
 int main(void) {
     size_t found = 0, expected = sizeof versioned / sizeof *versioned, with_version = 0;

@@ -113,6 +113,24 @@ static void fill_and_copy_run_in_order_on_the_default_stream(void **state) {
     host->close(device);
 }
 
+static void rows_are_copied_between_matrices_of_other_widths(void **state) {
+    (void)state;
+    unsigned char narrow[3 * 5], wide[3 * 8] = {0}, expected[3 * 8] = {0};
+    tn__row_copy rows = {.dst = wide + 2, .dst_stride = 8, .src = narrow + 1, .src_stride = 5};
+    tn__driver_device *device = open_device();
+    rows.row_bytes = 4, rows.rows = 3;
+    for (size_t i = 0; i < sizeof narrow; i++)
+        narrow[i] = (unsigned char)(i + 1);
+    for (size_t i = 0; i < 12; i++)
+        expected[i / 4 * 8 + 2 + i % 4] = narrow[i / 4 * 5 + 1 + i % 4];
+    EXPECT_OK(host->copy_rows(device, &rows, NULL));
+    EXPECT_OK(host->stream_synchronize(device, NULL));
+    assert_memory_equal(wide, expected, sizeof wide);
+    rows.src = NULL;
+    EXPECT_STATUS(host->copy_rows(device, &rows, NULL), TN_INVALID_ARGUMENT);
+    host->close(device);
+}
+
 static void an_event_holds_another_stream_until_its_work_is_done(void **state) {
     (void)state;
     int list[2] = {0, 0}, at = 0;
@@ -336,6 +354,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(work_is_done_in_the_order_of_the_stream),
         cmocka_unit_test(fill_and_copy_run_in_order_on_the_default_stream),
+        cmocka_unit_test(rows_are_copied_between_matrices_of_other_widths),
         cmocka_unit_test(an_event_holds_another_stream_until_its_work_is_done),
         cmocka_unit_test(recording_anew_and_destroying_leave_earlier_waits_as_they_were),
         cmocka_unit_test(an_event_never_recorded_is_complete),

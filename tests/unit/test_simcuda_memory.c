@@ -265,6 +265,36 @@ static void backed_memory_begins_with_poison_and_keeps_data(void **state) {
     simcuda_end();
 }
 
+static void rows_move_between_matrices_of_other_widths(void **state) {
+    unsigned char wide[3 * 8], expected[3 * 8], narrow[3 * 4];
+    CUDA_MEMCPY2D rows = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED, .srcPitch = 4};
+    simcuda_block block;
+    CUstream stream;
+    (void)state;
+    cu = simcuda_start(16 * MIB, 1);
+    stream = simcuda_stream();
+    block = simcuda_block_create(2 * MIB, 2);
+    for (size_t i = 0; i < sizeof expected; i++)
+        expected[i] = 7;
+    for (size_t i = 0; i < sizeof narrow; i++)
+        narrow[i] = expected[i / 4 * 8 + 2 + i % 4] = (unsigned char)(100 + i);
+    rows.srcDevice = (uintptr_t)narrow;
+    rows.dstMemoryType = CU_MEMORYTYPE_UNIFIED, rows.dstDevice = block.address + 2;
+    rows.dstPitch = 8, rows.WidthInBytes = 4, rows.Height = 3;
+    EXPECT_CUDA_OK(cu->cuMemsetD8Async(block.address, 7, sizeof wide, stream));
+    EXPECT_CUDA_OK(cu->cuMemcpy2DAsync_v2(&rows, stream));
+    EXPECT_CUDA_OK(cu->cuMemcpyAsync((uintptr_t)wide, block.address, sizeof wide, stream));
+    EXPECT_CUDA_OK(cu->cuStreamSynchronize(stream));
+    assert_memory_equal(wide, expected, sizeof wide);
+    rows.dstPitch = 3;
+    EXPECT_CUDA(cu->cuMemcpy2DAsync_v2(&rows, stream), CUDA_ERROR_INVALID_VALUE);
+    rows.dstPitch = 8, rows.srcY = 1;
+    EXPECT_CUDA(cu->cuMemcpy2DAsync_v2(&rows, stream), CUDA_ERROR_NOT_SUPPORTED);
+    simcuda_block_destroy(&block);
+    EXPECT_CUDA_OK(cu->cuStreamDestroy_v2(stream));
+    simcuda_end();
+}
+
 static void a_handle_keeps_its_bytes_when_it_moves(void **state) {
     CUmemGenericAllocationHandle handle;
     CUdeviceptr address;
@@ -371,6 +401,7 @@ int main(void) {
         cmocka_unit_test(an_illegal_touch_kills_the_context),
         cmocka_unit_test(legal_touches_are_fine),
         cmocka_unit_test(backed_memory_begins_with_poison_and_keeps_data),
+        cmocka_unit_test(rows_move_between_matrices_of_other_widths),
         cmocka_unit_test(a_handle_keeps_its_bytes_when_it_moves),
         cmocka_unit_test(touching_outside_traps),
         cmocka_unit_test(unbacked_memory_traps_on_touch),
