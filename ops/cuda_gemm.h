@@ -101,6 +101,9 @@ cublasStatus_t tn__gemm_offers_get(const tn__cuda_gemm *gemm, const tn__blas_pro
 cublasStatus_t tn__gemm_offer_check(const tn__cuda_gemm *gemm, const tn__blas_product *product,
                                     const tn__blas_shape *shape,
                                     const cublasLtMatmulAlgo_t *algorithm, size_t *workspace_bytes);
+/* One of the numbers that make an algorithm what it is; 0 if it has not such a one. */
+uint32_t tn__gemm_attribute(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm,
+                            cublasLtMatmulAlgoConfigAttributes_t which);
 int tn__gemm_is_algorithm(const tn__gemm_candidate *candidate, const cublasLtMatmulAlgo_t *algo);
 
 /* ---- a call --------------------------------------------------------------------------------- */

@@ -102,6 +102,22 @@ cublasStatus_t tn__gemm_offer_check(const tn__cuda_gemm *gemm, const tn__blas_pr
     return CUBLAS_STATUS_SUCCESS;
 }
 
+uint32_t tn__gemm_attribute(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm,
+                            cublasLtMatmulAlgoConfigAttributes_t which) {
+    const int is_short = which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ||
+                         which == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
+    uint32_t value = 0;
+    uint16_t narrow = 0;
+    size_t written = 0;
+    if (is_short) {
+        (void)blas->MatmulAlgoConfigGetAttribute(algorithm, which, &narrow, sizeof narrow,
+                                                 &written);
+        return narrow;
+    }
+    (void)blas->MatmulAlgoConfigGetAttribute(algorithm, which, &value, sizeof value, &written);
+    return value;
+}
+
 /* What all offers of a shape differ in. */
 typedef struct variation {
     uint32_t tile;

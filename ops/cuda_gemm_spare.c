@@ -26,22 +26,6 @@ enum { SPARED_STEP = TN__NARROW_CLUSTER, SPARED_PART_MAX = 16 /* of all: a sixte
 
 /* ---- the same algorithm ---------------------------------------------------------------------- */
 
-static uint32_t attribute_of(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm,
-                             cublasLtMatmulAlgoConfigAttributes_t which) {
-    const int is_short = which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ||
-                         which == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID;
-    uint32_t value = 0;
-    uint16_t narrow = 0;
-    size_t written = 0;
-    if (is_short) {
-        (void)blas->MatmulAlgoConfigGetAttribute(algorithm, which, &narrow, sizeof narrow,
-                                                 &written);
-        return narrow;
-    }
-    (void)blas->MatmulAlgoConfigGetAttribute(algorithm, which, &value, sizeof value, &written);
-    return value;
-}
-
 static int are_alike(const tn__blas *blas, const tn__gemm_candidate *x,
                      const tn__gemm_candidate *y) {
     static const cublasLtMatmulAlgoConfigAttributes_t all[] = {
@@ -55,7 +39,8 @@ static int are_alike(const tn__blas *blas, const tn__gemm_candidate *x,
         CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
         CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        if (attribute_of(blas, &x->algorithm, all[i]) != attribute_of(blas, &y->algorithm, all[i]))
+        if (tn__gemm_attribute(blas, &x->algorithm, all[i]) !=
+            tn__gemm_attribute(blas, &y->algorithm, all[i]))
             return 0;
     return x->workspace_bytes >= y->workspace_bytes;
 }
@@ -98,7 +83,7 @@ int tn__gemm_spare(tn__gemm_preparation *prepared, int spared) {
 static int64_t tiles_of(const tn__gemm_preparation *by) {
     const cublasLtMatmulAlgo_t *algorithm = &by->plan->candidates[by->chosen].algorithm;
     const tn__blas_shape *shape = &by->layout.shape;
-    if (attribute_of(by->gemm->blas, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) !=
+    if (tn__gemm_attribute(by->gemm->blas, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) !=
         CUBLASLT_MATMUL_TILE_128x128)
         return 0;
     return (shape->rows + 127) / 128 * ((shape->cols + 127) / 128);

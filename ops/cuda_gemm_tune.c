@@ -24,7 +24,10 @@
 
 #include <string.h>
 
+#include "time_median.h"
+
 enum { SIFT_ROUNDS = 3, FINAL_ROUNDS = 9, FINALISTS = 10 };
+_Static_assert((int)FINAL_ROUNDS <= (int)TN__MEDIAN_MAX, "the median takes all rounds");
 enum { TURNS_MIN = 2, TURNS_MAX = 400, LEAD_MIN = 1, LEAD_MAX = 400 };
 
 static const double glance_us = 200.0; /* what each is measured for, by stage */
@@ -137,25 +140,14 @@ static tn_status measure_turn(const timer *t, int candidate, int round, double l
     return TN_OK;
 }
 
-static double median(const double *values, int count) {
-    double sorted[FINAL_ROUNDS];
-    for (int i = 0; i < count; i++) {
-        int at = i;
-        for (; at > 0 && sorted[at - 1] > values[i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = values[i];
-    }
-    return sorted[count / 2];
-}
-
 static void sum_up(int count, int rounds, times *of) {
     double shares[FINAL_ROUNDS];
     for (int i = 0; i < count; i++) {
         if (of->is_out[i]) continue;
         for (int round = 0; round < rounds; round++)
             shares[round] = of->rounds[i][round] / of->rounds[of->first][round];
-        of->share[i] = median(shares, rounds);
-        of->us[i] = median(of->rounds[i], rounds) / 2;
+        of->share[i] = tn__median(shares, rounds);
+        of->us[i] = tn__median(of->rounds[i], rounds) / 2;
     }
 }
 
@@ -282,29 +274,15 @@ tn_status tn__cuda_gemm_prefer(tn_device *device, const tn__gemm_work *work,
 
 /* ---- the choice ----------------------------------------------------------------------------- */
 
-static int attribute_of(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm,
-                        cublasLtMatmulAlgoConfigAttributes_t which) {
-    int32_t value = 0;
-    uint16_t narrow = 0;
-    size_t written = 0;
-    if (which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID) {
-        (void)blas->MatmulAlgoConfigGetAttribute(algorithm, which, &narrow, sizeof narrow,
-                                                 &written);
-        return narrow;
-    }
-    (void)blas->MatmulAlgoConfigGetAttribute(algorithm, which, &value, sizeof value, &written);
-    return value;
-}
-
 /* cuBLASLt's numbers: those of its enumerations in cublasLt.h. */
 static void describe(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm, char *text,
                      size_t bytes) {
-    snprintf(text, bytes, "cuBLASLt %zu: algorithm %d, tile %d, stages %d, cluster %d, split %d",
-             blas->GetVersion(), attribute_of(blas, algorithm, CUBLASLT_ALGO_CONFIG_ID),
-             attribute_of(blas, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
-             attribute_of(blas, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
-             attribute_of(blas, algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID),
-             attribute_of(blas, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
+    snprintf(text, bytes, "cuBLASLt %zu: algorithm %u, tile %u, stages %u, cluster %u, split %u",
+             blas->GetVersion(), tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_ID),
+             tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
+             tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+             tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID),
+             tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM));
 }
 
 static double time_of(const tn__gemm_candidate *candidate) {

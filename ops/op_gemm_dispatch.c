@@ -10,8 +10,10 @@
 #include <string.h>
 
 #include "driver.h"
+#include "time_median.h"
 
 enum { ROUNDS = 7, TURNS_MIN = 3, TURNS_MAX = 200 };
+_Static_assert((int)ROUNDS <= (int)TN__MEDIAN_MAX, "the median takes all rounds");
 
 static const double turn_us = 1500.0;
 static const double margin = 0.99;
@@ -61,17 +63,6 @@ static tn_status one_round(contest *of, int round) {
     return TN_OK;
 }
 
-static double median(const double *values) {
-    double sorted[ROUNDS];
-    for (int i = 0; i < ROUNDS; i++) {
-        int at = i;
-        for (; at > 0 && sorted[at - 1] > values[i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = values[i];
-    }
-    return sorted[ROUNDS / 2];
-}
-
 /* The fastest; the formats' own if no other is faster by more than what times differ by. */
 static tn_gemm_engine choose(const contest *of, tn_gemm_engine own) {
     tn_gemm_engine best = own;
@@ -81,8 +72,9 @@ static tn_gemm_engine choose(const contest *of, tn_gemm_engine own) {
         if (of->turns[i] == 0 || i == (int)own) continue;
         for (int round = 0; round < ROUNDS; round++)
             shares[round] = of->rounds[i][round] / of->rounds[own][round];
-        if (median(shares) >= least) continue;
-        least = median(shares);
+        const double share = tn__median(shares, ROUNDS);
+        if (share >= least) continue;
+        least = share;
         best = (tn_gemm_engine)i;
     }
     return best;
