@@ -55,6 +55,7 @@ extern "C" {
 /* ---- communicators ------------------------------------------------------------------------ */
 
 typedef struct tn_comm tn_comm;
+typedef struct tn_rendezvous tn_rendezvous; /* ranks that found each other: tenure_rendezvous.h */
 
 typedef enum tn_comm_engine {
     TN_COMM_AUTO = 0, /* NCCL on a CUDA device, MPI on a host device */

@@ -1,0 +1,56 @@
+/* Ranks that have found each other: what communicators use of them.
+ *
+ * Invariants: every rank makes the same meetings in the same order; `meetings` counts them, and is
+ * their name in the store. The first meeting that fails has failed for all later ones.
+ */
+#ifndef TENURE_RENDEZVOUS_PRIVATE_H
+#define TENURE_RENDEZVOUS_PRIVATE_H
+
+#include <pthread.h>
+
+#include "error.h"
+#include "tcp_store.h"
+#include "tcp_store_server.h"
+#include "tenure_rendezvous.h"
+
+/* What the environment, or the caller instead of it, says of this rank. */
+typedef struct tn__place {
+    int rank;
+    int rank_count;
+    int local_rank;   /* -1: unknown */
+    const char *host; /* NULL: not said */
+    int port;         /* MASTER_PORT; 0: not said */
+    const char *job;  /* "" for none */
+} tn__place;
+
+/* Reads the environment. rank_count 0: it says nothing of ranks. */
+tn_status tn__place_read(tn__place *out);
+
+struct tn_rendezvous {
+    tn__place place; /* its texts are copies */
+    unsigned port;
+    uint64_t job;
+    uint64_t timeout_us;
+    tn_rendezvous_all_gather all_gather; /* NULL: the store */
+    void *context;
+    tn__store_server *server; /* rank 0's */
+    tn__store *store;         /* NULL for one rank, and with all_gather */
+
+    pthread_mutex_t lock;
+    uint64_t meetings;
+    tn_status failure;
+    tn__saved_error failure_text;
+};
+
+/* tn_rendezvous_gather of what `what` names, within a timeout of its own. */
+tn_status tn__rendezvous_gather(tn_rendezvous *ranks, const char *what, const void *mine,
+                                size_t bytes, void *all, uint64_t timeout_us);
+
+/* A second connection of this rank, which no meeting holds up; NULL where there is no store. */
+tn_status tn__rendezvous_open_channel(tn_rendezvous *ranks, tn__store **out);
+
+/* FNV-1a, continued from `hash`. */
+#define TN__HASH_BEGIN 0xCBF29CE484222325u
+uint64_t tn__hash_bytes(uint64_t hash, const void *bytes, size_t count);
+
+#endif
