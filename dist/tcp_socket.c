@@ -92,17 +92,19 @@ tn_status tn__tcp_listen_on(int file) {
 }
 
 static void from_system(const struct sockaddr_storage *system, tn__tcp_address *out) {
+    struct sockaddr_in6 six;
+    struct sockaddr_in four;
     memset(out, 0, sizeof *out);
     if (system->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)system;
-        memcpy(out->bytes, &six->sin6_addr, sizeof out->bytes);
-        out->port = ntohs(six->sin6_port);
+        memcpy(&six, system, sizeof six);
+        memcpy(out->bytes, &six.sin6_addr, sizeof out->bytes);
+        out->port = ntohs(six.sin6_port);
         return;
     }
-    const struct sockaddr_in *four = (const struct sockaddr_in *)system;
+    memcpy(&four, system, sizeof four);
     out->bytes[10] = out->bytes[11] = 0xFF;
-    memcpy(out->bytes + 12, &four->sin_addr, 4);
-    out->port = ntohs(four->sin_port);
+    memcpy(out->bytes + 12, &four.sin_addr, 4);
+    out->port = ntohs(four.sin_port);
 }
 
 /* 1 if the bytes are IPv4's as IPv6 maps them: such an address needs no IPv6 on this machine. */
@@ -120,6 +122,7 @@ int tn__tcp_is_loopback(const tn__tcp_address *address) {
 static tn_status name_of(int file, tn__tcp_address *out) {
     struct sockaddr_storage name;
     socklen_t bytes = sizeof name;
+    memset(&name, 0, sizeof name);
     if (getsockname(file, (struct sockaddr *)&name, &bytes) != 0)
         return fail("the address of a socket", errno);
     from_system(&name, out);
@@ -138,6 +141,7 @@ tn_status tn__tcp_reachable(int listener, int connection, tn__tcp_address *out) 
 tn_status tn__tcp_peer(int connection, tn__tcp_address *out) {
     struct sockaddr_storage name;
     socklen_t bytes = sizeof name;
+    memset(&name, 0, sizeof name);
     if (getpeername(connection, (struct sockaddr *)&name, &bytes) != 0)
         return fail("the other end of a connection", errno);
     from_system(&name, out);
