@@ -35,6 +35,7 @@ enum {
     TN__CU_STREAM_NON_BLOCKING = 1,
     TN__CU_EVENT_DISABLE_TIMING = 2,
     TN__CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    TN__CU_STREAM_WAIT_VALUE_GEQ = 0,
     TN__CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
     TN__CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     TN__CU_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
@@ -225,6 +226,8 @@ typedef struct tn__cu_launch_config {
     X(OPTIONAL, capture_mode, "cuThreadExchangeStreamCaptureMode", (int *mode))                    \
     X(OPTIONAL, host_task, "cuLaunchHostFunc",                                                     \
       (void *stream, void (*task)(void *), void *argument))                                        \
+    X(OPTIONAL, stream_wait_value, "cuStreamWaitValue32_v2",                                       \
+      (void *stream, tn__cu_address address, uint32_t value, unsigned flags))                      \
     X(OPTIONAL, module_load, "cuModuleLoadData", (void **out, const void *image))                  \
     X(OPTIONAL, module_unload, "cuModuleUnload", (void *module))                                   \
     X(OPTIONAL, module_function, "cuModuleGetFunction",                                            \

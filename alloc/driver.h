@@ -158,6 +158,13 @@ typedef struct tn__driver {
     /* Runs task(argument) in stream order on a host thread; the task makes no driver call. */
     tn_status (*host_task)(tn__driver_device *device, tn__host_task task, void *argument,
                            tn_stream stream);
+    /* CUDA only, else NULL: what is put on the stream from now on starts once the host has made
+     * *word, which is in memory of host_alloc, at least `value`. Numbers go round: those up to
+     * 2^31 - 1 ahead are at least it. Such a wait is no order that the driver knows: what the
+     * host does before it writes must not wait for work that is put on another stream later.
+     * TN_UNSUPPORTED where the driver lacks the call (before CUDA 11.7). */
+    tn_status (*stream_wait_value)(tn__driver_device *device, tn_stream stream,
+                                   const uint32_t *word, uint32_t value);
     /* Real CUDA only, else NULL: a module (cubin, fatbin or PTX image), its kernels, a launch. */
     tn_status (*module_load)(tn__driver_device *device, const void *image, void **out);
     tn_status (*module_unload)(tn__driver_device *device, void *module);

@@ -281,6 +281,7 @@ const tn__driver tn__driver_cuda = {
     .copy_rows = tn__cuda_copy_rows,
     .fill = tn__cuda_fill,
     .host_task = tn__cuda_host_task,
+    .stream_wait_value = tn__cuda_stream_wait_value,
     .module_load = tn__cuda_module_load,
     .module_unload = tn__cuda_module_unload,
     .module_function = tn__cuda_module_function,

@@ -149,6 +149,8 @@ tn_status tn__cuda_fill(tn__driver_device *device, void *dst, unsigned char byte
                         tn_stream stream);
 tn_status tn__cuda_host_task(tn__driver_device *device, tn__host_task task, void *argument,
                              tn_stream stream);
+tn_status tn__cuda_stream_wait_value(tn__driver_device *device, tn_stream stream,
+                                     const uint32_t *word, uint32_t value);
 tn_status tn__cuda_module_load(tn__driver_device *device, const void *image, void **out);
 tn_status tn__cuda_module_unload(tn__driver_device *device, void *module);
 tn_status tn__cuda_module_function(tn__driver_device *device, void *module, const char *name,

@@ -292,6 +292,17 @@ tn_status tn__cuda_host_task(tn__driver_device *device, tn__host_task task, void
     return tn__cuda_end(&call, code, "cuLaunchHostFunc(stream %p)", stream);
 }
 
+tn_status tn__cuda_stream_wait_value(tn__driver_device *device, tn_stream stream,
+                                     const uint32_t *word, uint32_t value) {
+    tn__cuda_call call;
+    TN__CUDA_NEED(device, stream_wait_value, "cuStreamWaitValue32_v2");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_STREAM_WAIT, &call));
+    int code = device->cu->stream_wait_value(stream, (tn__cu_address)(uintptr_t)word, value,
+                                             TN__CU_STREAM_WAIT_VALUE_GEQ);
+    return tn__cuda_end(&call, code, "cuStreamWaitValue32(%p, word %p, %u)", stream,
+                        (const void *)word, value);
+}
+
 /* ---- the simulated device ------------------------------------------------------------------ */
 
 _Static_assert(sizeof(tn__range) == sizeof(tnsim_range), "one layout");

@@ -85,6 +85,7 @@ enum {
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     CU_STREAM_CAPTURE_MODE_RELAXED = 2
 };
+enum { CU_STREAM_WAIT_VALUE_GEQ = 0 };
 enum { CU_EVENT_DEFAULT = 0, CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_GET_PROC_ADDRESS_DEFAULT = 0, CU_GET_PROC_ADDRESS_LEGACY_STREAM = 1 };
 enum { CU_GET_PROC_ADDRESS_SUCCESS = 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1 };
@@ -267,6 +268,8 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream);
 CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char byte, size_t count, CUstream stream);
+CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value,
+                                unsigned flags);
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *argument);
 
 #endif

@@ -101,6 +101,7 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuMemcpy2DAsync_v2, CONTEXT, 0)                                                              \
     X(cuMemsetD8Async, CONTEXT, 0)                                                                 \
     X(cuLaunchHostFunc, CONTEXT, 0)                                                                \
+    X(cuStreamWaitValue32_v2, CONTEXT, 0)                                                          \
     X(tnsim_launch, CONTEXT, 0)
 
 typedef enum sim_call {
@@ -131,7 +132,7 @@ typedef struct sim_device {
 
 typedef struct sim_state {
     pthread_mutex_t lock;
-    pthread_cond_t progress; /* a host function has returned */
+    pthread_cond_t progress; /* a host function has returned, or a value has come */
     tnsim_config config;
     uint64_t generation; /* of configurations: what threads keep from an older one is void */
     int initialized;

@@ -169,6 +169,7 @@ __attribute__((destructor)) static void unload(void) {
     int left;
     if (tn__sim_is_forked()) return;
     atomic_store(&is_exiting, 1);
+    tn__sim_values_unload();
     tn__sim_streams_unload();
     left = tnsim_leftovers(text, sizeof text);
     if (left) fprintf(stderr, "tenure-simcuda: at unload %d things are left\n%s", left, text);

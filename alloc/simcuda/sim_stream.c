@@ -15,8 +15,9 @@ static uint32_t *free_handles; /* their numbers, last destroyed last; room for a
 static uint32_t handle_count, free_handle_count;
 static uint64_t lost_uses; /* of handles of destroyed streams */
 static uint64_t last_id;
-static size_t queued_count; /* work in all queues */
-static int busy_count;      /* host functions that are running */
+static size_t queued_count;  /* work in all queues */
+static size_t queued_values; /* waits for values among it */
+static int busy_count;       /* host functions that are running */
 static sim_clock host_clock;
 static uint64_t host_version;
 static tnsim_watcher watcher; /* NULL: nobody watches */
@@ -209,6 +210,7 @@ static sim_ns later(sim_ns a, sim_ns b) { return a > b ? a : b; }
 
 static int is_blocked(const sim_stream *stream, const sim_work *work) {
     if (work->kind == SIM_WORK_STALL) return stream->is_stalled;
+    if (work->kind == SIM_WORK_VALUE) return !tn__sim_value_has_come(work);
     return work->kind == SIM_WORK_WAIT && !work->ticket->is_done;
 }
 
@@ -264,7 +266,8 @@ static void perform(sim_stream *stream, const sim_work *work) {
         stream->ready = later(stream->ready, work->ticket->time);
         tn__sim_ticket_release(work->ticket);
         break;
-    case SIM_WORK_STALL: stream->ready = later(stream->ready, tn__sim.now); break;
+    case SIM_WORK_STALL:
+    case SIM_WORK_VALUE: stream->ready = later(stream->ready, tn__sim.now); break;
     }
 }
 
@@ -278,6 +281,10 @@ static void enqueue(sim_stream *stream, const sim_work *work) {
         stream->first = queued;
     stream->last = queued;
     queued_count++;
+    if (work->kind == SIM_WORK_VALUE) {
+        queued_values++;
+        tn__sim_value_watch();
+    }
 }
 
 static sim_work *dequeue(sim_stream *stream) {
@@ -285,6 +292,7 @@ static sim_work *dequeue(sim_stream *stream) {
     stream->first = work->next;
     if (!stream->first) stream->last = NULL;
     queued_count--;
+    queued_values -= work->kind == SIM_WORK_VALUE;
     return work;
 }
 
@@ -299,13 +307,17 @@ static int drain(sim_stream *stream) {
     return progress;
 }
 
-static void drain_all(void) {
-    int progress = queued_count > 0;
+size_t tn__sim_streams_queued_values(void) { return queued_values; }
+
+void tn__sim_streams_drain(void) {
+    int progress = queued_count > 0, any = 0;
     while (progress) {
         progress = 0;
         for (uint32_t slot = 0; slot < slot_count; slot++)
             progress |= drain(streams[slot]);
+        any |= progress;
     }
+    if (any) pthread_cond_broadcast(&tn__sim.progress);
 }
 
 void tn__sim_stream_submit(sim_stream *stream, const sim_work *work) {
@@ -313,23 +325,36 @@ void tn__sim_stream_submit(sim_stream *stream, const sim_work *work) {
         enqueue(stream, work);
     } else {
         perform(stream, work);
-        drain_all();
+        tn__sim_streams_drain();
     }
 }
 
 void tn__sim_stream_release(sim_stream *stream) {
     stream->is_stalled = 0;
-    drain_all();
+    tn__sim_streams_drain();
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* Lets host functions of other threads return. 0: nothing runs that could end the wait. */
-static int wait_for_progress(void) {
+/* A stream waits for a value, and nothing else holds that up. */
+static int await_value(void) {
+    for (uint32_t slot = 0; queued_count && slot < slot_count; slot++) {
+        const sim_stream *stream = streams[slot];
+        if (stream->first && stream->first->kind == SIM_WORK_VALUE && !stream->is_busy) return 1;
+    }
+    return 0;
+}
+
+static void wait_a_while(void) {
     int in_memory_call = tn__sim.in_memory_call;
-    if (!busy_count) return 0;
     pthread_cond_wait(&tn__sim.progress, &tn__sim.lock);
     tn__sim.in_memory_call = in_memory_call;
+}
+
+/* Lets host functions of other threads return and values come. 0: nothing could end the wait. */
+static int wait_for_progress(void) {
+    if (!busy_count && !await_value()) return 0;
+    wait_a_while();
     return 1;
 }
 
@@ -389,8 +414,8 @@ static void drop_queue(sim_stream *stream) {
 }
 
 void tn__sim_streams_reset(void) {
-    while (wait_for_progress())
-        continue;
+    while (busy_count)
+        wait_a_while();
     tn__sim_captures_reset();
     for (uint32_t slot = 0; slot < slot_count; slot++) {
         drop_queue(streams[slot]);

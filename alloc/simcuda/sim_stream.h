@@ -12,7 +12,8 @@
  *
  * Host functions run in the thread whose call made them due, before that call returns and without
  * our lock: so a program must not hold a lock that its host function takes. (A real driver runs
- * them in a thread of its own, some time later.)
+ * them in a thread of its own, some time later.) A wait for a value that the host writes ends
+ * without any call: then it is the thread of sim_value.c that performs what was behind it.
  */
 #ifndef TENURE_SIM_STREAM_H
 #define TENURE_SIM_STREAM_H
@@ -38,7 +39,8 @@ typedef enum sim_work_kind {
     SIM_WORK_HOST_FUNCTION,
     SIM_WORK_RECORD,
     SIM_WORK_WAIT,
-    SIM_WORK_STALL
+    SIM_WORK_STALL,
+    SIM_WORK_VALUE /* waits until the word at src is at least value */
 } sim_work_kind;
 
 typedef struct sim_work {
@@ -57,6 +59,7 @@ typedef struct sim_work {
     int to_device; /* which sides are device memory, as known when it was submitted */
     int from_device;
     unsigned char byte;
+    uint32_t value;
     CUhostFn function;
     void *argument;
     struct sim_work *next;
@@ -121,6 +124,11 @@ void tn__sim_stream_order_after(sim_stream *stream, sim_stream *other);
 void tn__sim_stream_submit(sim_stream *stream, const sim_work *work);
 void tn__sim_stream_release(sim_stream *stream);
 
+/* Performs what is queued and no longer held up. */
+void tn__sim_streams_drain(void);
+/* Waits for values that are queued. */
+size_t tn__sim_streams_queued_values(void);
+
 /* The host waits: CUDA_ERROR_LAUNCH_TIMEOUT if that would be for ever. */
 CUresult tn__sim_stream_finish(sim_stream *stream);
 CUresult tn__sim_device_finish(int device);
@@ -153,5 +161,12 @@ CUresult tn__sim_job_run(sim_stream *stream, const sim_job *job, sim_ns cost);
 
 /* Moves the bytes of a COPY or FILL. */
 void tn__sim_work_move(const sim_stream *stream, const sim_work *work);
+
+/* ---- sim_value.c ----------------------------------------------------------------------------- */
+
+int tn__sim_value_has_come(const sim_work *work);
+/* A wait for a value was queued: sees to it that it ends. */
+void tn__sim_value_watch(void);
+void tn__sim_values_unload(void);
 
 #endif

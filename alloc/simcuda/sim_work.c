@@ -116,8 +116,19 @@ static CUresult run_transfer(sim_stream *stream, const sim_job *job, sim_ns cost
     return CUDA_SUCCESS;
 }
 
+static CUresult run_value_wait(sim_stream *stream, const sim_job *job, sim_ns cost) {
+    sim_operation operation;
+    tn__sim_spend(cost);
+    tn__sim_stream_begin(stream);
+    tn__sim_operation_of_stream(&operation, stream, job->what);
+    touch_range(&operation, job->work.src, sizeof job->work.value, SIM_ACCESS_READ);
+    submit_work(stream, job, 0);
+    return CUDA_SUCCESS;
+}
+
 CUresult tn__sim_job_run(sim_stream *stream, const sim_job *job, sim_ns cost) {
     if (job->work.kind == SIM_WORK_KERNEL) return run_kernel(stream, job, cost);
+    if (job->work.kind == SIM_WORK_VALUE) return run_value_wait(stream, job, cost);
     if (job->work.kind != SIM_WORK_HOST_FUNCTION) return run_transfer(stream, job, cost);
     tn__sim_spend(cost);
     tn__sim_stream_begin(stream);

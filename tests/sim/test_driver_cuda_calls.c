@@ -185,6 +185,35 @@ static void without_the_wait_the_take_is_a_race(void **state) {
     cuda->close(device);
 }
 
+static void streams_wait_for_what_the_host_writes(void **state) {
+    (void)state;
+    tn__driver_device *device = open_device(1, NULL);
+    tn_stream stream = NULL;
+    tn__event event = NULL;
+    void *memory = NULL;
+    int is_done = 1;
+    EXPECT_OK(cuda->stream_create(device, &stream));
+    EXPECT_OK(cuda->event_create(device, &event));
+    EXPECT_OK(cuda->host_alloc(device, 64, &memory));
+    uint32_t *word = memory;
+    __atomic_store_n(word, 0, __ATOMIC_RELEASE);
+    tn_driver_stats before = stats_of(device);
+    EXPECT_OK(cuda->stream_wait_value(device, stream, word, 1));
+    tn_driver_stats after = stats_of(device);
+    assert_int_equal(after.calls[TN_CALL_STREAM_WAIT] - before.calls[TN_CALL_STREAM_WAIT], 1);
+    EXPECT_OK(cuda->event_record(device, event, stream));
+    EXPECT_OK(cuda->event_is_done(device, event, &is_done));
+    assert_int_equal(is_done, 0);
+    __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+    EXPECT_OK(cuda->stream_synchronize(device, stream));
+    EXPECT_OK(cuda->event_is_done(device, event, &is_done));
+    assert_int_equal(is_done, 1);
+    EXPECT_OK(cuda->host_free(device, memory));
+    EXPECT_OK(cuda->event_destroy(device, event));
+    EXPECT_OK(cuda->stream_destroy(device, stream));
+    close_clean(device);
+}
+
 static void count_up(void *argument) { (*(int *)argument)++; }
 
 static void host_tasks_run_and_streams_have_ids_of_their_own(void **state) {
@@ -368,6 +397,9 @@ static tn_status call_fill(objects *on) {
 static tn_status call_host_task(objects *on) {
     return cuda->host_task(on->device, count_up, &on->host_bytes, on->stream);
 }
+static tn_status call_stream_wait_value(objects *on) {
+    return cuda->stream_wait_value(on->device, on->stream, (const uint32_t *)&on->host_bytes, 0);
+}
 static tn_status call_make_current(objects *on) { return cuda->make_current(on->device); }
 
 typedef struct call_row {
@@ -409,6 +441,8 @@ static const call_row call_rows[] = {
     {"cuMemcpy2DAsync_v2", "cuMemcpy2DAsync(", TN_OUT_OF_DEVICE_MEMORY, call_copy_rows},
     {"cuMemsetD8Async", "cuMemsetD8Async(", TN_OUT_OF_DEVICE_MEMORY, call_fill},
     {"cuLaunchHostFunc", "cuLaunchHostFunc(", TN_OUT_OF_DEVICE_MEMORY, call_host_task},
+    {"cuStreamWaitValue32_v2", "cuStreamWaitValue32(", TN_OUT_OF_DEVICE_MEMORY,
+     call_stream_wait_value},
     {"cuCtxGetCurrent", "cuCtxGetCurrent()", TN_DRIVER_ERROR, call_mem_alloc},
     {"cuCtxPushCurrent_v2", "cuCtxPushCurrent()", TN_DRIVER_ERROR, call_mem_alloc},
     {"cuCtxSetCurrent", "cuCtxSetCurrent()", TN_DRIVER_ERROR, call_make_current},
@@ -528,6 +562,7 @@ int main(void) {
         cmocka_unit_test(plain_memory_is_given_and_taken_back),
         cmocka_unit_test(an_event_orders_streams_without_the_host),
         cmocka_unit_test(without_the_wait_the_take_is_a_race),
+        cmocka_unit_test(streams_wait_for_what_the_host_writes),
         cmocka_unit_test(host_tasks_run_and_streams_have_ids_of_their_own),
         cmocka_unit_test(what_the_simulated_device_can_not_do_is_named),
         cmocka_unit_test(a_callers_current_context_is_left_as_it_was),

@@ -130,6 +130,18 @@ static void without_host_functions_only_host_tasks_fail(void **state) {
     cuda->close(device);
 }
 
+static void without_waits_for_values_only_they_fail(void **state) {
+    (void)state;
+    tn_device_info info;
+    void *word = NULL;
+    tn__driver_device *device = open_without("cuStreamWaitValue32_v2", &info);
+    EXPECT_OK(cuda->host_alloc(device, 64, &word));
+    EXPECT_STATUS(cuda->stream_wait_value(device, NULL, word, 0), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("lacks cuStreamWaitValue32_v2");
+    EXPECT_OK(cuda->host_free(device, word));
+    cuda->close(device);
+}
+
 static void without_one_pool_symbol_there_are_no_pools_of_the_drivers(void **state) {
     (void)state;
     static const char *const names[] = {"cuMemPoolCreate",       "cuMemPoolDestroy",
@@ -223,6 +235,7 @@ int main(void) {
         cmocka_unit_test(a_missing_required_symbol_is_named),
         cmocka_unit_test(without_one_vmm_symbol_there_is_only_plain_memory),
         cmocka_unit_test(without_host_functions_only_host_tasks_fail),
+        cmocka_unit_test(without_waits_for_values_only_they_fail),
         cmocka_unit_test(without_one_pool_symbol_there_are_no_pools_of_the_drivers),
         cmocka_unit_test(without_one_of_its_symbols_there_is_no_pinned_memory),
         cmocka_unit_test(without_capture_queries_no_stream_captures),

@@ -33,6 +33,7 @@ SAME(TN__CU_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
 SAME(TN__CU_EVENT_DISABLE_TIMING, CU_EVENT_DISABLE_TIMING);
 SAME(TN__CU_STREAM_CAPTURE_STATUS_NONE, CU_STREAM_CAPTURE_STATUS_NONE);
 SAME(TN__CU_STREAM_CAPTURE_STATUS_ACTIVE, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+SAME(TN__CU_STREAM_WAIT_VALUE_GEQ, CU_STREAM_WAIT_VALUE_GEQ);
 SAME(TN__CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED);
 SAME(TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 SAME(TN__CU_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
@@ -202,6 +203,7 @@ TAKES(cuStreamGetCaptureInfo_v2(ANY, ANY, (cuuint64_t *)0, ANY, ANY, (size_t *)0
 #endif
 TAKES(cuThreadExchangeStreamCaptureMode(ANY));
 TAKES(cuLaunchHostFunc(ANY, (void (*)(void *))0, ANY));
+TAKES(cuStreamWaitValue32(ANY, 0, 0, 0));
 TAKES(cuModuleLoadData(ANY, ANY));
 TAKES(cuModuleUnload(ANY));
 TAKES(cuModuleGetFunction(ANY, ANY, (const char *)0));
@@ -221,12 +223,13 @@ TAKES(cuTensorMapEncodeTiled(ANY, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2u, ANY, (const
 #define AS_NAME(need, field, name, parameters) {#field, name},
 static const char *const ours[][2] = {TN__CU_CALLS(AS_NAME)};
 static const char *const versioned[] = {
-    AS_TEXT(cuDeviceTotalMem), AS_TEXT(cuDevicePrimaryCtxRelease),
-    AS_TEXT(cuCtxPushCurrent), AS_TEXT(cuCtxPopCurrent),
-    AS_TEXT(cuMemGetInfo),     AS_TEXT(cuMemAlloc),
-    AS_TEXT(cuMemFree),        AS_TEXT(cuStreamDestroy),
-    AS_TEXT(cuEventDestroy),   AS_TEXT(cuDeviceGetUuid),
-    AS_TEXT(cuMemcpy2DAsync),  "cuStreamGetCaptureInfo_v2"};
+    AS_TEXT(cuDeviceTotalMem),  AS_TEXT(cuDevicePrimaryCtxRelease),
+    AS_TEXT(cuCtxPushCurrent),  AS_TEXT(cuCtxPopCurrent),
+    AS_TEXT(cuMemGetInfo),      AS_TEXT(cuMemAlloc),
+    AS_TEXT(cuMemFree),         AS_TEXT(cuStreamDestroy),
+    AS_TEXT(cuEventDestroy),    AS_TEXT(cuDeviceGetUuid),
+    AS_TEXT(cuMemcpy2DAsync),   AS_TEXT(cuStreamWaitValue32),
+    "cuStreamGetCaptureInfo_v2"};
 
 int main(void) {
     size_t found = 0, expected = sizeof versioned / sizeof *versioned, with_version = 0;
