@@ -98,6 +98,26 @@ tn_status tn__layer_check_input(const tn__op_call *call, const tn__layer_product
     return TN_OK;
 }
 
+tn_status tn__layer_check_operand(const tn__op_call *call, tn__layer_product *p, const char *role,
+                                  const tn_tensor_info *info, int is_gradient) {
+    if (info->format == TN_FORMAT_PLAIN) return tn__layer_check_input(call, p, role, info);
+    TN_REQUIRE(info->format == p->operand,
+               "%s: %s (tensor %s) is %s, expected %s, or what it is quantized to with %s: %s",
+               call->name, role, info->name, tn_format_name(info->format),
+               tn_format_name(TN_FORMAT_PLAIN), p->roles->weight, tn_format_name(p->operand));
+    TN_REQUIRE(info->scale_mode == p->weight.scale_mode,
+               "%s: %s (tensor %s) has scale mode %d, expected %d, that of %s (tensor %s)",
+               call->name, role, info->name, (int)info->scale_mode, (int)p->weight.scale_mode,
+               p->roles->weight, p->weight.name);
+    TN_REQUIRE(p->precision == TN_BACKWARD_AS_FORWARD,
+               "%s: %s (tensor %s) is quantized, but common.precision is not "
+               "TN_BACKWARD_AS_FORWARD",
+               call->name, role, info->name);
+    if (!is_gradient) return tn__op_require_dtype(call, role, info, TN_E4M3);
+    p->gradient_dtype = info->dtype;
+    return TN_OK;
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 static tn_status check_source(tn__op_call *call, tn__layer_product *p) {

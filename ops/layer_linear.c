@@ -36,7 +36,7 @@ static tn_status check_forward(tn__op_call *call, const tn_linear_forward_args *
     TN_TRY(tn__layer_check_common(call, &args->common));
     TN_TRY(tn__layer_check_weight(call, &roles, &args->w, &args->common, &f->p));
     TN_TRY(tn__op_tensor(call, "y", args->y, &f->y));
-    TN_TRY(tn__layer_check_input(call, &f->p, "x", &f->x));
+    TN_TRY(tn__layer_check_operand(call, &f->p, "x", &f->x, 0));
     TN_TRY(tn__op_require_float(call, "y", &f->y));
     TN_TRY(tn__op_require_shape(call, roles.weight, &f->p.weight, f->p.weight.rows, f->x.cols,
                                 "its columns are x's"));
@@ -48,6 +48,9 @@ static tn_status check_forward(tn__op_call *call, const tn_linear_forward_args *
 
 static tn_status prepare_x(tn__op_call *call, const tn_linear_forward_args *args, forward *f) {
     tn__matrix src;
+    if (f->x.format != TN_FORMAT_PLAIN)
+        return tn__layer_open_callers(call, args->x, &f->x, f->p.fprop.a, 1, f->p.fprop.a, 0,
+                                      &f->operand);
     if (!tn__layer_is_quantized(&f->p)) return tn__layer_read(call, args->x, &f->x, &f->operand);
     TN_TRY(tn__layer_make_x(call, &f->p, "quantized x", &f->x, &f->operand));
     TN_TRY(tn__op_lease_matrix(call, args->x, &f->x, TN_READ, &src));
@@ -60,7 +63,8 @@ static tn_status run_forward(tn__op_call *call, const tn_linear_forward_args *ar
     TN_TRY(tn__layer_fprop(call, &f->p, &f->operand, &f->y, &f->work));
     TN_TRY(tn__op_lease_matrix(call, args->y, &f->y, TN_WRITE, &f->work.d));
     TN_TRY(tn__layer_read_weight(call, &f->p, &f->work));
-    if (tn__layer_is_quantized(&f->p)) TN_TRY(tn__op_quantize(call, &f->operand.plan));
+    if (tn__layer_is_quantized(&f->p) && !f->operand.is_callers)
+        TN_TRY(tn__op_quantize(call, &f->operand.plan));
     TN_TRY(tn__layer_derive_next(call, &args->common, &f->work));
     TN_TRY(tn__gemm_launch(call, &f->work));
     return tn__layer_done(call, &f->operand, f->p.fprop.a);
@@ -93,9 +97,14 @@ typedef struct backward {
 
 static int has_saved_x(const backward *b) { return !tn__is_no_tensor(b->saved_x); }
 
+/* Whether the caller has the x that is quantized as in forward. */
+static int has_callers_x(const backward *b) {
+    return !has_saved_x(b) && b->x.format != TN_FORMAT_PLAIN;
+}
+
 /* Whether wgrad needs an x that is quantized as in forward, and was not saved. */
 static int makes_x_again(const backward *b) {
-    return tn__layer_reads_quantized_x(&b->p) && !has_saved_x(b);
+    return tn__layer_reads_quantized_x(&b->p) && !has_saved_x(b) && !has_callers_x(b);
 }
 
 /* The x that wgrad starts from: what was saved, or the caller's. */
@@ -103,6 +112,9 @@ static tn_status check_x(tn__op_call *call, const tn_linear_backward_args *args,
     const tn__layer_product *p = &b->p;
     if (has_saved_x(b) && tn__layer_reads_quantized_x(p))
         return tn__layer_check_saved(call, p, "saved->x", b->saved_x, b->dy.rows, p->weight.cols);
+    if (!tn__is_no_tensor(args->x)) TN_TRY(tn__op_tensor(call, "x", args->x, &b->x));
+    if (has_callers_x(b))
+        return tn__layer_check_saved(call, p, "x", args->x, b->dy.rows, p->weight.cols);
     TN_REQUIRE(!tn__layer_reads_quantized_x(p) || args->common.recompute,
                "%s: gradient.dweight needs saved->x, which is {0}: tn_linear_forward saves it if "
                "common.saved_scope is given",
@@ -110,7 +122,6 @@ static tn_status check_x(tn__op_call *call, const tn_linear_backward_args *args,
     TN_TRY(tn__layer_check_delay(call, p, &b->gradient, makes_x_again(b)));
     TN_REQUIRE(!tn__is_no_tensor(args->x), "%s: x is {0}, but gradient.dweight needs it: %s",
                call->name, "nothing was saved");
-    TN_TRY(tn__op_tensor(call, "x", args->x, &b->x));
     TN_TRY(tn__op_require_float(call, "x", &b->x));
     if (!tn__layer_reads_quantized_x(p))
         TN_TRY(tn__layer_check_same_type(call, "x", &b->x, "dy", &b->dy));
@@ -127,7 +138,7 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     TN_TRY(tn__op_tensor(call, "dy", args->dy, &b->dy));
     TN_TRY(tn__layer_check_common(call, &args->common));
     TN_TRY(tn__layer_check_weight(call, &roles, &args->w, &args->common, &b->p));
-    TN_TRY(tn__layer_check_input(call, &b->p, "dy", &b->dy));
+    TN_TRY(tn__layer_check_operand(call, &b->p, "dy", &b->dy, 1));
     TN_TRY(tn__op_require_shape(call, "dy", &b->dy, b->dy.rows, b->p.weight.rows,
                                 "its columns are weight's rows"));
     if (b->wants_dx) {
@@ -138,6 +149,11 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
                                     "dy's rows x weight's columns"));
     }
     TN_TRY(tn__layer_check_gradient(call, &b->p, &args->gradient, delayed, &b->gradient));
+    TN_REQUIRE(
+        b->dy.format == TN_FORMAT_PLAIN || !b->gradient.wants_dbias,
+        "%s: gradient.dbias is given, but dy (tensor %s) is quantized: its sums are taken when "
+        "it is cast, as tn_bias_gradient does",
+        call->name, b->dy.name);
     return b->gradient.wants_dweight ? check_x(call, args, b) : TN_OK;
 }
 
@@ -153,6 +169,9 @@ static tn_status open_x(tn__op_call *call, const tn_linear_backward_args *args, 
     if (!b->gradient.wants_dweight || makes_x_again(b)) return TN_OK;
     if (!tn__layer_reads_quantized_x(&b->p))
         return tn__layer_read(call, args->x, &b->x, &b->x_operand);
+    if (has_callers_x(b))
+        return tn__layer_open_callers(call, args->x, &b->x, tn__layer_kept_plane(&b->p), 1,
+                                      TN_PLANE_COL, 0, &b->x_operand);
     return tn__layer_open(call, b->saved_x, tn__layer_kept_plane(&b->p), &b->x_operand);
 }
 

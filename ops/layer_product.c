@@ -26,6 +26,15 @@ tn_status tn__layer_open(tn__op_call *call, tn_tensor tensor, tn_plane plane,
     return tn__op_lease(call, tensor, plane, TN_READ, view_of(out, plane));
 }
 
+tn_status tn__layer_open_callers(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
+                                 tn_plane first, int wants_first, tn_plane second, int wants_second,
+                                 tn__layer_operand *out) {
+    *out = (tn__layer_operand){.tensor = tensor, .info = *info, .is_callers = 1};
+    if (wants_first) TN_TRY(tn__op_lease(call, tensor, first, TN_READ, view_of(out, first)));
+    if (!wants_second || (wants_first && first == second)) return TN_OK;
+    return tn__op_lease(call, tensor, second, TN_READ, view_of(out, second));
+}
+
 tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_tensor tensor,
                               tn__layer_operand *out) {
     tn_tensor_info info;
@@ -72,7 +81,7 @@ tn_status tn__layer_make_x(tn__op_call *call, const tn__layer_product *p, const 
 tn_status tn__layer_done(tn__op_call *call, tn__layer_operand *operand, tn_plane plane) {
     const int has_both = operand->plan.has_row && operand->plan.has_col;
     const tn_plane other = plane == TN_PLANE_COL ? TN_PLANE_ROW : TN_PLANE_COL;
-    if (operand->info.format == TN_FORMAT_PLAIN) return TN_OK;
+    if (operand->info.format == TN_FORMAT_PLAIN || operand->is_callers) return TN_OK;
     if (!has_both) return operand->is_kept ? TN_OK : tn__op_let_go(call, operand->tensor);
     if (operand->is_kept && plane == operand->kept_plane) return TN_OK;
     TN_TRY(tn__op_end_plane(call, operand->tensor, plane));
@@ -235,6 +244,9 @@ tn_status tn__layer_make_dy(tn__op_call *call, const tn__layer_product *p, const
                             tn_tensor dy, const tn_tensor_info *info, int for_dgrad, int for_wgrad,
                             int is_kept, tn__layer_operand *out) {
     tn__matrix src;
+    if (info->format != TN_FORMAT_PLAIN)
+        return tn__layer_open_callers(call, dy, info, p->dgrad.a, for_dgrad, p->wgrad.a, for_wgrad,
+                                      out);
     if (!tn__layer_multiplies_quantized(p)) return tn__layer_read(call, dy, info, out);
     TN_TRY(tn__layer_make(call, p, name, p->gradient_dtype, info, is_kept, p->wgrad.a, out));
     TN_TRY(tn__op_lease_matrix(call, dy, info, TN_READ, &src));
@@ -268,6 +280,7 @@ static tn_status run_sums(tn__op_call *call, const tn__layer_operand *dy, float 
 
 tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_operand *dy, float *tile_sums) {
     const int is_blocks = dy->info.format == TN_FORMAT_FP8_BLOCK_1D;
+    if (dy->is_callers) return TN_OK;
     if (tile_sums && is_blocks) return run_sums(call, dy, tile_sums, 1);
     if (dy->info.format != TN_FORMAT_PLAIN) TN_TRY(tn__op_quantize(call, &dy->plan));
     return tile_sums ? run_sums(call, dy, tile_sums, 0) : TN_OK;

@@ -45,6 +45,7 @@ typedef struct tn__layer_product {
 typedef struct tn__layer_operand {
     tn_tensor tensor;
     tn_tensor_info info;
+    int is_callers;         /* quantized by the caller: read, and left as it is */
     int is_kept;            /* beyond the call, if it succeeds */
     tn_plane kept_plane;    /* of it: others are dropped when they have been read */
     tn__quantize_plan plan; /* PLAIN: src alone; else the views, under the call's leases */
@@ -66,6 +67,11 @@ tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles
 /* What its product takes as x, or as dy: PLAIN, and of weight's type where that is PLAIN. */
 tn_status tn__layer_check_input(const tn__op_call *call, const tn__layer_product *p,
                                 const char *role, const tn_tensor_info *info);
+
+/* The same, or what the caller has quantized to the recipe's format: x as E4M3, dy as either type,
+ * which is then the product's. */
+tn_status tn__layer_check_operand(const tn__op_call *call, tn__layer_product *p, const char *role,
+                                  const tn_tensor_info *info, int is_gradient);
 
 /* Bias and source of a forward; they are no operands of a backward. */
 tn_status tn__layer_check_forward(tn__op_call *call, tn__layer_product *p);
@@ -138,6 +144,11 @@ tn_status tn__layer_read(tn__op_call *call, tn_tensor tensor, const tn_tensor_in
 /* A saved quantized one, under READ of that plane. */
 tn_status tn__layer_open(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                          tn__layer_operand *out);
+
+/* The caller's quantized one, under READ of as many of two planes as are wanted. */
+tn_status tn__layer_open_callers(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
+                                 tn_plane first, int wants_first, tn_plane second, int wants_second,
+                                 tn__layer_operand *out);
 
 /* What forward has kept for wgrad: PLAIN, or the plane that it kept. */
 tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_tensor tensor,

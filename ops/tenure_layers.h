@@ -117,7 +117,8 @@ TN_API TN_MUST_USE tn_status tn_weight_gradient(tn_delayed_gradient *delayed, tn
 
 /* ---- Linear --------------------------------------------------------------------------------- */
 
-/* y = x w^T + bias. x [M, K] PLAIN, y [M, N] PLAIN of any float type. */
+/* y = x w^T + bias. x [M, K] PLAIN, y [M, N] PLAIN of any float type. Or x is what the recipe makes
+ * of it, E4M3 with ROW valid, as a gather or the op before has left it: then nothing is saved. */
 typedef struct tn_linear_forward_args {
     size_t size;
     tn_tensor x;
@@ -146,10 +147,13 @@ TN_API TN_MUST_USE tn_status tn_linear_forward(const tn_linear_forward_args *arg
  * dbias; to FP8_TENSOR its amax, its planes and dbias are passes of their own. */
 typedef struct tn_linear_backward_args {
     size_t size;
-    tn_tensor dy; /* [M, N] PLAIN */
+    /* [M, N] PLAIN; or what the recipe makes of it, of either type, with the planes valid that the
+     * wanted gradients read: then dbias is not among them. */
+    tn_tensor dy;
     tn_layer_weight w;
     /* forward's, where dweight is wanted and nothing was saved: the recipe is PLAIN, `recompute` is
-     * set, or `precision` is HIGH_PRECISION; else it is not looked at. */
+     * set, `precision` is HIGH_PRECISION, or it is quantized, COL valid; else it is not looked
+     * at. */
     tn_tensor x;
     tn_tensor dx; /* [M, K] PLAIN; {0}: not wanted */
     tn_layer_gradient gradient;

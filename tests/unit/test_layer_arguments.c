@@ -180,7 +180,10 @@ typedef struct mistake {
 static const mistake mistakes[] = {
     {FORWARD, AT(forward.x), NONE, 0, TN_STALE_HANDLE, ""},
     {FORWARD, AT(forward.x), STALE, 0, TN_STALE_HANDLE, ""},
-    {FORWARD, AT(forward.x), VECTORS, 0, BAD, "x (tensor"},
+    {FORWARD, AT(forward.x), MXFP8, 0, BAD, "x (tensor"},
+    {FORWARD, AT(forward.x), SAVED_FP32, 0, BAD, "has scale mode"},
+    {FORWARD, AT(forward.x), SAVED_E5M2, 0, BAD, "x (tensor"},
+    {FORWARD, AT(forward.x), SAVED, 0, TN_UNSUPPORTED, "ROW"},
     {FORWARD, AT(forward.x), BYTES, 0, BAD, "x (tensor"},
     {FORWARD, AT(forward.x), X_WIDE, 0, BAD, "its columns are x's"},
     {FORWARD, AT(forward.x), X_BUSY, 0, TN_IN_USE, "WRITE"},
