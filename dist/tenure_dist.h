@@ -136,6 +136,17 @@ TN_API TN_MUST_USE tn_status tn_broadcast(tn_comm *comm, void *buffer, size_t by
 /* What is put on `stream` from now on starts after every rank's stream has come to its barrier. */
 TN_API TN_MUST_USE tn_status tn_barrier(tn_comm *comm, tn_stream stream);
 
+/* ---- uneven collectives ------------------------------------------------------------------- */
+
+/* A piece of a buffer that belongs to one rank. All ranks give the same list in the same order: a
+ * rank has none, one or several segments, in any order of offsets, apart from each other; counts
+ * of 0 are allowed. What no segment covers is left alone. */
+typedef struct tn_segment {
+    int rank;
+    size_t offset; /* from the start of the whole buffer: bytes of a gather, elements of a */
+    size_t count;  /* reduction */
+} tn_segment;
+
 /* ---- statistics --------------------------------------------------------------------------- */
 
 typedef enum tn_collective {
