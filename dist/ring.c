@@ -135,8 +135,8 @@ void tn__ring_settle(tn_ring *ring) {
         tn__error_scope_begin();
         (void)tn__ring_drain(ring, i);
         (void)tn__error_scope_end(TN_OK);
-        start_wanted(ring);
     }
+    start_wanted(ring);
 }
 
 /* The token's end: by its scope, or after the hold's. In the second case the ring's lock is held,

@@ -1,7 +1,8 @@
 /* Schedules: checked before the first gather, and followed after it.
  *
- * Invariants: `offsets` has an offset for just the ops that start a gather; `next` is below `count`;
- * a ring that is astray follows its schedule again once nothing is gathered and the first op comes.
+ * Invariants: `offsets` has an offset for just the ops that start a gather; `next` is below
+ * `count`; a ring that is astray follows its schedule again once nothing is gathered and the first
+ * op comes.
  */
 #include "ring_slots.h"
 

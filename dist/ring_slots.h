@@ -133,7 +133,7 @@ struct tn_ring {
     tn_ring_stats stats;
 };
 
-/* ---- ring_state.c: the transitions; nothing else changes a slot's state ---------------------- */
+/* ---- ring_state.c: the transitions; nothing else changes a slot's state -------------------- */
 
 /* EMPTY to RESERVED, at an offset where nothing is held: the communication stream waits for what
  * drains there, and those slots are EMPTY. */
@@ -191,7 +191,7 @@ int tn__ring_slot_is_free(const tn_ring *ring, const tn__ring_slot *slot);
 /* All that is said above, of every slot and unit. */
 int tn__ring_is_valid(const tn_ring *ring);
 
-/* ---- ring_room.c: where the next gather goes ------------------------------------------------- */
+/* ---- ring_room.c: where the next gather goes ----------------------------------------------- */
 
 /* Finds a slot and an offset for a unit that is nowhere; 0: there is no room now. planned: that of
  * the schedule; SIZE_MAX: none. */
@@ -203,7 +203,7 @@ int tn__ring_oldest_unheld(const tn_ring *ring);
 /* TN_IN_USE with who holds what. */
 tn_status tn__ring_fail_full(const tn_ring *ring, int unit);
 
-/* ---- ring_schedule.c -------------------------------------------------------------------------- */
+/* ---- ring_schedule.c ----------------------------------------------------------------------- */
 
 /* Checks a schedule as tn_ring_schedule_set says. demand, and if it is wanted the offset of the
  * gather that each op starts (SIZE_MAX: none), are set on success. */
@@ -220,12 +220,12 @@ void tn__ring_schedule_advance(tn_ring *ring, tn_ring_op op);
 
 void tn__ring_schedule_deinit(tn__ring_schedule *schedule);
 
-/* ---- ring_books.c ----------------------------------------------------------------------------- */
+/* ---- ring_books.c -------------------------------------------------------------------------- */
 
 /* Into the hash that ranks compare: what happened to which unit where. */
 void tn__ring_mix(tn_ring *ring, uint64_t what, int unit, size_t offset);
 
-/* ---- ring_make.c ------------------------------------------------------------------------------ */
+/* ---- ring_make.c --------------------------------------------------------------------------- */
 
 /* A ring whose units need no communicator, if config->comm is NULL. */
 tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out);
@@ -234,9 +234,9 @@ tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out);
 tn_status tn__ring_unit_add(tn_ring *ring, const char *name, const tn__ring_source *source,
                             tn_tensor shard, const tn_tensor *tensors, int tensor_count, int *out);
 
-/* ---- ring.c ----------------------------------------------------------------------------------- */
+/* ---- ring.c -------------------------------------------------------------------------------- */
 
-/* Releases what it can of what closed scopes have left. */
+/* Releases what it can of what closed scopes have left, and starts prefetches that have room. */
 void tn__ring_settle(tn_ring *ring);
 
 /* TN_INVALID_ARGUMENT: there is no such unit. */

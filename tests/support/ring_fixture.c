@@ -16,6 +16,7 @@ static tn_status gather(void *context, const void *shard, void *buffer, tn_strea
         return TN_FAIL(TN_COMM_ERROR, "a gather that is to fail");
     }
     f->gathers++;
+    if (f->on_gather) f->on_gather(f->context, (int)(unit - f->units), buffer);
     return tn_copy(f->t.device, buffer, shard, unit->bytes, stream);
 }
 

@@ -27,7 +27,9 @@ struct ring_fixture {
     tn_ring_config config; /* for ring_fixture_make; the scope is set */
     ring_unit units[RING_UNITS_MAX];
     int unit_count;
-    int gathers;      /* copies that were put so far */
+    int gathers;                                              /* copies that were put so far */
+    void (*on_gather)(void *context, int unit, void *buffer); /* of each; NULL: nobody looks */
+    void *context;
     int gather_fault; /* the nth from now fails; 0: none does */
 };
 
