@@ -46,13 +46,34 @@ static tn_status check_nccl(const tn_comm_config *config, const tn_device_info *
     return TN_OK;
 }
 
+static tn_status check_simulated(const tn_comm_config *config, const tn_device_info *info) {
+    if (!info->simulated) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "the simulated engine works on simulated CUDA devices, not on %s: it moves "
+                       "no data",
+                       info->name);
+    }
+    TN_REQUIRE(
+        !config->id && !config->nccl_comm,
+        "tn_comm_config: id and nccl_comm are for NCCL, and the engine is the simulated one");
+    TN_REQUIRE(config->rank_count > 0 && config->rank >= 0 && config->rank < config->rank_count,
+               "tn_comm_config: rank %d of %d: simulated, a rank is 0 to rank_count - 1",
+               config->rank, config->rank_count);
+    return TN_OK;
+}
+
 static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engine **out) {
     tn_device_info info = TN_DEVICE_INFO_INIT;
     TN_TRY(tn_device_info_get(config->device, &info));
     tn_comm_engine engine = config->engine;
+    TN_REQUIRE(!config->links || engine == TN_COMM_SIMULATED,
+               "tn_comm_config: links are for TN_COMM_SIMULATED");
     if (engine == TN_COMM_AUTO) engine = info.driver == TN_DRIVER_HOST ? TN_COMM_MPI : TN_COMM_NCCL;
     switch (engine) {
     case TN_COMM_MPI: TN_TRY(check_mpi(config, &info)); return tn__mpi_engine_get(out);
+    case TN_COMM_SIMULATED:
+        TN_TRY(check_simulated(config, &info));
+        return tn__simulated_engine_get(out);
     case TN_COMM_NCCL: TN_TRY(check_nccl(config, &info)); return tn__nccl_engine_get(out);
     default:
         return TN_FAIL(TN_INVALID_ARGUMENT, "tn_comm_config.engine is %d: no such engine",
@@ -186,11 +207,22 @@ static tn_status look(tn_comm *comm, uint64_t start_us, int *is_over) {
     return status;
 }
 
+/* For an engine in virtual time: time goes on to the end of the last collective. */
+static tn_status pass_time(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = comm->has_last && comm->failure == TN_OK
+                           ? comm->driver->event_synchronize(comm->on, comm->last)
+                           : TN_OK;
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
 tn_status tn_comm_wait(tn_comm *comm) {
     TN_REQUIRE(comm, "tn_comm_wait: comm is NULL");
     uint64_t start_us = now_us();
     long pause_us = 10;
     int is_over = 0;
+    if (comm->engine->in_virtual_time) TN_TRY(pass_time(comm));
     tn_status status = look(comm, start_us, &is_over);
     while (!is_over) {
         struct timespec pause = {0, pause_us * 1000};

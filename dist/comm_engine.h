@@ -1,8 +1,9 @@
-/* What a communicator asks of its engine: one table, two engines.
+/* What a communicator asks of its engine: one table, three engines.
  *
  *     nccl_engine.c       NCCL, loaded at run time with its interface declared in nccl_abi.h
  *     mpi/mpi_engine.c    MPI, which has no binary interface to declare: compiled against its
  *                         headers into the plug-in libtenure-mpi.so, loaded by mpi_plugin.c
+ *     sim_engine.c        one rank of a simulated job
  *
  * comm.c above the table checks arguments, keeps a communicator's collectives in one order over
  * all streams, counts bytes and remembers the first failure. An engine does one collective at a
@@ -15,7 +16,7 @@
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 1 };
+enum { TN__COMM_ENGINE_ABI = 2 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
@@ -35,6 +36,9 @@ typedef struct tn__comm_engine {
     const char *name;
     /* 1: a collective on a stream ends by itself timeout_us after its start, check() says why. */
     int has_deadlines;
+    /* 1: time passes only where the host waits for it, so that to look again and again is no way
+     * to wait; and what is on streams ends by itself. */
+    int in_virtual_time;
 
     /* Joins the other ranks within config->timeout_us, which is not 0; name is not NULL. */
     tn_status (*join)(const tn_comm_config *config, int *rank, int *rank_count,
@@ -60,5 +64,6 @@ typedef struct tn__comm_engine {
 /* TN_UNSUPPORTED, with what is missing, where the engine is not to be had. */
 tn_status tn__nccl_engine_get(const tn__comm_engine **out);
 tn_status tn__mpi_engine_get(const tn__comm_engine **out);
+tn_status tn__simulated_engine_get(const tn__comm_engine **out);
 
 #endif

@@ -60,7 +60,8 @@ typedef struct tn_rendezvous tn_rendezvous; /* ranks that found each other: tenu
 typedef enum tn_comm_engine {
     TN_COMM_AUTO = 0, /* NCCL on a CUDA device, MPI on a host device */
     TN_COMM_NCCL,
-    TN_COMM_MPI
+    TN_COMM_MPI,
+    TN_COMM_SIMULATED /* one rank of many, on a simulated device: see tenure_simulated.h */
 } tn_comm_engine;
 
 /* What ranks of an NCCL communicator find each other by. */
@@ -71,21 +72,24 @@ typedef struct tn_comm_id {
 /* Makes a new id, on one rank. TN_UNSUPPORTED without NCCL: the text says what was looked for. */
 TN_API TN_MUST_USE tn_status tn_comm_id_create(tn_comm_id *out);
 
+struct tn_simulated_links; /* tenure_simulated.h */
+
 typedef struct tn_comm_config {
     size_t size;
     tn_device *device; /* must outlive the communicator */
     tn_comm_engine engine;
     const char *name; /* in texts; copied; NULL means "comm" */
     /* Rank and count: MPI's own (of MPI_COMM_WORLD) or the adopted communicator's, and then both
-     * are 0 here; with an id they are said here. */
+     * are 0 here; with an id, and simulated, they are said here. */
     int rank;
     int rank_count;
     const tn_comm_id *id; /* NCCL: join the others by it */
     void *nccl_comm;      /* NCCL: or use this ncclComm_t, which stays the caller's */
     uint64_t timeout_us;  /* 0: ten minutes */
+    const struct tn_simulated_links *links; /* SIMULATED: how fast they are; NULL: the defaults */
 } tn_comm_config;
 #define TN_COMM_CONFIG_INIT                                                                        \
-    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0 }
+    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0, NULL }
 
 /* Joins the others: every rank calls, and several communicators are made in the same order.
  * Errors: TN_UNSUPPORTED (no such engine here, or not for this device: the text says what is
@@ -100,7 +104,7 @@ TN_API tn_status tn_comm_destroy(tn_comm *comm);
 TN_API int tn_comm_rank(const tn_comm *comm);
 TN_API int tn_comm_size(const tn_comm *comm); /* count of ranks */
 TN_API const char *tn_comm_name(const tn_comm *comm);
-TN_API const char *tn_comm_engine_name(const tn_comm *comm); /* "NCCL" or "MPI" */
+TN_API const char *tn_comm_engine_name(const tn_comm *comm); /* "NCCL", "MPI", "simulated" */
 
 /* Waits on the host until the collectives that were put on streams are done: TN_OK, or why they
  * will not be. After timeout_us (with MPI, whose collectives have that deadline themselves, twice

@@ -35,6 +35,7 @@ const test_sim *test_sim_get(void) {
     *(void **)&sim.physical_bytes = symbol(sim.library, "tnsim_physical_bytes");
     *(void **)&sim.physical_peak_bytes = symbol(sim.library, "tnsim_physical_peak_bytes");
     *(void **)&sim.leftovers = symbol(sim.library, "tnsim_leftovers");
+    *(void **)&sim.watch = symbol(sim.library, "tnsim_watch");
     return &sim;
 }
 

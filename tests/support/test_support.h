@@ -42,6 +42,7 @@ typedef struct test_sim {
     size_t (*physical_bytes)(int device);
     size_t (*physical_peak_bytes)(int device);
     int (*leftovers)(char *text, size_t text_bytes);
+    void (*watch)(tnsim_watcher watcher, void *context);
 } test_sim;
 
 /* Loads the library once and gives its controls. */
