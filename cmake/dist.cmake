@@ -98,6 +98,9 @@ set(TENURE_RANK_TEST_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT
 # Called at the end of the configuration, when what tests stand on is known.
 function(tenure_add_rank_tests)
   tenure_add_rank_test(collectives 1 2 3 4)
+  tenure_add_rank_test(collectives_uneven 1 2 3 4)
+  tenure_add_rank_test(comm_groups 1 2 3)
+  tenure_add_rank_test(comm_split 1 2 3 4)
   tenure_add_rank_test(collective_order 1 2 3)
   tenure_add_rank_test(collective_arguments 1 2 3)
   tenure_add_rank_test(comm_faults 1)

@@ -85,6 +85,7 @@ static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engi
 
 static void free_comm(tn_comm *comm) {
     if (comm->last) (void)comm->driver->event_destroy(comm->on, comm->last);
+    tn__batch_free(&comm->list);
     pthread_mutex_destroy(&comm->lock);
     tn__host_free(comm->name);
     tn__host_free(comm);
@@ -144,6 +145,57 @@ tn_status tn_comm_destroy(tn_comm *comm) {
     free_comm(comm);
     tn__error_restore(&saved);
     tn__device_release(device);
+    return status;
+}
+
+/* ---- sub-groups ------------------------------------------------------------------------------ */
+
+static tn_status check_split_locked(tn_comm *comm) {
+    TN_TRY(tn__comm_check_locked(comm));
+    if (!comm->engine->split) {
+        return TN_FAIL(TN_UNSUPPORTED, "communicator %s: the engine %s splits none", comm->name,
+                       comm->engine->name);
+    }
+    if (!comm->is_grouping) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "communicator %s: it can not be split while a group is open: end or cancel it",
+                   comm->name);
+}
+
+/* What this rank has failed with already it only tells the others. */
+static tn_status split_locked(tn_comm *comm, int color, int key, tn_comm *made, tn_status so_far) {
+    tn_comm nothing = {0};
+    TN_TRY(check_split_locked(comm));
+    if (!made) made = &nothing;
+    tn_status status = comm->engine->split(comm->state, color, key, made->name, so_far, &made->rank,
+                                           &made->rank_count, &made->state);
+    int is_over = status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR;
+    return is_over ? tn__comm_fail_locked(comm, status) : status;
+}
+
+tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_comm **out) {
+    TN_REQUIRE(comm && out, "tn_comm_split: comm and out are needed");
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_comm *made = NULL;
+    config.device = comm->device;
+    config.name = name ? name : comm->name;
+    config.timeout_us = comm->timeout_us;
+    if (comm->engine->splits_when_idle) TN_TRY(tn_comm_wait(comm));
+    tn_status status = make_comm(&config, &made);
+    pthread_mutex_lock(&comm->lock);
+    status = split_locked(comm, color, key, made, status);
+    pthread_mutex_unlock(&comm->lock);
+    if (made && status == TN_OK && made->state) {
+        made->engine = comm->engine;
+        tn__device_retain(made->device);
+        *out = made;
+        return TN_OK;
+    }
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    if (made) free_comm(made);
+    tn__error_restore(&saved);
+    if (status == TN_OK) *out = NULL;
     return status;
 }
 

@@ -1,10 +1,13 @@
 /* A communicator: an engine's state, and what is the same for all engines.
  *
- *     call ->  failed before?  ->  wait for the last  ->  engine  ->  mark as the last  ->  count
+ *     call  ->  checked  ->  in the list  ->  wait for the last  ->  engine  ->  mark as the last
+ *                            (of a group: till its end)                          and count
  *
  * Invariants, under `lock`:
  *   - `last` is recorded behind every collective that was put on a stream (has_last: there is
  *     one), so that the next one, on whichever stream, runs after it;
+ *   - `list` holds the calls of the open group (is_grouping), each of which is on group_stream;
+ *     with no group open it is empty between calls;
  *   - failure is TN_OK, or the first failure with its text, and then the engine has been told to
  *     abort and gets no more work.
  */
@@ -13,7 +16,7 @@
 
 #include <pthread.h>
 
-#include "comm_engine.h"
+#include "comm_batch.h"
 #include "driver.h"
 
 struct tn_comm {
@@ -31,6 +34,9 @@ struct tn_comm {
     tn__event last;
     int has_last;
     uint64_t last_stream_id;
+    tn__batch_list list;
+    int is_grouping;
+    tn_stream group_stream;
     tn_status failure;
     tn__saved_error failure_text;
     tn_comm_stats stats;
@@ -42,5 +48,18 @@ tn_status tn__comm_check_locked(tn_comm *comm);
 /* The first failure of a communicator: remembers this thread's last error, and aborts. Returns
  * the status. */
 tn_status tn__comm_fail_locked(tn_comm *comm, tn_status status);
+
+/* Puts a checked call on the stream, or in the open group, with its segments. */
+tn_status tn__collective_put(tn_comm *comm, const tn__collective_call *call,
+                             const tn_segment *segments, size_t segment_count, tn_stream stream);
+
+/* There is nothing to do, but a communicator that has failed says so. */
+tn_status tn__collective_put_nothing(tn_comm *comm);
+
+/* Of any collective with elements: whether `count` on each rank are few enough to be counted in
+ * bytes; whether the addresses are there and aligned to elements; whether a reduction is one. */
+tn_status tn__collective_check_size(const tn_comm *comm, const tn__collective_call *call);
+tn_status tn__collective_check_addresses(const tn__collective_call *call);
+tn_status tn__collective_check_reduction(const tn__collective_call *call);
 
 #endif

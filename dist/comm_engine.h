@@ -6,7 +6,7 @@
  *     sim_engine.c        one rank of a simulated job
  *
  * comm.c above the table checks arguments, keeps a communicator's collectives in one order over
- * all streams, counts bytes and remembers the first failure. An engine does one collective at a
+ * all streams, counts bytes and remembers the first failure. An engine does one batch at a
  * time, and ends what it put on streams in bounded time once it is told to abort.
  */
 #ifndef TENURE_COMM_ENGINE_H
@@ -16,10 +16,11 @@
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 2 };
+enum { TN__COMM_ENGINE_ABI = 3 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
+/* One call of a batch, checked. */
 typedef struct tn__collective_call {
     tn_collective kind;
     const void *src;
@@ -29,7 +30,17 @@ typedef struct tn__collective_call {
     tn_dtype dtype; /* of reductions; else TN_BYTE */
     tn_reduce reduce;
     int root;
+    size_t first_segment; /* of an uneven call, in the batch's list */
+    size_t segment_count;
 } tn__collective_call;
+
+/* What is put on a stream at once: one call, or those of a group. Not empty. */
+typedef struct tn__batch {
+    tn__collective_call *calls;
+    size_t call_count;
+    tn_segment *segments; /* of all calls; offsets and counts in elements of their call */
+    size_t segment_count;
+} tn__batch;
 
 typedef struct tn__comm_engine {
     unsigned abi;
@@ -39,14 +50,23 @@ typedef struct tn__comm_engine {
     /* 1: time passes only where the host waits for it, so that to look again and again is no way
      * to wait; and what is on streams ends by itself. */
     int in_virtual_time;
+    /* 1: nothing of a communicator may be on streams while it is split. */
+    int splits_when_idle;
 
     /* Joins the other ranks within config->timeout_us, which is not 0; name is not NULL. */
     tn_status (*join)(const tn_comm_config *config, int *rank, int *rank_count,
                       tn__comm_state **out);
 
-    /* Puts a checked collective on the stream, where no other of this communicator runs beside
-     * it. On failure nothing was put, unless check() fails from then on. */
-    tn_status (*start)(tn__comm_state *state, const tn__collective_call *call, tn_stream stream);
+    /* As tn_comm_split, whose arguments are checked; NULL: it can not. *out is NULL for a rank in no new one. A rank
+     * that has failed already (so_far, recorded) takes part to tell the others, if the engine can,
+     * and gets so_far back. On a TN_COMM_ status the state that is split must be aborted. */
+    tn_status (*split)(tn__comm_state *state, int color, int key, const char *name,
+                       tn_status so_far, int *rank, int *rank_count, tn__comm_state **out);
+
+    /* Puts a batch on the stream, where no other of this communicator runs beside it. The batch is
+     * the caller's again when this returns. On failure nothing was put, unless check() fails from
+     * then on. */
+    tn_status (*start)(tn__comm_state *state, const tn__batch *batch, tn_stream stream);
 
     /* TN_OK, or the recorded failure of what was put on streams before. Never waits. */
     tn_status (*check)(tn__comm_state *state);

@@ -20,6 +20,7 @@ enum {
     TN__NCCL_UINT8 = 1,
     TN__NCCL_FLOAT32 = 7,
     TN__NCCL_BFLOAT16 = 9,
+    TN__NCCL_NO_COLOR = -1,
     TN__NCCL_ID_BYTES = 128
 };
 
@@ -63,11 +64,22 @@ enum { TN__NCCL_CONFIG_VERSION = 21400 };
     X(all_reduce, "ncclAllReduce", tn__nccl_result,                                                \
       (const void *src, void *dst, size_t count, int type, int reduce, void *comm, void *stream))  \
     X(broadcast, "ncclBroadcast", tn__nccl_result,                                                 \
-      (const void *src, void *dst, size_t count, int type, int root, void *comm, void *stream))
+      (const void *src, void *dst, size_t count, int type, int root, void *comm, void *stream))    \
+    X(reduce, "ncclReduce", tn__nccl_result,                                                       \
+      (const void *src, void *dst, size_t count, int type, int reduce, int root, void *comm,       \
+       void *stream))                                                                              \
+    X(group_start, "ncclGroupStart", tn__nccl_result, (void))                                      \
+    X(group_end, "ncclGroupEnd", tn__nccl_result, (void))
+
+/* What later versions have: NULL where the loaded one has not. */
+#define TN__NCCL_LATER_CALLS(X)                                                                    \
+    X(split, "ncclCommSplit", tn__nccl_result,                                                     \
+      (void *comm, int color, int key, void **out, tn__nccl_config *config))
 
 #define TN__NCCL_AS_MEMBER(field, name, result, parameters) result(*field) parameters;
 typedef struct tn__nccl_calls {
     TN__NCCL_CALLS(TN__NCCL_AS_MEMBER)
+    TN__NCCL_LATER_CALLS(TN__NCCL_AS_MEMBER)
 } tn__nccl_calls;
 
 #endif

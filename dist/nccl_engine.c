@@ -4,29 +4,14 @@
  * (ncclInProgress), and is polled until it is or the time is up; then the communicator is
  * aborted, which also ends its kernels. An adopted communicator is the caller's in every way: it
  * is neither aborted nor destroyed here, and if it is a blocking one its calls may block.
- *
- * Invariant: comm is NULL once it has been aborted, and is not used after that.
  */
 #include <string.h>
 #include <time.h>
 
-#include "driver.h"
 #include "host_alloc.h"
-#include "nccl_load.h"
+#include "nccl_state.h"
 
 enum { MICROSECONDS = 1000000, POLL_NS = 20000 };
-
-struct tn__comm_state {
-    const tn__nccl_calls *calls;
-    const tn__driver *driver;
-    tn__driver_device *on;
-    void *comm;
-    int is_adopted;
-    uint64_t timeout_us;
-    void *barrier_word; /* device memory: NCCL has no barrier, an all-reduce of one float is one */
-    tn_status failure;  /* of an aborted communicator */
-    tn__saved_error failure_text;
-};
 
 static uint64_t now_us(void) {
     struct timespec now;
@@ -68,8 +53,7 @@ static tn_status nccl_check(tn__comm_state *state) {
     return status == TN_INVALID_ARGUMENT ? TN_COMM_ERROR : status;
 }
 
-/* Polls a call that is in progress until it is through or the time is up. */
-static tn_status finish_call(tn__comm_state *state, int code, const char *call) {
+tn_status tn__nccl_finish(tn__comm_state *state, int code, const char *call) {
     uint64_t start_us = now_us();
     while (code == TN__NCCL_IN_PROGRESS) {
         struct timespec pause = {0, POLL_NS};
@@ -90,17 +74,15 @@ static tn_status finish_call(tn__comm_state *state, int code, const char *call) 
 
 /* ---- joining and leaving -------------------------------------------------------------------- */
 
+static const tn__nccl_config non_blocking = {sizeof(tn__nccl_config), TN__NCCL_CONFIG_MAGIC,
+                                             TN__NCCL_CONFIG_VERSION, 0};
+
 static tn_status join_by_id(tn__comm_state *state, const tn_comm_config *config) {
     tn__nccl_id id;
-    tn__nccl_config nccl_config;
-    memset(&nccl_config, 0, sizeof nccl_config);
-    nccl_config.size = sizeof nccl_config;
-    nccl_config.magic = TN__NCCL_CONFIG_MAGIC;
-    nccl_config.version = TN__NCCL_CONFIG_VERSION;
-    nccl_config.blocking = 0;
+    tn__nccl_config nccl_config = non_blocking;
     memcpy(&id, config->id, sizeof id);
     int code = state->calls->join(&state->comm, config->rank_count, id, config->rank, &nccl_config);
-    return finish_call(state, code, "ncclCommInitRankConfig");
+    return tn__nccl_finish(state, code, "ncclCommInitRankConfig");
 }
 
 static tn_status adopt(tn__comm_state *state, const tn_comm_config *config) {
@@ -118,9 +100,9 @@ static tn_status adopt(tn__comm_state *state, const tn_comm_config *config) {
     return TN_OK;
 }
 
-static tn_status read_ranks(tn__comm_state *state, int *rank, int *rank_count) {
-    int code = state->calls->rank(state->comm, rank);
-    if (code == TN__NCCL_SUCCESS) code = state->calls->count(state->comm, rank_count);
+static tn_status read_ranks(tn__comm_state *state) {
+    int code = state->calls->rank(state->comm, &state->rank);
+    if (code == TN__NCCL_SUCCESS) code = state->calls->count(state->comm, &state->rank_count);
     if (code == TN__NCCL_SUCCESS) return TN_OK;
     return tn__nccl_fail(state->calls, state->comm, code, "ncclCommUserRank");
 }
@@ -129,7 +111,7 @@ static void nccl_leave(tn__comm_state *state) {
     (void)state->driver->make_current(state->on);
     if (state->comm && !state->is_adopted) {
         int code = state->calls->finalize(state->comm);
-        if (finish_call(state, code, "ncclCommFinalize") == TN_OK)
+        if (tn__nccl_finish(state, code, "ncclCommFinalize") == TN_OK)
             (void)state->calls->destroy(state->comm);
         else
             nccl_abort(state);
@@ -144,78 +126,91 @@ static tn_status make_barrier_word(tn__comm_state *state) {
     return state->driver->stream_synchronize(state->on, NULL);
 }
 
-static tn_status nccl_join(const tn_comm_config *config, int *rank, int *rank_count,
-                           tn__comm_state **out) {
+/* Ends a state that did not come to be a communicator. */
+static void drop_state(tn__comm_state *state) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    nccl_abort(state);
+    nccl_leave(state);
+    tn__error_restore(&saved);
+}
+
+static tn_status make_state(const tn__driver *driver, tn__driver_device *on, uint64_t timeout_us,
+                            tn__comm_state **out) {
     tn__comm_state *state = tn__host_alloc(1, sizeof *state);
     if (!state) return TN_OUT_OF_HOST_MEMORY;
-    state->driver = tn__device_driver(config->device);
-    state->on = tn__device_state(config->device);
-    state->timeout_us = config->timeout_us;
+    state->driver = driver;
+    state->on = on;
+    state->timeout_us = timeout_us;
     tn_status status = tn__nccl_load(&state->calls);
-    if (status == TN_OK) status = state->driver->make_current(state->on);
+    if (status == TN_OK) status = driver->make_current(on);
     if (status == TN_OK) status = make_barrier_word(state);
-    if (status == TN_OK) status = config->id ? join_by_id(state, config) : adopt(state, config);
-    if (status == TN_OK) status = read_ranks(state, rank, rank_count);
     if (status != TN_OK) {
-        tn__saved_error saved;
-        tn__error_save(&saved);
-        nccl_abort(state);
-        nccl_leave(state);
-        tn__error_restore(&saved);
+        drop_state(state);
         return status;
     }
     *out = state;
     return TN_OK;
 }
 
-/* ---- collectives ---------------------------------------------------------------------------- */
-
-static int type_of(tn_dtype dtype) {
-    switch (dtype) {
-    case TN_FP32: return TN__NCCL_FLOAT32;
-    case TN_BF16: return TN__NCCL_BFLOAT16;
-    default: return TN__NCCL_UINT8;
+static tn_status nccl_join(const tn_comm_config *config, int *rank, int *rank_count,
+                           tn__comm_state **out) {
+    tn__comm_state *state;
+    TN_TRY(make_state(tn__device_driver(config->device), tn__device_state(config->device),
+                      config->timeout_us, &state));
+    tn_status status = config->id ? join_by_id(state, config) : adopt(state, config);
+    if (status == TN_OK) status = read_ranks(state);
+    if (status != TN_OK) {
+        drop_state(state);
+        return status;
     }
+    *rank = state->rank;
+    *rank_count = state->rank_count;
+    *out = state;
+    return TN_OK;
 }
 
-static int reduction_of(tn_reduce reduce) {
-    return reduce == TN_REDUCE_MAX ? TN__NCCL_MAX : TN__NCCL_SUM;
+/* ---- splitting ------------------------------------------------------------------------------ */
+
+/* NCCL has the new communicator only once the call on the old one is through. */
+static tn_status split_into(tn__comm_state *state, int color, int key, tn__comm_state *made) {
+    tn__nccl_config nccl_config = non_blocking;
+    int nccl_color = color < 0 ? TN__NCCL_NO_COLOR : color;
+    int code = state->calls->split(state->comm, nccl_color, key, &made->comm, &nccl_config);
+    TN_TRY(tn__nccl_finish(state, code, "ncclCommSplit"));
+    if (!made->comm) return TN_OK;
+    TN_TRY(tn__nccl_finish(made, TN__NCCL_IN_PROGRESS, "ncclCommSplit"));
+    return read_ranks(made);
 }
 
-static tn_status nccl_start(tn__comm_state *state, const tn__collective_call *call,
-                            tn_stream stream) {
-    const tn__nccl_calls *calls = state->calls;
-    int type = type_of(call->dtype), reduction = reduction_of(call->reduce), code;
-    TN_TRY(state->driver->make_current(state->on));
-    switch (call->kind) {
-    case TN_ALL_GATHER:
-        code = calls->all_gather(call->src, call->dst, call->count, type, state->comm, stream);
-        return finish_call(state, code, "ncclAllGather");
-    case TN_REDUCE_SCATTER:
-        code = calls->reduce_scatter(call->src, call->dst, call->count, type, reduction,
-                                     state->comm, stream);
-        return finish_call(state, code, "ncclReduceScatter");
-    case TN_ALL_REDUCE:
-        code = calls->all_reduce(call->src, call->dst, call->count, type, reduction, state->comm,
-                                 stream);
-        return finish_call(state, code, "ncclAllReduce");
-    case TN_BROADCAST:
-        code = calls->broadcast(call->src, call->dst, call->count, type, call->root, state->comm,
-                                stream);
-        return finish_call(state, code, "ncclBroadcast");
-    default:
-        code = calls->all_reduce(state->barrier_word, state->barrier_word, 1, TN__NCCL_FLOAT32,
-                                 TN__NCCL_MAX, state->comm, stream);
-        return finish_call(state, code, "ncclAllReduce of a barrier");
+static tn_status nccl_split(tn__comm_state *state, int color, int key, const char *name,
+                            tn_status so_far, int *rank, int *rank_count, tn__comm_state **out) {
+    tn__comm_state *made;
+    (void)name;
+    if (so_far != TN_OK) return so_far;
+    if (!state->calls->split)
+        return TN_FAIL(TN_UNSUPPORTED, "the loaded NCCL has no ncclCommSplit: it is of 2.18 and "
+                                       "later; make the communicator from an id instead");
+    TN_TRY(make_state(state->driver, state->on, state->timeout_us, &made));
+    tn_status status = split_into(state, color, key, made);
+    if (status != TN_OK || !made->comm) {
+        drop_state(made);
+        return status;
     }
+    *rank = made->rank;
+    *rank_count = made->rank_count;
+    *out = made;
+    return TN_OK;
 }
 
 static const tn__comm_engine engine = {
     .abi = TN__COMM_ENGINE_ABI,
     .name = "NCCL",
     .has_deadlines = 0,
+    .splits_when_idle = 1,
     .join = nccl_join,
-    .start = nccl_start,
+    .split = nccl_split,
+    .start = tn__nccl_batch_start,
     .check = nccl_check,
     .abort = nccl_abort,
     .leave = nccl_leave,

@@ -21,6 +21,7 @@ typedef struct symbol_row {
 
 #define AS_ROW(field, name, result, parameters) {offsetof(tn__nccl_calls, field), name},
 static const symbol_row symbols[] = {TN__NCCL_CALLS(AS_ROW)};
+static const symbol_row later_symbols[] = {TN__NCCL_LATER_CALLS(AS_ROW)};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tn__nccl_calls loaded;
@@ -45,6 +46,10 @@ tn_status tn__nccl_fail(const tn__nccl_calls *calls, void *comm, int code, const
 
 /* ---- loading -------------------------------------------------------------------------------- */
 
+static void set_symbol(tn__nccl_calls *out, const symbol_row *row, void *address) {
+    memcpy((char *)out + row->offset, &address, sizeof address);
+}
+
 static tn_status find_symbols(void *library, const char *path, tn__nccl_calls *out) {
     for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
         void *address = dlsym(library, symbols[i].name);
@@ -54,8 +59,10 @@ static tn_status find_symbols(void *library, const char *path, tn__nccl_calls *o
                 "%s is no NCCL that can be used: it lacks %s (NCCL 2.14 or later has it)", path,
                 symbols[i].name);
         }
-        memcpy((char *)out + symbols[i].offset, &address, sizeof address);
+        set_symbol(out, &symbols[i], address);
     }
+    for (size_t i = 0; i < sizeof later_symbols / sizeof *later_symbols; i++)
+        set_symbol(out, &later_symbols[i], dlsym(library, later_symbols[i].name));
     return TN_OK;
 }
 

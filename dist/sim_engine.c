@@ -8,8 +8,6 @@
 #include "host_alloc.h"
 #include "link_cost.h"
 
-enum { RANGES_MAX = 2 };
-
 struct tn__comm_state {
     const tn__driver *driver;
     tn__driver_device *on;
@@ -45,13 +43,34 @@ static tn_status sim_join(const tn_comm_config *config, int *rank, int *rank_cou
     return TN_OK;
 }
 
+/* The segments of an uneven call in the whole buffer, and this rank's beside it. */
+static size_t segment_ranges(const tn__comm_state *state, const tn__batch *batch,
+                             const tn__collective_call *call, tn__range *ranges) {
+    const tn_segment *segments = batch->segments + call->first_segment;
+    int gathers = call->kind == TN_ALL_GATHER_UNEVEN;
+    const char *whole = gathers ? call->dst : call->src;
+    size_t mine = 0, count = 0;
+    for (size_t i = 0; i < call->segment_count; i++) {
+        size_t bytes = segments[i].count * call->element_bytes;
+        int is_mine = segments[i].rank == state->group.rank;
+        const char *at = whole + segments[i].offset * call->element_bytes;
+        if (is_mine) mine += bytes;
+        int is_written = gathers || (is_mine && call->src == call->dst);
+        if (bytes) ranges[count++] = (tn__range){at, bytes, is_written};
+    }
+    if (call->src == call->dst || !mine) return count;
+    ranges[count++] = (tn__range){gathers ? call->src : call->dst, mine, !gathers};
+    return count;
+}
+
 /* What the call reads and writes on this rank. In place the part of it that is both is written. */
-static size_t ranges_of(const tn__comm_state *state, const tn__collective_call *call,
-                        tn__range *ranges) {
+static size_t ranges_of(const tn__comm_state *state, const tn__batch *batch,
+                        const tn__collective_call *call, tn__range *ranges) {
     const size_t ranks = (size_t)state->group.rank_count;
     const size_t bytes = call->count * call->element_bytes;
     size_t src_bytes = bytes, dst_bytes = bytes;
     if (bytes == 0) return 0;
+    if (call->segment_count) return segment_ranges(state, batch, call, ranges);
     if (call->kind == TN_ALL_GATHER) dst_bytes *= ranks;
     if (call->kind == TN_REDUCE_SCATTER) src_bytes *= ranks;
     ranges[0] = (tn__range){call->src, src_bytes, 0};
@@ -59,14 +78,20 @@ static size_t ranges_of(const tn__comm_state *state, const tn__collective_call *
     return 2;
 }
 
-static tn_status sim_start(tn__comm_state *state, const tn__collective_call *call,
-                           tn_stream stream) {
-    tn__range ranges[RANGES_MAX];
+static tn_status sim_start(tn__comm_state *state, const tn__batch *batch, tn_stream stream) {
+    size_t count = 0, most = 2 * batch->call_count + batch->segment_count;
+    tn__range *ranges = tn__host_alloc(most, sizeof *ranges);
+    if (!ranges) return TN_OUT_OF_HOST_MEMORY;
     tn__link_work work = {0};
-    size_t range_count = ranges_of(state, call, ranges);
-    tn__link_add(&state->group, call, &work);
-    return state->driver->ghost_launch(state->on, tn_collective_name(call->kind), ranges,
-                                       range_count, tn__link_us(&state->group, &work), stream);
+    for (size_t i = 0; i < batch->call_count; i++) {
+        count += ranges_of(state, batch, &batch->calls[i], ranges + count);
+        tn__link_add(&state->group, &batch->calls[i], &work);
+    }
+    const char *name = batch->call_count > 1 ? "group" : tn_collective_name(batch->calls[0].kind);
+    tn_status status = state->driver->ghost_launch(state->on, name, ranges, count,
+                                                   tn__link_us(&state->group, &work), stream);
+    tn__host_free(ranges);
+    return status;
 }
 
 static tn_status sim_check(tn__comm_state *state) {

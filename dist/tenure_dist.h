@@ -26,11 +26,12 @@
  *           MPI_THREAD_SERIALIZED and makes no MPI calls while work is on a communicator.
  *
  * Rules for every collective: all ranks make the same calls with the same arguments (but for the
- * addresses) in the same order, and so they are done: one communicator's collectives run one
- * after the other, on whichever streams they were put. Addresses are of blocks of a pool or of
- * leased planes; they stay valid in the order of `stream` (on another stream than the block's
- * own, tn_record_use right after the call). Source and destination are apart, or in place as
- * each call says. A count of 0 is success and puts nothing on the stream.
+ * addresses, and what a call says) in the same order, and so they are done: one communicator's
+ * collectives run one after the other, on whichever streams they were put. Addresses are of
+ * blocks of a pool or of leased planes; they stay valid in the order of `stream` (on another
+ * stream than the block's own, tn_record_use right after the call). Source and destination are
+ * apart, or in place as each call says. A count of 0 on all ranks is success and puts nothing on
+ * the stream. Lists are copied: they may go once the call returns.
  *
  * Failure: a rank that does not come, dies or calls something else makes the communicator of the
  * others fail, once and for good: every later call on it gives the same status and text,
@@ -151,6 +152,56 @@ typedef struct tn_segment {
     size_t count;  /* reduction */
 } tn_segment;
 
+/* dst = every rank's segments at their offsets. src holds this rank's segments one after the
+ * other, in the order of the list. In place: src == dst, and this rank's segments are already at
+ * their offsets. An address that nothing is read from or written to may be NULL. */
+TN_API TN_MUST_USE tn_status tn_all_gather_uneven(tn_comm *comm, const void *src, void *dst,
+                                                  const tn_segment *segments, size_t segment_count,
+                                                  tn_stream stream);
+
+/* src holds the whole buffer, on every rank; dst = this rank's segments, reduced over the ranks,
+ * one after the other in the order of the list. In place: dst == src, and they stay at their
+ * offsets, the other ranks' segments as they were. */
+TN_API TN_MUST_USE tn_status tn_reduce_scatter_uneven(tn_comm *comm, const void *src, void *dst,
+                                                      const tn_segment *segments,
+                                                      size_t segment_count, tn_dtype dtype,
+                                                      tn_reduce reduce, tn_stream stream);
+
+/* ---- groups ------------------------------------------------------------------------------- */
+
+/* The collectives that are called on the communicator between begin and end are one collective:
+ * one group of NCCL, one exchange of headers of MPI, one place in the communicator's order. Each is
+ * checked when it is called, with the stream that end is given, and put on it by end: all or none.
+ * Among themselves they have no order, and nobody checks that what one writes no other reads or
+ * writes.
+ *
+ * A call that fails is not in the group, which stays open. If end fails, nothing was put and the
+ * group is still open as it was: end it again, or cancel it. A communicator has one group at a
+ * time, which calls of any thread are in. A group without calls, or of counts of 0, puts nothing.
+ * tn_comm_destroy forgets an open group.
+ *
+ * TN_INVALID_STATE: begin in a group, end outside of one. cancel forgets the calls since begin; it
+ * is a no-op outside of a group. */
+TN_API TN_MUST_USE tn_status tn_comm_group_begin(tn_comm *comm);
+TN_API TN_MUST_USE tn_status tn_comm_group_end(tn_comm *comm, tn_stream stream);
+TN_API void tn_comm_group_cancel(tn_comm *comm);
+
+/* ---- sub-groups of ranks ------------------------------------------------------------------ */
+
+/* A communicator of the ranks that give the same color, in the order of their keys, then of their
+ * ranks in comm: for data, tensor, expert and replica parallelism beside each other. Every rank of
+ * comm calls, as with tn_comm_create. With a color below 0 a rank is in none: TN_OK, *out = NULL.
+ * name is copied; NULL: that of comm. The new communicator has comm's device, engine and timeout,
+ * and its own order, failure and statistics; both are destroyed in any order.
+ *
+ * With NCCL the call waits for comm's collectives first (tn_comm_wait).
+ *
+ * Errors: TN_INVALID_STATE within a group; TN_UNSUPPORTED (NCCL before 2.18); out of memory of this
+ * or another rank, and then comm stays as it is. TN_COMM_TIMEOUT (not all ranks came) and
+ * TN_COMM_ERROR are comm's failure too. */
+TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name,
+                                           tn_comm **out);
+
 /* ---- statistics --------------------------------------------------------------------------- */
 
 typedef enum tn_collective {
@@ -159,6 +210,8 @@ typedef enum tn_collective {
     TN_ALL_REDUCE,
     TN_BROADCAST,
     TN_BARRIER,
+    TN_ALL_GATHER_UNEVEN,
+    TN_REDUCE_SCATTER_UNEVEN,
     TN_COLLECTIVE_COUNT
 } tn_collective;
 
@@ -167,23 +220,24 @@ TN_API const char *tn_collective_name(tn_collective collective); /* "all_gather"
 /* Payload that this rank has to send to others, counted as calls are put on streams. With n
  * ranks and an all_reduce cut in n parts of ceil(count / n) elements, of which this rank's has p:
  *
- *     all_gather      (n - 1) * bytes
- *     reduce_scatter  (n - 1) * count elements
- *     all_reduce      count - p elements to reduce them, then (n - 1) * p of the result
- *     broadcast       (n - 1) * bytes at the root, else 0
- *     barrier         0
+ *     all_gather              (n - 1) * bytes
+ *     reduce_scatter          (n - 1) * count elements
+ *     all_reduce              count - p elements to reduce them, then (n - 1) * p of the result
+ *     broadcast               (n - 1) * bytes at the root, else 0
+ *     barrier                 0
+ *     all_gather_uneven       (n - 1) * bytes of this rank's segments
+ *     reduce_scatter_uneven   elements of the other ranks' segments
  *
- * MPI sends just these, and a header of each call that is not counted. For NCCL it is the least
- * that any algorithm can do without the network's help. */
+ * MPI sends just these, and a header of each call or group that is not counted. For NCCL it is
+ * the least that any algorithm can do without the network's help. */
 typedef struct tn_comm_stats {
     size_t size;
     uint64_t calls[TN_COLLECTIVE_COUNT]; /* that were put on a stream: none of count 0 */
     uint64_t wire_bytes[TN_COLLECTIVE_COUNT];
+    uint64_t groups; /* that were put; what they contain is in the counts above */
 } tn_comm_stats;
 #define TN_COMM_STATS_INIT                                                                         \
-    {                                                                                              \
-        sizeof(tn_comm_stats), {0}, { 0 }                                                          \
-    }
+    { sizeof(tn_comm_stats), {0}, {0}, 0 }
 
 /* Also of a failed communicator. */
 TN_API TN_MUST_USE tn_status tn_comm_stats_get(tn_comm *comm, tn_comm_stats *out);

@@ -1,100 +1,145 @@
-/* One collective of the MPI engine: the ranks meet by their headers, then its chunks are done one
- * after the other. What a chunk is, mpi_chunks.c says. */
+/* One batch of the MPI engine: the ranks meet by their headers, then its rounds are done one after
+ * the other. What a round is, flow_plan.h says.
+ *
+ * Invariant: MPI reads and writes the state's memory and nothing else: headers and staging.
+ */
 #include <stdio.h>
 #include <string.h>
 
 #include "mpi_state.h"
+#include "rank_reduce.h"
 
-enum { HEADER_TAG = 0, NS_PER_US = 1000, TEXT_BYTES = 256 };
+enum { NS_PER_US = 1000, TEXT_BYTES = 256 };
+
+static tn_status process_is_ending(void) { return TN_FAIL(TN_COMM_ERROR, "the process is ending"); }
 
 /* ---- headers -------------------------------------------------------------------------------- */
 
-static int others_index(const tn__comm_state *state, int rank) {
-    return rank < state->rank ? rank : rank - 1;
-}
-
 static int post_headers(tn__comm_state *state) {
-    int code = MPI_SUCCESS, others = state->rank_count - 1;
+    int code = MPI_SUCCESS;
     for (int rank = 0; rank < state->rank_count && code == MPI_SUCCESS; rank++) {
         if (rank == state->rank) continue;
-        MPI_Request *at = state->requests + others_index(state, rank);
-        code = MPI_Irecv(&state->theirs[rank], sizeof state->mine, MPI_BYTE, rank, HEADER_TAG,
-                         state->comm, at);
-        if (code == MPI_SUCCESS)
-            code = MPI_Isend(&state->mine, sizeof state->mine, MPI_BYTE, rank, HEADER_TAG,
-                             state->comm, at + others);
+        tn__mpi_message message = {&state->mine, sizeof state->mine, &state->theirs[rank],
+                                   sizeof state->mine};
+        code = tn__mpi_post(state, rank, TN__MPI_HEADER_TAG, &message,
+                            tn__mpi_requests_of(state->requests, rank));
     }
     return code;
 }
 
-/* "rank 1, rank 3": whose headers have not come. */
-static void missing_ranks(tn__comm_state *state, char *text, size_t text_bytes) {
-    size_t used = 0;
-    text[0] = 0;
-    if (!tn__mpi_lock()) return;
-    for (int rank = 0; rank < state->rank_count && used < text_bytes; rank++) {
-        int has_come = 1;
-        if (rank == state->rank) continue;
-        MPI_Test(state->requests + others_index(state, rank), &has_come, MPI_STATUS_IGNORE);
-        if (has_come) continue;
-        int wrote = snprintf(text + used, text_bytes - used, "%srank %d", used ? ", " : "", rank);
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    tn__mpi_unlock();
-}
-
-static void describe(const tn__mpi_header *header, char *text, size_t text_bytes) {
-    tn_collective kind = (tn_collective)header->kind;
-    int is_reduction = kind == TN_REDUCE_SCATTER || kind == TN_ALL_REDUCE;
-    snprintf(text, text_bytes, "%s %llu of %llu %s%s, root %d", tn_collective_name(kind),
-             (unsigned long long)header->sequence, (unsigned long long)header->count,
-             tn_dtype_name((tn_dtype)header->dtype),
-             !is_reduction                     ? ""
-             : header->reduce == TN_REDUCE_MAX ? " max"
-                                               : " sum",
-             header->root);
-}
-
-static tn_status compare_headers(const tn__comm_state *state) {
+static tn_status check_headers(const tn__comm_state *state, const tn__flow_plan *plan) {
     for (int rank = 0; rank < state->rank_count; rank++) {
-        char ours[TEXT_BYTES], other[TEXT_BYTES];
         if (rank == state->rank) continue;
-        if (memcmp(&state->theirs[rank], &state->mine, sizeof state->mine) == 0) continue;
-        describe(&state->mine, ours, sizeof ours);
-        describe(&state->theirs[rank], other, sizeof other);
-        return TN_FAIL(TN_COMM_ERROR,
-                       "communicator %s: rank %d called %s, but rank %d called %s: all ranks make "
-                       "the same calls in the same order",
-                       state->name, state->rank, ours, rank, other);
+        TN_TRY(tn__flow_check_header(plan, state->name, rank, &state->theirs[rank]));
     }
     return TN_OK;
 }
 
-tn_status tn__mpi_meet(tn__comm_state *state, const tn__collective_call *call) {
-    char missing[TEXT_BYTES], what[2 * TEXT_BYTES];
+tn_status tn__mpi_meet(tn__comm_state *state, tn__flow_plan *plan) {
+    char missing[TEXT_BYTES], name[TEXT_BYTES], what[3 * TEXT_BYTES];
     state->deadline_ns = tn__mpi_now_ns() + state->timeout_us * NS_PER_US;
-    state->mine = (tn__mpi_header){.kind = (int32_t)call->kind,
-                                   .dtype = (int32_t)call->dtype,
-                                   .reduce = (int32_t)call->reduce,
-                                   .root = (int32_t)call->root,
-                                   .count = call->count,
-                                   .sequence = state->mine.sequence + 1};
-    if (!tn__mpi_lock()) return TN_FAIL(TN_COMM_ERROR, "the process is ending");
+    plan->header.sequence = ++state->sequence;
+    state->mine = plan->header;
+    if (!tn__mpi_lock()) return process_is_ending();
     int code = post_headers(state);
     tn__mpi_unlock();
     if (code != MPI_SUCCESS) {
-        state->has_pending = 1;
+        atomic_store(&state->has_pending, 1);
         return tn__mpi_fail(code, "the header of a collective");
     }
-    if (tn__mpi_wait(state, state->requests, 2 * (state->rank_count - 1), &code))
-        return compare_headers(state);
-    missing_ranks(state, missing, sizeof missing);
-    snprintf(what, sizeof what, "%s to call %s %llu", *missing ? missing : "the other ranks",
-             tn_collective_name(call->kind), (unsigned long long)state->mine.sequence);
-    return tn__mpi_give_up(state, code, what);
+    if (tn__mpi_wait(state, state->requests, 2 * state->rank_count, state->deadline_ns, &code))
+        return check_headers(state, plan);
+    tn__mpi_missing_ranks(state, state->requests, missing, sizeof missing);
+    tn__flow_name(&state->mine, name, sizeof name);
+    snprintf(what, sizeof what, "%s to call %s", *missing ? missing : "the other ranks", name);
+    return tn__mpi_give_up(state, state->deadline_ns, code, what);
 }
 
-/* ---- one collective -------------------------------------------------------------------------- */
+/* ---- rounds --------------------------------------------------------------------------------- */
+
+/* Of which bytes, by rank, the messages of a round are; NULL: the same `own` bytes for all. */
+typedef struct messages {
+    const unsigned char *sent;
+    size_t sent_step; /* from one rank's row to the next's; 0: one row for all */
+    const size_t *sent_bytes;
+    const size_t *received_bytes;
+    size_t own;
+} messages;
+
+static int post_messages(tn__comm_state *state, const messages *of) {
+    int code = MPI_SUCCESS;
+    for (int rank = 0; rank < state->rank_count && code == MPI_SUCCESS; rank++) {
+        size_t at = (size_t)rank;
+        if (rank == state->rank) continue;
+        tn__mpi_message message = {of->sent + at * of->sent_step,
+                                   (int)(of->sent_bytes ? of->sent_bytes[rank] : of->own),
+                                   state->received + at * state->row_bytes,
+                                   (int)(of->received_bytes ? of->received_bytes[rank] : of->own)};
+        code = tn__mpi_post(state, rank, TN__MPI_DATA_TAG, &message,
+                            tn__mpi_requests_of(state->requests, rank));
+    }
+    return code;
+}
+
+static tn_status exchange_messages(tn__comm_state *state, const messages *of) {
+    if (!tn__mpi_lock()) return process_is_ending();
+    int code = post_messages(state, of);
+    tn__mpi_unlock();
+    if (code != MPI_SUCCESS) {
+        atomic_store(&state->has_pending, 1);
+        return tn__mpi_fail(code, "a message of a collective");
+    }
+    if (tn__mpi_wait(state, state->requests, 2 * state->rank_count, state->deadline_ns, &code))
+        return TN_OK;
+    return tn__mpi_give_up(state, state->deadline_ns, code, "the other ranks' data");
+}
+
+/* Every rank sends what the others reduce; our result goes to our row of `received`, and stays at
+ * the start of `sent`. */
+static tn_status reduce_round(tn__comm_state *state, const tn__flow_rounds *rounds) {
+    const tn__flow_exchange *reduction = rounds->exchange;
+    size_t mine = rounds->send_bytes[state->rank];
+    size_t own_row = (size_t)state->rank * state->row_bytes;
+    const messages of = {.sent = state->sent,
+                         .sent_step = state->row_bytes,
+                         .sent_bytes = rounds->send_bytes,
+                         .own = mine};
+    TN_TRY(exchange_messages(state, &of));
+    memcpy(state->received + own_row, state->sent + own_row, mine);
+    tn__reduce_rows(reduction->dtype, reduction->reduce, state->received, state->row_bytes,
+                    state->rank_count, mine / reduction->element_bytes, state->sent);
+    memcpy(state->received + own_row, state->sent, mine);
+    return TN_OK;
+}
+
+/* Every rank sends the start of `sent` to all others. */
+static tn_status spread_round(tn__comm_state *state, const tn__flow_rounds *rounds) {
+    const messages of = {.sent = state->sent,
+                         .received_bytes = rounds->receive_bytes,
+                         .own = rounds->send_bytes[state->rank]};
+    return exchange_messages(state, &of);
+}
+
+static tn_status pairs_round(tn__comm_state *state, const tn__flow_rounds *rounds) {
+    const messages of = {.sent = state->sent,
+                         .sent_step = state->row_bytes,
+                         .sent_bytes = rounds->send_bytes,
+                         .received_bytes = rounds->receive_bytes};
+    return exchange_messages(state, &of);
+}
+
+tn_status tn__mpi_round_exchange(tn__comm_state *state, const tn__flow_rounds *rounds) {
+    switch (rounds->exchange->kind) {
+    case TN__FLOW_REDUCE: return reduce_round(state, rounds);
+    case TN__FLOW_ALL_REDUCE:
+        TN_TRY(reduce_round(state, rounds));
+        return spread_round(state, rounds);
+    case TN__FLOW_SPREAD: return spread_round(state, rounds);
+    default: return pairs_round(state, rounds);
+    }
+}
+
+/* ---- one batch ------------------------------------------------------------------------------- */
 
 static tn_status copy_in(void *context, char *address, size_t at, size_t bytes) {
     const tn__comm_state *state = context;
@@ -103,19 +148,23 @@ static tn_status copy_in(void *context, char *address, size_t at, size_t bytes) 
 }
 
 static tn_status copy_out(void *context, char *address, size_t at, size_t bytes) {
-    const unsigned char *rows = context;
-    memcpy(address, rows + at, bytes);
+    const tn__comm_state *state = context;
+    memcpy(address, state->received + at, bytes);
     return TN_OK;
 }
 
-tn_status tn__mpi_collective_run(tn__comm_state *state, const tn__collective_call *call) {
-    size_t count = tn__mpi_chunk_count(state, call);
-    unsigned char *rows;
-    TN_TRY(tn__mpi_meet(state, call));
-    for (size_t i = 0; i < count; i++) {
-        TN_TRY(tn__mpi_chunk_in(state, call, i, copy_in, state));
-        TN_TRY(tn__mpi_chunk_exchange(state, call, i, &rows));
-        TN_TRY(tn__mpi_chunk_out(state, call, i, copy_out, rows));
-    }
+static tn_status copy_own(void *context, char *dst, const char *src, size_t bytes) {
+    (void)context;
+    memcpy(dst, src, bytes);
     return TN_OK;
+}
+
+tn_status tn__mpi_batch_run(tn__comm_state *state, tn__flow_plan *plan, tn__flow_rounds *rounds) {
+    TN_TRY(tn__mpi_meet(state, plan));
+    while (tn__flow_rounds_next(rounds)) {
+        TN_TRY(tn__flow_round_in(rounds, copy_in, state));
+        TN_TRY(tn__mpi_round_exchange(state, rounds));
+        TN_TRY(tn__flow_round_out(rounds, copy_out, state));
+    }
+    return tn__flow_copy_own(plan, copy_own, NULL);
 }

@@ -2,6 +2,8 @@
  * in progress is, and is over as the script says. */
 #include "scripted_nccl.h"
 
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "nccl_abi.h"
@@ -14,6 +16,7 @@ enum { ANY_VERSION = 21400 };
 /* Declared as the engine calls them: the same table gives the prototypes. */
 #define AS_PROTOTYPE(field, name, result, parameters) result field##_call parameters __asm__(name);
 TN__NCCL_CALLS(AS_PROTOTYPE)
+TN__NCCL_LATER_CALLS(AS_PROTOTYPE)
 
 static int polls;
 
@@ -22,8 +25,19 @@ static int begin(void) {
     return TN__NCCL_IN_PROGRESS;
 }
 
-static int begin_collective(void) {
+static void write_down(const char *format, ...) {
+    size_t used = strlen(STATE.log);
+    va_list list;
+    va_start(list, format);
+    vsnprintf(STATE.log + used, sizeof STATE.log - used, format, list);
+    va_end(list);
+}
+
+static int begin_collective(const char *name, const void *src, void *dst, size_t count) {
     STATE.collectives++;
+    STATE.src = src, STATE.dst = dst;
+    write_down("%s %zu ", name, count);
+    if (STATE.refused && --STATE.refused == 0) return TN__NCCL_INVALID_ARGUMENT;
     return begin();
 }
 
@@ -56,31 +70,58 @@ int async_error_call(void *comm, int *code) {
     return TN__NCCL_SUCCESS;
 }
 
-int count_call(void *comm, int *count) { return (void)comm, *count = 2, TN__NCCL_SUCCESS; }
+int count_call(void *comm, int *count) {
+    return (void)comm, *count = STATE.rank_count, TN__NCCL_SUCCESS;
+}
 
 int device_call(void *comm, int *device) { return (void)comm, *device = 0, TN__NCCL_SUCCESS; }
 
-int rank_call(void *comm, int *rank) { return (void)comm, *rank = 1, TN__NCCL_SUCCESS; }
+int rank_call(void *comm, int *rank) { return (void)comm, *rank = STATE.rank, TN__NCCL_SUCCESS; }
 
 int all_gather_call(const void *src, void *dst, size_t count, int type, void *comm, void *stream) {
-    (void)src, (void)dst, (void)count, (void)type, (void)comm, (void)stream;
-    return begin_collective();
+    (void)type, (void)comm, (void)stream;
+    return begin_collective("all_gather", src, dst, count);
 }
 
 int reduce_scatter_call(const void *src, void *dst, size_t count, int type, int reduce, void *comm,
                         void *stream) {
-    (void)src, (void)dst, (void)count, (void)type, (void)reduce, (void)comm, (void)stream;
-    return begin_collective();
+    (void)type, (void)reduce, (void)comm, (void)stream;
+    return begin_collective("reduce_scatter", src, dst, count);
 }
 
 int all_reduce_call(const void *src, void *dst, size_t count, int type, int reduce, void *comm,
                     void *stream) {
-    (void)src, (void)dst, (void)count, (void)type, (void)reduce, (void)comm, (void)stream;
-    return begin_collective();
+    (void)type, (void)reduce, (void)comm, (void)stream;
+    return begin_collective("all_reduce", src, dst, count);
 }
 
 int broadcast_call(const void *src, void *dst, size_t count, int type, int root, void *comm,
                    void *stream) {
-    (void)src, (void)dst, (void)count, (void)type, (void)root, (void)comm, (void)stream;
-    return begin_collective();
+    (void)type, (void)comm, (void)stream;
+    int code = begin_collective("broadcast", src, dst, count);
+    write_down("root %d ", root);
+    return code;
+}
+
+int reduce_call(const void *src, void *dst, size_t count, int type, int reduce, int root,
+                void *comm, void *stream) {
+    (void)type, (void)reduce, (void)comm, (void)stream;
+    int code = begin_collective("reduce", src, dst, count);
+    write_down("root %d ", root);
+    return code;
+}
+
+int group_start_call(void) { return write_down("group( "), TN__NCCL_SUCCESS; }
+
+int group_end_call(void) { return write_down(") "), begin(); }
+
+int split_call(void *comm, int color, int key, void **out, tn__nccl_config *config) {
+    (void)comm;
+    if (config->magic != TN__NCCL_CONFIG_MAGIC || config->blocking)
+        return TN__NCCL_INVALID_ARGUMENT;
+    write_down("split color %d key %d ", color, key);
+    if (color == TN__NCCL_NO_COLOR) return begin();
+    STATE.split++;
+    *out = &STATE.split;
+    return begin();
 }

@@ -1,14 +1,24 @@
-/* A library with NCCL's names that does as a test says, and counts: how it is told. */
+/* A library with NCCL's names that does as a test says, counts, and writes down what is called: how
+ * it is told. */
 #ifndef TENURE_SCRIPTED_NCCL_H
 #define TENURE_SCRIPTED_NCCL_H
+
+enum { SCRIPTED_LOG_BYTES = 4096 };
 
 typedef struct scripted_nccl {
     int polls_in_progress; /* so many polls of a call say ncclInProgress; -1: all */
     int result;            /* what it then comes to */
+    int refused;           /* the so-many-th collective from here returns ncclInvalidArgument */
+    int rank;              /* of every communicator */
+    int rank_count;
     int collectives;
     int finalized;
     int destroyed;
     int aborted;
+    int split;                    /* communicators that were made by ncclCommSplit */
+    char log[SCRIPTED_LOG_BYTES]; /* "group( broadcast 100 root 1 ) " */
+    const char *src;              /* of the last collective */
+    char *dst;
 } scripted_nccl;
 
 /* The symbol of the one script: `extern scripted_nccl scripted_nccl_state`. */

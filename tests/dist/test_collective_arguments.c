@@ -40,6 +40,51 @@ static void wrong_arguments_are_refused_and_change_nothing(void **state) {
     ranks_wait(&all);
 }
 
+/* One row for each rule of a list; SIZE_MAX / 4 elements are too many bytes. */
+static void wrong_segments_are_refused_and_change_nothing(void **state) {
+    (void)state;
+    static const struct {
+        tn_segment segments[2];
+        const char *words;
+    } rows[] = {
+        {{{0, 0, 4}, {-1, 8, 4}}, "segment 1 is of rank -1"},
+        {{{0, 0, 4}, {99, 8, 4}}, "segment 1 is of rank 99"},
+        {{{0, 0, 4}, {0, 3, 4}}, "rank 0 with 4 elements at 0 overlaps another one"},
+        {{{0, 3, 4}, {0, 0, 4}}, "rank 0 with 4 elements at 0 overlaps another one"},
+        {{{0, 0, 9}, {0, 2, 1}}, "overlaps another one"},
+        {{{0, SIZE_MAX, 2}, {0, 0, 1}}, "segment 0 of 2 elements at"},
+        {{{0, 0, SIZE_MAX / 4}, {0, 0, 0}}, "too large"},
+    };
+    const tn_segment fine[] = {{0, 0, 4}, {all.rank, 8, 4}};
+    tn_comm_stats before = ranks_stats(&all);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        EXPECT_STATUS(tn_reduce_scatter_uneven(all.comm, src, dst, rows[i].segments, 2, TN_FP32,
+                                               TN_REDUCE_SUM, all.stream),
+                      TN_INVALID_ARGUMENT);
+        EXPECT_ERROR_HAS(rows[i].words);
+    }
+    EXPECT_STATUS(tn_all_gather_uneven(NULL, src, dst, fine, 2, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_all_gather_uneven(all.comm, src, dst, NULL, 2, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("segments is NULL, and their count 2");
+    EXPECT_STATUS(tn_all_gather_uneven(all.comm, src, NULL, fine, 2, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_all_gather_uneven(all.comm, NULL, dst, fine, 2, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("an address is NULL");
+    EXPECT_STATUS(tn_all_gather_uneven(all.comm, (char *)dst + 7, dst, fine, 2, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("overlap segment 1, and are not in place");
+    EXPECT_STATUS(
+        tn_reduce_scatter_uneven(all.comm, src, dst, fine, 2, TN_BYTE, TN_REDUCE_SUM, all.stream),
+        TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_reduce_scatter_uneven(all.comm, (char *)src + 2, dst, fine, 2, TN_FP32,
+                                           TN_REDUCE_SUM, all.stream),
+                  TN_INVALID_ARGUMENT);
+    tn_comm_stats after = ranks_stats(&all);
+    assert_memory_equal(&before, &after, sizeof before);
+}
+
 static void a_wrong_configuration_is_refused(void **state) {
     (void)state;
     tn_comm_config config = TN_COMM_CONFIG_INIT;
@@ -102,6 +147,41 @@ static tn_status other_kind(tn_comm *comm) {
     return tn_barrier(comm, all.stream);
 }
 
+static tn_status other_segments(tn_comm *comm) {
+    int last = all.count - 1;
+    const tn_segment segments[] = {
+        {0, 0, 8}, {last, 8, all.rank ? 16 : 12}, {last, 24, all.rank ? 4 : 8}};
+    return tn_all_gather_uneven(comm, dst, dst, segments, 3, all.stream);
+}
+
+static tn_status other_owner(tn_comm *comm) {
+    const tn_segment segments[] = {{0, 0, 8}, {all.rank, 8, 4}};
+    return tn_reduce_scatter_uneven(comm, dst, dst, segments, 2, TN_FP32, TN_REDUCE_SUM,
+                                    all.stream);
+}
+
+/* The same calls in another order: the bytes of all of them are equal. */
+static tn_status other_order_in_group(tn_comm *comm) {
+    EXPECT_OK(tn_comm_group_begin(comm));
+    for (int i = 0; i < 2; i++) {
+        char *buffer = (char *)dst + i * 128;
+        EXPECT_OK(tn_broadcast(comm, buffer, (i == 1) == (all.rank == 0) ? 8 : 16, 0, all.stream));
+    }
+    return tn_comm_group_end(comm, all.stream);
+}
+
+static tn_status other_group(tn_comm *comm) {
+    EXPECT_OK(tn_comm_group_begin(comm));
+    for (int i = 0; i < (all.rank ? 3 : 2); i++)
+        EXPECT_OK(tn_barrier(comm, all.stream));
+    return tn_comm_group_end(comm, all.stream);
+}
+
+static tn_status group_of_one_rank(tn_comm *comm) {
+    if (all.rank) return tn_barrier(comm, all.stream);
+    return other_group(comm);
+}
+
 static void calls_that_differ_between_ranks_fail_on_all_of_them(void **state) {
     (void)state;
     expect_mismatch(other_count, "of 3 fp32 sum");
@@ -109,6 +189,11 @@ static void calls_that_differ_between_ranks_fail_on_all_of_them(void **state) {
     expect_mismatch(other_reduction, "of 4 fp32 max");
     expect_mismatch(other_root, "root 1");
     expect_mismatch(other_kind, "called barrier 1");
+    expect_mismatch(other_segments, "called all_gather_uneven 1 of 28 byte");
+    expect_mismatch(other_owner, "called reduce_scatter_uneven 1 of 12 fp32 sum");
+    expect_mismatch(other_order_in_group, "called group 1 of 2 calls");
+    expect_mismatch(other_group, "called group 1 of 3 calls");
+    expect_mismatch(group_of_one_rank, "called group 1 of 2 calls");
     EXPECT_OK(tn_barrier(all.comm, all.stream));
     ranks_wait(&all);
 }
@@ -133,6 +218,7 @@ static int close_ranks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_arguments_are_refused_and_change_nothing),
+        cmocka_unit_test(wrong_segments_are_refused_and_change_nothing),
         cmocka_unit_test(a_wrong_configuration_is_refused),
         cmocka_unit_test(calls_that_differ_between_ranks_fail_on_all_of_them),
     };

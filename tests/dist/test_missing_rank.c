@@ -100,6 +100,21 @@ static void create_times_out_too(void **state) {
     meet();
 }
 
+static void split_times_out_too(void **state) {
+    (void)state;
+    tn_comm *comm = ranks_comm(&all, "doomed", DEADLINE_US), *part = NULL;
+    char name[64];
+    snprintf(name, sizeof name, "for rank %d to call tn_comm_split", all.count - 1);
+    if (!is_missing) {
+        EXPECT_STATUS(tn_comm_split(comm, 0, 0, NULL, &part), TN_COMM_TIMEOUT);
+        EXPECT_ERROR_HAS(name);
+        assert_null(part);
+        EXPECT_STATUS(tn_barrier(comm, all.stream), TN_COMM_TIMEOUT);
+    }
+    meet();
+    EXPECT_STATUS(tn_comm_destroy(comm), is_missing ? TN_OK : TN_COMM_TIMEOUT);
+}
+
 static int open_ranks(void **state) {
     (void)state;
     all = ranks_open();
@@ -118,6 +133,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_others_time_out_and_their_memory_is_theirs),
         cmocka_unit_test(a_new_communicator_works),
+        cmocka_unit_test(split_times_out_too),
         cmocka_unit_test(create_times_out_too),
     };
     return cmocka_run_group_tests(tests, open_ranks, close_ranks);

@@ -59,6 +59,13 @@ TAKES(ncclAllGather(ANY, ANY, COUNT, TYPE, COMM, STREAM));
 TAKES(ncclReduceScatter(ANY, ANY, COUNT, TYPE, OPERATION, COMM, STREAM));
 TAKES(ncclAllReduce(ANY, ANY, COUNT, TYPE, OPERATION, COMM, STREAM));
 TAKES(ncclBroadcast(ANY, ANY, COUNT, TYPE, 0, COMM, STREAM));
+TAKES(ncclReduce(ANY, ANY, COUNT, TYPE, OPERATION, 0, COMM, STREAM));
+TAKES(ncclGroupStart());
+TAKES(ncclGroupEnd());
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
+SAME(TN__NCCL_NO_COLOR, NCCL_SPLIT_NOCOLOR);
+TAKES(ncclCommSplit(COMM, 0, 0, (ncclComm_t *)0, (ncclConfig_t *)0));
+#endif
 _Static_assert(sizeof(*ncclGetErrorString((ncclResult_t)0)) == 1, "a text");
 _Static_assert(sizeof(*ncclGetLastError(COMM)) == 1, "a text");
 
@@ -74,7 +81,7 @@ static int check_magic(void) {
 #endif
 
 #define AS_NAME(field, name, result, parameters) name,
-static const char *const names[] = {TN__NCCL_CALLS(AS_NAME)};
+static const char *const names[] = {TN__NCCL_CALLS(AS_NAME) TN__NCCL_LATER_CALLS(AS_NAME)};
 
 int main(void) {
     static const char *const results[] = {TN__NCCL_RESULT_NAMES};

@@ -29,10 +29,20 @@ static tn_status join(uint64_t timeout_us, void *adopted, tn__comm_state **out) 
     return TN_OK;
 }
 
-static tn_status barrier(tn__comm_state *state) {
-    const tn__collective_call call = {.kind = TN_BARRIER, .element_bytes = 1, .dtype = TN_BYTE};
-    return engine->start(state, &call, NULL);
+/* One call with its segments, or a group of the same call twice. */
+static tn_status put(tn__comm_state *state, tn__collective_call call, tn_segment *segments,
+                     size_t segment_count, size_t times) {
+    tn__collective_call calls[2];
+    call.segment_count = segment_count;
+    calls[0] = calls[1] = call;
+    const tn__batch batch = {calls, times, segments, segment_count};
+    return engine->start(state, &batch, NULL);
 }
+
+static const tn__collective_call barrier_call = {
+    .kind = TN_BARRIER, .element_bytes = 1, .dtype = TN_BYTE};
+
+static tn_status barrier(tn__comm_state *state) { return put(state, barrier_call, NULL, 0, 1); }
 
 static void a_call_in_progress_is_polled_until_it_is_through(void **state) {
     (void)state;
@@ -98,9 +108,143 @@ static void an_adopted_communicator_is_left_alone(void **state) {
     assert_int_equal(script->aborted + script->finalized + script->destroyed, 0);
 }
 
+/* ---- groups --------------------------------------------------------------------------------- */
+
+static char memory[4096];
+
+static void a_call_alone_is_no_group_and_two_are_one(void **state) {
+    (void)state;
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    EXPECT_OK(barrier(comm));
+    assert_string_equal(script->log, "all_reduce 1 ");
+    EXPECT_OK(put(comm, barrier_call, NULL, 0, 2));
+    assert_string_equal(script->log, "all_reduce 1 group( all_reduce 1 all_reduce 1 ) ");
+    engine->leave(comm);
+}
+
+static const tn__collective_call gather_call = {.kind = TN_ALL_GATHER_UNEVEN,
+                                                .src = memory,
+                                                .dst = memory + 1000,
+                                                .count = 1,
+                                                .element_bytes = 1,
+                                                .dtype = TN_BYTE};
+static const tn__collective_call reduce_call = {.kind = TN_REDUCE_SCATTER_UNEVEN,
+                                                .src = memory,
+                                                .dst = memory + 1000,
+                                                .count = 1,
+                                                .element_bytes = 2,
+                                                .dtype = TN_BF16};
+
+static void uneven_segments_are_broadcast_from_and_reduced_to_their_ranks(void **state) {
+    (void)state;
+    tn_segment segments[] = {{1, 0, 10}, {0, 10, 20}, {0, 30, 0}, {1, 100, 7}};
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    EXPECT_OK(put(comm, gather_call, segments, 4, 1));
+    assert_string_equal(script->log,
+                        "group( broadcast 10 root 1 broadcast 20 root 0 broadcast 7 root 1 ) ");
+    /* The second segment of rank 1, which is this one, is behind its first of 10 bytes. */
+    assert_ptr_equal(script->src, memory + 10);
+    assert_ptr_equal(script->dst, memory + 1000 + 100);
+    script->log[0] = 0;
+    EXPECT_OK(put(comm, reduce_call, segments, 4, 1));
+    assert_string_equal(script->log, "group( reduce 10 root 1 reduce 20 root 0 reduce 7 root 1 ) ");
+    assert_ptr_equal(script->src, memory + 200);
+    assert_ptr_equal(script->dst, memory + 1000 + 20);
+    engine->leave(comm);
+}
+
+static void uneven_calls_in_place_stay_where_they_are(void **state) {
+    (void)state;
+    tn_segment segments[] = {{0, 0, 10}, {1, 16, 7}};
+    tn__collective_call call = gather_call;
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    call.dst = memory;
+    EXPECT_OK(put(comm, call, segments, 2, 1));
+    assert_ptr_equal(script->src, memory + 16);
+    assert_ptr_equal(script->dst, memory + 16);
+    call = reduce_call;
+    call.dst = memory;
+    EXPECT_OK(put(comm, call, segments, 2, 1));
+    assert_ptr_equal(script->src, memory + 32);
+    assert_ptr_equal(script->dst, memory + 32);
+    engine->leave(comm);
+}
+
+static void equal_shares_in_order_are_ncclAllGather_and_ncclReduceScatter(void **state) {
+    (void)state;
+    tn_segment segments[] = {{0, 0, 8}, {1, 8, 8}};
+    tn__collective_call in_place = gather_call;
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    EXPECT_OK(put(comm, gather_call, segments, 2, 1));
+    EXPECT_OK(put(comm, reduce_call, segments, 2, 1));
+    assert_string_equal(script->log, "group( all_gather 8 ) group( reduce_scatter 8 ) ");
+    in_place.dst = memory;
+    EXPECT_OK(put(comm, in_place, segments, 2, 1));
+    assert_ptr_equal(script->src, memory + 8);
+    assert_ptr_equal(script->dst, memory);
+    engine->leave(comm);
+}
+
+static void a_refused_call_ends_its_group_and_the_communicator_goes_on(void **state) {
+    (void)state;
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->refused = 2;
+    EXPECT_STATUS(put(comm, barrier_call, NULL, 0, 2), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("ncclGroupEnd failed: ncclInvalidArgument");
+    assert_string_equal(script->log, "group( all_reduce 1 all_reduce 1 ) ");
+    EXPECT_OK(engine->check(comm));
+    EXPECT_OK(barrier(comm));
+    engine->leave(comm);
+    assert_int_equal(script->aborted, 0);
+}
+
+/* ---- splitting ------------------------------------------------------------------------------ */
+
+static tn_status split(tn__comm_state *comm, int color, tn__comm_state **out) {
+    int rank = -1, count = -1;
+    TN_TRY(engine->split(comm, color, 3, "part", TN_OK, &rank, &count, out));
+    if (*out) assert_int_equal(rank * 10 + count, 12);
+    return TN_OK;
+}
+
+static void a_split_communicator_is_its_own(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL, *none = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->polls_in_progress = 2;
+    EXPECT_OK(split(comm, 5, &part));
+    assert_string_equal(script->log, "split color 5 key 3 ");
+    EXPECT_OK(split(comm, -7, &none));
+    assert_null(none);
+    assert_string_equal(script->log, "split color 5 key 3 split color -1 key 3 ");
+    engine->leave(comm);
+    assert_int_equal(script->destroyed, 1);
+    EXPECT_OK(barrier(part));
+    engine->leave(part);
+    assert_int_equal(script->destroyed, 2);
+}
+
+static void a_split_that_takes_too_long_fails_the_old_one_for_good(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(SHORT_US, NULL, &comm));
+    script->polls_in_progress = -1;
+    EXPECT_STATUS(split(comm, 0, &part), TN_COMM_TIMEOUT);
+    EXPECT_ERROR_HAS("ncclCommSplit: not all ranks joined it within 0.02 s");
+    assert_null(part);
+    EXPECT_STATUS(engine->check(comm), TN_COMM_TIMEOUT);
+    engine->leave(comm);
+    assert_int_equal(script->destroyed, 0);
+}
+
 static int begin_script(void **state) {
     (void)state;
-    *script = (scripted_nccl){0};
+    *script = (scripted_nccl){.rank = 1, .rank_count = 2};
     device = test_open_sim(0, 0);
     return 0;
 }
@@ -121,6 +265,13 @@ int main(void) {
         SCRIPTED(a_collective_that_takes_too_long_fails_for_good),
         SCRIPTED(an_error_has_its_name_and_words),
         SCRIPTED(an_adopted_communicator_is_left_alone),
+        SCRIPTED(a_call_alone_is_no_group_and_two_are_one),
+        SCRIPTED(uneven_segments_are_broadcast_from_and_reduced_to_their_ranks),
+        SCRIPTED(uneven_calls_in_place_stay_where_they_are),
+        SCRIPTED(equal_shares_in_order_are_ncclAllGather_and_ncclReduceScatter),
+        SCRIPTED(a_refused_call_ends_its_group_and_the_communicator_goes_on),
+        SCRIPTED(a_split_communicator_is_its_own),
+        SCRIPTED(a_split_that_takes_too_long_fails_the_old_one_for_good),
     };
     setenv("TENURE_NCCL_LIBRARY", path, 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);

@@ -1,0 +1,31 @@
+/* A communicator of the NCCL engine.
+ *
+ * Invariant: comm is NULL once it has been aborted, and is not used after that.
+ */
+#ifndef TENURE_NCCL_STATE_H
+#define TENURE_NCCL_STATE_H
+
+#include "driver.h"
+#include "nccl_load.h"
+
+struct tn__comm_state {
+    const tn__nccl_calls *calls;
+    const tn__driver *driver;
+    tn__driver_device *on;
+    void *comm;
+    int is_adopted;
+    int rank;
+    int rank_count;
+    uint64_t timeout_us;
+    void *barrier_word; /* device memory: NCCL has no barrier, an all-reduce of one float is one */
+    tn_status failure;  /* of an aborted communicator */
+    tn__saved_error failure_text;
+};
+
+/* Polls a call that returned `code` until it is through or the time is up. */
+tn_status tn__nccl_finish(tn__comm_state *state, int code, const char *call);
+
+/* tn__comm_engine's start. */
+tn_status tn__nccl_batch_start(tn__comm_state *state, const tn__batch *batch, tn_stream stream);
+
+#endif
