@@ -57,9 +57,10 @@ typedef struct tn__comm_engine {
     tn_status (*join)(const tn_comm_config *config, int *rank, int *rank_count,
                       tn__comm_state **out);
 
-    /* As tn_comm_split, whose arguments are checked; NULL: it can not. *out is NULL for a rank in no new one. A rank
-     * that has failed already (so_far, recorded) takes part to tell the others, if the engine can,
-     * and gets so_far back. On a TN_COMM_ status the state that is split must be aborted. */
+    /* As tn_comm_split, whose arguments are checked; NULL: it can not. *out is NULL for a rank in
+     * no new one. A rank that has failed already (so_far, recorded) takes part to tell the others,
+     * if the engine can, and gets so_far back. On a TN_COMM_ status the state that is split must
+     * be aborted. */
     tn_status (*split)(tn__comm_state *state, int color, int key, const char *name,
                        tn_status so_far, int *rank, int *rank_count, tn__comm_state **out);
 
