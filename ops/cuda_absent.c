@@ -133,6 +133,18 @@ static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *
     return built_without_kernels("adamw_advance");
 }
 
+static tn_status square_sums(tn_device *device, const tn__square_sums_work *work,
+                             tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("square_sums");
+}
+
+static tn_status clip_factor(tn_device *device, const tn__clip_factor_work *work,
+                             tn_stream stream) {
+    (void)device, (void)work, (void)stream;
+    return built_without_kernels("clip_factor");
+}
+
 static tn_status attention(tn_device *device, const tn__attention_work *work, tn_stream stream) {
     (void)device, (void)work, (void)stream;
     return built_without_kernels("attention");
@@ -209,6 +221,8 @@ const tn__op_table tn__op_table_cuda = {
     .embed_gradient = embed_gradient,
     .adamw = adamw,
     .adamw_advance = adamw_advance,
+    .square_sums = square_sums,
+    .clip_factor = clip_factor,
     .attention = attention,
     .attention_gradient = attention,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -379,6 +379,15 @@ static void adamw_advance_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "adamw_advance");
 }
 
+static void clip_factor_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    (void)index;
+    snprintf(name, TN__KERNEL_NAME_BYTES, "clip_factor");
+}
+
+static void square_sums_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_type_name("square_sums", index, name);
+}
+
 static void embed_gradient_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     by_type_name("embed_gradient", index, name);
 }
@@ -452,6 +461,8 @@ static const struct kernel_family {
     {TN__KERNEL_NORM_GRADIENT_MEANS, NORM_GRADIENT_IMAGE, norm_gradient_means_name},
     {TN__KERNEL_ADAMW, TRAIN_IMAGE, adamw_name},
     {TN__KERNEL_ADAMW_ADVANCE, TRAIN_IMAGE, adamw_advance_name},
+    {TN__KERNEL_CLIP_FACTOR, TRAIN_IMAGE, clip_factor_name},
+    {TN__KERNEL_SQUARE_SUMS, TRAIN_IMAGE, square_sums_name},
     {TN__KERNEL_EMBED_GRADIENT, TRAIN_IMAGE, embed_gradient_name},
     {TN__KERNEL_ROW_PRODUCTS, TRAIN_IMAGE, row_products_name},
     {TN__KERNEL_ATTENTION, ATTENTION_IMAGE, attention_name},

@@ -72,7 +72,9 @@ enum {
     TN__KERNEL_NORM_GRADIENT_MEANS = TN__KERNEL_NORM_GRADIENT + TN__PRODUCE_KERNELS,
     TN__KERNEL_ADAMW = TN__KERNEL_NORM_GRADIENT_MEANS + 3,
     TN__KERNEL_ADAMW_ADVANCE = TN__KERNEL_ADAMW + 2 * 2,
-    TN__KERNEL_EMBED_GRADIENT,
+    TN__KERNEL_CLIP_FACTOR,
+    TN__KERNEL_SQUARE_SUMS,
+    TN__KERNEL_EMBED_GRADIENT = TN__KERNEL_SQUARE_SUMS + 3,
     TN__KERNEL_ROW_PRODUCTS = TN__KERNEL_EMBED_GRADIENT + 3,
     TN__KERNEL_ATTENTION = TN__KERNEL_ROW_PRODUCTS + 3, /* of heads of 64 or 128, type */
     TN__KERNEL_ATTENTION_DQ = TN__KERNEL_ATTENTION + 2 * 3,
@@ -188,6 +190,10 @@ tn_status tn__cuda_embed_gradient(tn_device *device, const tn__embed_gradient_wo
 tn_status tn__cuda_adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream);
 tn_status tn__cuda_adamw_advance(tn_device *device, const tn__adamw_advance_work *work,
                                  tn_stream stream);
+tn_status tn__cuda_square_sums(tn_device *device, const tn__square_sums_work *work,
+                               tn_stream stream);
+tn_status tn__cuda_clip_factor(tn_device *device, const tn__clip_factor_work *work,
+                               tn_stream stream);
 
 /* cuda_attention_table.c */
 tn_status tn__cuda_attention(tn_device *device, const tn__attention_work *work, tn_stream stream);

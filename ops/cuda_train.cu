@@ -186,6 +186,61 @@ __device__ __forceinline__ void row_products(const tn__cuda_row_products_argumen
     if (threadIdx.x % 32 == 0) a.sums[row] = canonical_of<float>(total);
 }
 
+/* ---- clipping ----------------------------------------------------------------------------- */
+
+template <typename T> struct float_number_of {
+    enum { VALUE = 0 };
+};
+template <> struct float_number_of<__nv_bfloat16> {
+    enum { VALUE = 1 };
+};
+template <> struct float_number_of<__half> {
+    enum { VALUE = 2 };
+};
+
+template <typename T>
+__device__ __forceinline__ void square_sums(const tn__cuda_square_sums_arguments &a) {
+    __shared__ float halves[TN__SQUARE_WIDTH / 2];
+    const int dtype = float_number_of<T>::VALUE, first = (int)threadIdx.x * 4;
+    float sum[4] = {0, 0, 0, 0};
+    if (blockIdx.x == 0 && !a.accumulate && (int)threadIdx.x >= a.blocks)
+        a.sums[threadIdx.x] = 0.0f;
+    for (int64_t at = (int64_t)blockIdx.x * TN__SQUARE_WIDTH + first; at < a.count;
+         at += (int64_t)TN__SQUARE_BLOCKS * TN__SQUARE_WIDTH) {
+        float x[4];
+        load_four(x, dtype, a.x, at, (int)min(a.count - at, (int64_t)4), a.vectors);
+#pragma unroll
+        for (int v = 0; v < 4; v++)
+            sum[v] = __fmaf_rn(x[v], x[v], sum[v]);
+    }
+    for (int half = TN__SQUARE_WIDTH / 2; half >= 4; half /= 2) {
+        __syncthreads();
+        if (first >= half && first < 2 * half) {
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                halves[first - half + v] = sum[v];
+        }
+        __syncthreads();
+        if (first < half) {
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                sum[v] = __fadd_rn(sum[v], halves[first + v]);
+        }
+    }
+    if (threadIdx.x != 0) return;
+    float total = __fadd_rn(__fadd_rn(sum[0], sum[2]), __fadd_rn(sum[1], sum[3]));
+    if (a.accumulate) total = __fadd_rn(a.sums[blockIdx.x], total);
+    a.sums[blockIdx.x] = canonical_of<float>(total);
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+    clip_factor(const __grid_constant__ tn__cuda_clip_factor_arguments a) {
+    if (threadIdx.x != 0) return;
+    const tn__clip clip = tn__clip_of(a.sums, a.scale, a.max_norm);
+    if (a.norm) *a.norm = canonical_of<float>(clip.norm);
+    *a.factor = canonical_of<float>(clip.factor);
+}
+
 #define BY_TYPE(source, T)                                                                         \
     extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                                 \
         embed_gradient_##source(const __grid_constant__ tn__cuda_embed_gradient_arguments a) {     \
@@ -194,6 +249,10 @@ __device__ __forceinline__ void row_products(const tn__cuda_row_products_argumen
     extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                                 \
         row_products_##source(const __grid_constant__ tn__cuda_row_products_arguments a) {         \
         row_products<T>(a);                                                                        \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                                 \
+        square_sums_##source(const __grid_constant__ tn__cuda_square_sums_arguments a) {           \
+        square_sums<T>(a);                                                                         \
     }
 BY_TYPE(fp32, float)
 BY_TYPE(bf16, __nv_bfloat16)

@@ -4,6 +4,7 @@
 
 #include "cuda_produce_arguments.h"
 #include "exact_adamw.h"
+#include "exact_clip.h"
 
 /* The means of the rows (a warp takes a row), and then the rest, tile by tile. */
 typedef struct tn__cuda_norm_gradient_arguments {
@@ -65,5 +66,23 @@ typedef struct tn__cuda_adamw_advance_arguments {
     const float *skip;
     float beta1, beta2;
 } tn__cuda_adamw_advance_arguments;
+
+/* Block b makes sums[b]; a thread has 4 of its 1024 sums. Block 0 has a thread for each of the sums
+ * of blocks that are not launched, as x has nothing for them. */
+typedef struct tn__cuda_square_sums_arguments {
+    const void *x;
+    float *sums;
+    int64_t count;
+    int blocks; /* launched */
+    int accumulate;
+    int vectors; /* x can be read four neighbours at a time, of which there are whole ones */
+} tn__cuda_square_sums_arguments;
+
+typedef struct tn__cuda_clip_factor_arguments {
+    const float *sums;
+    float *norm; /* NULL: not wanted */
+    float *factor;
+    float scale, max_norm;
+} tn__cuda_clip_factor_arguments;
 
 #endif

@@ -164,3 +164,35 @@ tn_status tn__cuda_adamw_advance(tn_device *device, const tn__adamw_advance_work
     TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, TN__KERNEL_ADAMW_ADVANCE, 1, 32, &argument, stream);
 }
+
+/* ---- clipping ------------------------------------------------------------------------------ */
+
+tn_status tn__cuda_square_sums(tn_device *device, const tn__square_sums_work *work,
+                               tn_stream stream) {
+    const tn__matrix *x = &work->x;
+    const int64_t count = x->rows * x->cols;
+    const int64_t wanted = count > 0 ? (count + TN__SQUARE_WIDTH - 1) / TN__SQUARE_WIDTH : 1;
+    const int64_t blocks = wanted < TN__SQUARE_BLOCKS ? wanted : TN__SQUARE_BLOCKS;
+    tn__cuda_context *context;
+    tn__cuda_square_sums_arguments argument = {.x = x->data,
+                                               .sums = work->sums,
+                                               .count = count,
+                                               .blocks = (int)blocks,
+                                               .accumulate = work->accumulate,
+                                               .vectors = moves_fours(x->data, x->dtype, count)};
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_SQUARE_SUMS + float_number(x->dtype), blocks,
+                             TN__FLAT_THREADS, &argument, stream);
+}
+
+tn_status tn__cuda_clip_factor(tn_device *device, const tn__clip_factor_work *work,
+                               tn_stream stream) {
+    tn__cuda_context *context;
+    tn__cuda_clip_factor_arguments argument = {.sums = work->sums,
+                                               .norm = work->norm,
+                                               .factor = work->factor,
+                                               .scale = work->scale,
+                                               .max_norm = work->max_norm};
+    TN_TRY(tn__cuda_context_of(device, &context));
+    return tn__kernel_launch(context, TN__KERNEL_CLIP_FACTOR, 1, 32, &argument, stream);
+}

@@ -360,6 +360,23 @@ static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *
     return launch(device, "adamw_advance", &kernel, stream);
 }
 
+static tn_status square_sums(tn_device *device, const tn__square_sums_work *work,
+                             tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_matrix(&kernel, &work->x, 0);
+    touch_floats(&kernel, work->sums, TN__SQUARE_BLOCKS, 1);
+    return launch(device, "square_sums", &kernel, stream);
+}
+
+static tn_status clip_factor(tn_device *device, const tn__clip_factor_work *work,
+                             tn_stream stream) {
+    ghost kernel = {.bytes = 0.0};
+    touch_floats(&kernel, work->sums, TN__SQUARE_BLOCKS, 0);
+    touch_floats(&kernel, work->norm, 1, 1);
+    touch_floats(&kernel, work->factor, 1, 1);
+    return launch(device, "clip_factor", &kernel, stream);
+}
+
 /* ---- attention ----------------------------------------------------------------------------- */
 
 /* The packed tensor, and y's. */
@@ -514,6 +531,8 @@ const tn__op_table tn__op_table_ghost = {
     .embed_gradient = embed_gradient,
     .adamw = adamw,
     .adamw_advance = adamw_advance,
+    .square_sums = square_sums,
+    .clip_factor = clip_factor,
     .attention = attention,
     .attention_gradient = attention_gradient,
     .gemm_scratch_bytes = gemm_scratch_bytes,

@@ -55,6 +55,8 @@ void tn__host_row_products(const tn__row_products_work *work);
 void tn__host_embed_gradient(const tn__embed_gradient_work *work);
 void tn__host_adamw(const tn__adamw_work *work);
 void tn__host_adamw_advance(const tn__adamw_advance_work *work);
+void tn__host_square_sums(const tn__square_sums_work *work); /* host_clip.c */
+void tn__host_clip_factor(const tn__clip_factor_work *work);
 
 void tn__host_attention(const tn__attention_work *work);
 void tn__host_attention_gradient(const tn__attention_work *work);

@@ -35,6 +35,8 @@ typedef struct host_task {
         tn__embed_gradient_work embed_gradient;
         tn__adamw_work adamw;
         tn__adamw_advance_work adamw_advance;
+        tn__square_sums_work square_sums;
+        tn__clip_factor_work clip_factor;
         tn__attention_work attention;
         tn__gemm_work gemm;
         tn__axpy_work axpy;
@@ -282,6 +284,26 @@ static tn_status adamw_advance(tn_device *device, const tn__adamw_advance_work *
     return enqueue(device, &task, stream);
 }
 
+static void run_square_sums(const host_task *task) {
+    tn__host_square_sums(&task->work.square_sums);
+}
+
+static tn_status square_sums(tn_device *device, const tn__square_sums_work *work,
+                             tn_stream stream) {
+    host_task task = {.run = run_square_sums, .work.square_sums = *work};
+    return enqueue(device, &task, stream);
+}
+
+static void run_clip_factor(const host_task *task) {
+    tn__host_clip_factor(&task->work.clip_factor);
+}
+
+static tn_status clip_factor(tn_device *device, const tn__clip_factor_work *work,
+                             tn_stream stream) {
+    host_task task = {.run = run_clip_factor, .work.clip_factor = *work};
+    return enqueue(device, &task, stream);
+}
+
 static void run_attention(const host_task *task) { tn__host_attention(&task->work.attention); }
 
 static tn_status attention(tn_device *device, const tn__attention_work *work, tn_stream stream) {
@@ -381,6 +403,8 @@ const tn__op_table tn__op_table_host = {
     .embed_gradient = embed_gradient,
     .adamw = adamw,
     .adamw_advance = adamw_advance,
+    .square_sums = square_sums,
+    .clip_factor = clip_factor,
     .attention = attention,
     .attention_gradient = attention_gradient,
     .gemm_scratch_bytes = gemm_scratch_bytes,

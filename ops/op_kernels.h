@@ -19,6 +19,7 @@
 #include "../alloc/driver.h"
 #include "exact_activation.h"
 #include "exact_adamw.h"
+#include "exact_clip.h"
 #include "exact_rounding.h"
 #include "tenure_gemm.h"
 
@@ -320,6 +321,21 @@ typedef struct tn__adamw_advance_work {
     const float *skip;
 } tn__adamw_advance_work;
 
+/* See tn_square_sums. */
+typedef struct tn__square_sums_work {
+    tn__matrix x;
+    float *sums; /* [TN__SQUARE_BLOCKS] */
+    int accumulate;
+} tn__square_sums_work;
+
+/* See tn_clip_factor. */
+typedef struct tn__clip_factor_work {
+    const float *sums; /* [TN__SQUARE_BLOCKS] */
+    float scale, max_norm;
+    float *norm; /* NULL: not wanted */
+    float *factor;
+} tn__clip_factor_work;
+
 /* See tenure_attention.h: what forward reads and writes, or backward, of which y and log_sum are
  * inputs. */
 typedef struct tn__attention_work {
@@ -373,6 +389,8 @@ typedef struct tn__op_table {
     tn_status (*adamw)(tn_device *device, const tn__adamw_work *work, tn_stream stream);
     tn_status (*adamw_advance)(tn_device *device, const tn__adamw_advance_work *work,
                                tn_stream stream);
+    tn_status (*square_sums)(tn_device *device, const tn__square_sums_work *work, tn_stream stream);
+    tn_status (*clip_factor)(tn_device *device, const tn__clip_factor_work *work, tn_stream stream);
     tn_status (*attention)(tn_device *device, const tn__attention_work *work, tn_stream stream);
     tn_status (*attention_gradient)(tn_device *device, const tn__attention_work *work,
                                     tn_stream stream);

@@ -10,6 +10,9 @@
  *     tn_adamw_advance(&advance, stream);              (once a step)
  *     tn_adamw(&adamw, stream);                        (for each weight)
  *
+ *     tn_square_sums(&sums, stream);                   (for each gradient, before tn_adamw)
+ *     tn_clip_factor(&clip, stream);                   (once: its factor is tn_adamw's)
+ *
  * The rules of tenure_ops.h hold here too. All sums have a fixed order, which is written down here,
  * so that the host and every GPU give the same bits. A skip flag is that of tn_quantize.
  */
@@ -150,6 +153,46 @@ typedef struct tn_adamw_args {
         }                                                                                          \
     }
 TN_API TN_MUST_USE tn_status tn_adamw(const tn_adamw_args *args, tn_stream stream);
+
+/* ---- clipping by the norm of all gradients --------------------------------------------------- */
+
+/* Sums of squares, in fp32, of any number of tensors and ranks: `sums` has 256 of them. Element k
+ * of x goes to sum k mod 1024 of 1024 of block (k / 1024) mod 256, all from 0, in rising order and
+ * by fused multiply-adds; then sums i and i + 512, i and i + 256, ..., i and i + 1 are added, and
+ * sums[b] is what comes of block b, added to what is there if `accumulate`. An all-reduce of the
+ * 256 makes them the sums of all ranks. Bytes for each element of s bytes: s. */
+enum { TN_SQUARE_SUMS = 256 };
+
+typedef struct tn_square_sums_args {
+    size_t size;
+    tn_tensor x;    /* PLAIN fp32, bf16 or fp16 */
+    tn_tensor sums; /* PLAIN fp32 of 256 elements */
+    int accumulate;
+} tn_square_sums_args;
+#define TN_SQUARE_SUMS_ARGS_INIT                                                                   \
+    { sizeof(tn_square_sums_args), {0}, {0}, 0 }
+TN_API TN_MUST_USE tn_status tn_square_sums(const tn_square_sums_args *args, tn_stream stream);
+
+/* What gradients are multiplied with (gradient_scale of tn_adamw), so that their norm is at most
+ * max_norm:
+ *
+ *     norm[0] = scale * sqrt(sum of the sums)     added in double in rising order, rounded, times
+ *     factor  = norm[0] > max_norm ? scale * (max_norm / norm[0]) : scale
+ *
+ * A norm that is NaN clips nothing, an infinite one makes the factor 0. */
+typedef struct tn_clip_factor_args {
+    size_t size;
+    tn_tensor sums;   /* of tn_square_sums */
+    float scale;      /* of the gradients before they are clipped, as 1 / count of ranks */
+    float max_norm;   /* above 0; INFINITY: never clips */
+    tn_tensor norm;   /* PLAIN fp32 of one element; {0}: not wanted */
+    tn_tensor factor; /* PLAIN fp32 of one element */
+} tn_clip_factor_args;
+#define TN_CLIP_FACTOR_ARGS_INIT                                                                   \
+    {                                                                                              \
+        sizeof(tn_clip_factor_args), {0}, 1.0f, 1.0f, {0}, { 0 }                                   \
+    }
+TN_API TN_MUST_USE tn_status tn_clip_factor(const tn_clip_factor_args *args, tn_stream stream);
 
 #ifdef __cplusplus
 }

@@ -44,6 +44,8 @@ typedef struct op_fault_call {
         tn_embed_backward_args embed_backward;
         tn_adamw_args adamw;
         tn_adamw_advance_args adamw_advance;
+        tn_square_sums_args square_sums;
+        tn_clip_factor_args clip_factor;
         tn_gemm_args gemm;
         tn_grouped_gemm_args grouped_gemm;
         tn_attention_forward_args attention;

@@ -208,6 +208,34 @@ static tn_status run_adamw_advance(const op_fault_call *call, tn_stream stream) 
     return tn_adamw_advance(&call->args.adamw_advance, stream);
 }
 
+static void prepare_square_sums(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                op_fault_call *call) {
+    tn_square_sums_args args = TN_SQUARE_SUMS_ARGS_INIT;
+    (void)scratch;
+    args.x = op_fault_input(ops, scope, TN_BF16, ROWS, COLS);
+    args.sums = op_fault_updated(ops, scope, call, TN_FP32, 1, TN_SQUARE_SUMS);
+    args.accumulate = 1;
+    call->args.square_sums = args;
+}
+
+static tn_status run_square_sums(const op_fault_call *call, tn_stream stream) {
+    return tn_square_sums(&call->args.square_sums, stream);
+}
+
+static void prepare_clip_factor(const test_ops *ops, tn_scope scope, tn_scope scratch,
+                                op_fault_call *call) {
+    tn_clip_factor_args args = TN_CLIP_FACTOR_ARGS_INIT;
+    (void)scratch;
+    args.sums = op_fault_input(ops, scope, TN_FP32, 1, TN_SQUARE_SUMS);
+    args.norm = op_fault_made(scope, call, TN_FP32, 1, 1);
+    args.factor = op_fault_made(scope, call, TN_FP32, 1, 1);
+    call->args.clip_factor = args;
+}
+
+static tn_status run_clip_factor(const op_fault_call *call, tn_stream stream) {
+    return tn_clip_factor(&call->args.clip_factor, stream);
+}
+
 /* ---- attention ------------------------------------------------------------------------------- */
 
 enum { TOKENS = 70, HEADS = 2, OF_Y = HEADS * 8, PACKED = OF_Y + 2 * 8 };
@@ -260,6 +288,8 @@ static const op_fault_row rows[] = {
     {"embed_backward", prepare_embed_backward, run_embed_backward, 0},
     {"adamw", prepare_adamw, run_adamw, 0},
     {"adamw_advance", prepare_adamw_advance, run_adamw_advance, 0},
+    {"square_sums", prepare_square_sums, run_square_sums, 0},
+    {"clip_factor", prepare_clip_factor, run_clip_factor, 0},
     {"attention_forward", prepare_attention, run_attention, 0},
     {"attention_backward", prepare_attention_backward, run_attention_backward, 0},
 };
