@@ -25,7 +25,9 @@ static float squares_of_block(const tn__matrix *x, int64_t block) {
 }
 
 void tn__host_square_sums(const tn__square_sums_work *work) {
+    const int64_t count = work->x.rows * work->x.cols;
     for (int64_t block = 0; block < TN__SQUARE_BLOCKS; block++) {
+        if (work->accumulate && block * TN__SQUARE_WIDTH >= count) return;
         const float total = squares_of_block(&work->x, block);
         const float sum = work->accumulate ? work->sums[block] + total : total;
         work->sums[block] = tn__canonical(sum);

@@ -105,16 +105,6 @@ static tn__op_lease_slot *slot_at(const tn__op_call *call, int index) {
     return &call->more_leases[index - TN__OP_LEASES_MAX];
 }
 
-/* The blocks of an output. A view begins inside of one: the pool is told when its lease ends. */
-static tn_status keep_blocks(tn__op_lease_slot *slot, tn_tensor tensor, const tn_plane_view *view) {
-    tn_tensor_info info = TN_TENSOR_INFO_INIT;
-    TN_TRY(tn_tensor_info_get(tensor, &info));
-    const int is_view = !tn__is_no_tensor(info.base);
-    slot->blocks[0] = is_view ? NULL : view->data;
-    slot->blocks[1] = is_view ? NULL : view->scale;
-    return TN_OK;
-}
-
 /* Tells the pool of an output's use: before any work, so that nothing that follows the work needs
  * memory for it. */
 static tn_status announce(const tn__op_call *call, const tn__op_lease_slot *slot) {
@@ -134,7 +124,7 @@ tn_status tn__op_lease(tn__op_call *call, tn_tensor tensor, tn_plane plane, tn_a
     slot->is_derived = 0;
     call->lease_count++;
     if (!slot->is_output) return TN_OK;
-    TN_TRY(keep_blocks(slot, tensor, view));
+    TN_TRY(tn__tensor_pool_blocks(tensor, plane, slot->blocks));
     return announce(call, slot);
 }
 

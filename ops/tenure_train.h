@@ -159,8 +159,9 @@ TN_API TN_MUST_USE tn_status tn_adamw(const tn_adamw_args *args, tn_stream strea
 /* Sums of squares, in fp32, of any number of tensors and ranks: `sums` has 256 of them. Element k
  * of x goes to sum k mod 1024 of 1024 of block (k / 1024) mod 256, all from 0, in rising order and
  * by fused multiply-adds; then sums i and i + 512, i and i + 256, ..., i and i + 1 are added, and
- * sums[b] is what comes of block b, added to what is there if `accumulate`. An all-reduce of the
- * 256 makes them the sums of all ranks. Bytes for each element of s bytes: s. */
+ * sums[b] is what comes of block b: added to what is there if `accumulate`, and then left alone if
+ * the block has no elements. An all-reduce of the 256 makes them the sums of all ranks. Bytes for
+ * each element of s bytes: s. */
 enum { TN_SQUARE_SUMS = 256 };
 
 typedef struct tn_square_sums_args {

@@ -247,6 +247,16 @@ tn_status tn_tensor_set_regatherable(tn_tensor tensor, int regatherable) {
     return TN_OK;
 }
 
+tn_status tn__tensor_pool_blocks(tn_tensor tensor, tn_plane plane, void *blocks[2]) {
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    for (int part = 0; part < TN__PART_COUNT; part++)
+        blocks[part] =
+            object->view ? NULL : tn__plane_pool_block(&object->planes[plane], (tn__part)part);
+    tn__tensor_unlock(object);
+    return TN_OK;
+}
+
 tn_status tn__tensor_contents(tn_tensor tensor, uint64_t *out) {
     tn__tensor_object *object;
     TN_TRY(tn__tensor_acquire(tensor, &object));

@@ -28,6 +28,12 @@ TN_SISTER_API TN_MUST_USE tn_status tn__scope_pool(tn_scope scope, tn_pool **out
  * of a pool have the same. 0: it has not been written. TN_STALE_HANDLE. */
 TN_SISTER_API TN_MUST_USE tn_status tn__tensor_contents(tn_tensor tensor, uint64_t *out);
 
+/* The blocks of the pool that a plane is made of, elements and scales, as the pool is told of uses;
+ * NULL of memory that is not the pool's, of what only lies in a block (adopted planes, views,
+ * scales in a scratch slot), and where there is none. TN_STALE_HANDLE. */
+TN_SISTER_API TN_MUST_USE tn_status tn__tensor_pool_blocks(tn_tensor tensor, tn_plane plane,
+                                                           void *blocks[2]);
+
 /* TN_IN_USE, with the holder and `refused`, while any plane of it is leased. TN_STALE_HANDLE. */
 TN_SISTER_API TN_MUST_USE tn_status tn__tensor_check_idle(tn_tensor tensor, const char *refused);
 

@@ -2,6 +2,7 @@
  * and reduced over ranks; the factor; and bad input. */
 #include "ops_planes_support.h"
 
+#include "tenure_lifetime.h"
 #include "tenure_train.h"
 
 #include <math.h>
@@ -138,10 +139,37 @@ static void test_bad_input_is_refused_by_name(void **state) {
     test_ops_close_host(&f.ops);
 }
 
+/* Sums that lie within a block of the pool, as the ring's planes do: the pool is told of no use. */
+static void test_an_output_may_be_adopted_from_within_a_block(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_foreign_memory memory = TN_FOREIGN_MEMORY_INIT;
+    tn_tensor block = test_plain(f.ops.scope, TN_FP32, 2, BLOCKS);
+    tn_plane_view view;
+    tn_lease lease;
+    float actual[BLOCKS];
+    EXPECT_OK(tn_lease_begin(block, TN_PLANE_DATA, TN_WRITE, f.ops.stream, &lease, &view));
+    memory.data = (float *)view.data + BLOCKS, memory.data_bytes = BLOCKS * sizeof(float);
+    memory.stream = f.ops.stream;
+    config.rank = 2, config.shape[0] = 1, config.shape[1] = BLOCKS;
+    EXPECT_OK(tn_tensor_adopt(f.ops.scope, &config, &memory, &f.squares.sums));
+    tn__matrix x = test_matrix_make(TN_FP32, 1, 3, 5);
+    f.squares.x = test_tensor_of(&f.ops, f.ops.scope, &x);
+    EXPECT_OK(tn_square_sums(&f.squares, f.ops.stream));
+    read_floats(&f, f.squares.sums, actual, BLOCKS);
+    assert_true(actual[0] > 0.0f && actual[1] == 0.0f);
+    EXPECT_OK(tn_tensor_destroy(f.squares.sums, f.ops.stream));
+    EXPECT_OK(tn_lease_end(lease));
+    test_matrix_free(&x);
+    test_ops_close_host(&f.ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_squares_are_added_in_their_stated_order),
         cmocka_unit_test(test_the_factor_brings_the_norm_to_its_most),
+        cmocka_unit_test(test_an_output_may_be_adopted_from_within_a_block),
         cmocka_unit_test(test_bad_input_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
