@@ -2,6 +2,7 @@
 #include "link_cost.h"
 
 #include <math.h>
+#include <string.h>
 
 static const double launch_us = 2.0;
 
@@ -70,23 +71,49 @@ void tn__link_group_measure(tn__link_group *group) {
                              (nodes - 1) * links->network_latency_us;
 }
 
-/* ---- calls ----------------------------------------------------------------------------------- */
+/* ---- calls ---------------------------------------------------------------------------------- */
 
-static void add_ring(tn__link_work *work, double latency_us, double bytes) {
+/* What a batch of calls puts on the links of this rank. */
+typedef struct link_work {
+    double ring_bytes; /* that go around the ring of all */
+    double latency_us; /* the largest of any call */
+} link_work;
+
+static void add_ring(link_work *work, double latency_us, double bytes) {
     work->ring_bytes += bytes;
     if (latency_us > work->latency_us) work->latency_us = latency_us;
 }
 
-void tn__link_add(const tn__link_group *group, const tn__collective_call *call,
-                  tn__link_work *work) {
+/* What the rank with the fewest elements has of an uneven call, and what all have. */
+static void measure_uneven(const tn__link_group *group, const tn__batch *batch,
+                           const tn__collective_call *call, double *all, double *fewest) {
+    *all = 0.0;
+    memset(group->sums, 0, (size_t)group->rank_count * sizeof *group->sums);
+    for (size_t i = 0; i < call->segment_count; i++) {
+        const tn_segment *segment = &batch->segments[call->first_segment + i];
+        group->sums[segment->rank] += (double)segment->count;
+        *all += (double)segment->count;
+    }
+    *fewest = group->sums[0];
+    for (int rank = 1; rank < group->rank_count; rank++)
+        *fewest = group->sums[rank] < *fewest ? group->sums[rank] : *fewest;
+}
+
+static void add_call(const tn__link_group *group, const tn__batch *batch,
+                     const tn__collective_call *call, link_work *work) {
     const double others = group->rank_count - 1, ranks = group->rank_count;
-    const double bytes = (double)call->count * (double)call->element_bytes;
-    if (group->rank_count == 1) return;
+    const double each = (double)call->element_bytes, bytes = (double)call->count * each;
+    double all, fewest;
     switch (call->kind) {
     case TN_ALL_GATHER:
     case TN_REDUCE_SCATTER: add_ring(work, group->ring_latency_us, others * bytes); break;
+    case TN_ALL_GATHER_UNEVEN:
+    case TN_REDUCE_SCATTER_UNEVEN:
+        measure_uneven(group, batch, call, &all, &fewest);
+        add_ring(work, group->ring_latency_us, (all - fewest) * each);
+        break;
     case TN_ALL_REDUCE: {
-        double part = ceil((double)call->count / ranks) * (double)call->element_bytes;
+        double part = ceil((double)call->count / ranks) * each;
         add_ring(work, 2.0 * group->ring_latency_us, 2.0 * others * part);
         break;
     }
@@ -94,13 +121,10 @@ void tn__link_add(const tn__link_group *group, const tn__collective_call *call,
     }
 }
 
-static double larger(double a, double b) { return a > b ? a : b; }
-
-double tn__link_us(const tn__link_group *group, const tn__link_work *work) {
-    const tn_simulated_links *links = &group->links;
-    double node_us = larger(work->node_bytes[0], work->node_bytes[1]) / links->node_bytes_per_us;
-    double network_us =
-        larger(work->network_bytes[0], work->network_bytes[1]) / links->network_bytes_per_us;
-    return launch_us + work->latency_us + work->ring_bytes / group->ring_bytes_per_us +
-           larger(node_us, network_us);
+double tn__link_batch_us(tn__link_group *group, const tn__batch *batch) {
+    link_work work = {0.0, 0.0};
+    if (group->rank_count == 1) return launch_us;
+    for (size_t i = 0; i < batch->call_count; i++)
+        add_call(group, batch, &batch->calls[i], &work);
+    return launch_us + work.latency_us + work.ring_bytes / group->ring_bytes_per_us;
 }

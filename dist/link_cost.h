@@ -1,8 +1,6 @@
 /* What collectives cost on the links of a simulated job: the formulas of tenure_simulated.h.
  *
- *     tn__link_work work = {0};
- *     tn__link_add(&group, &call, &work);           (for each call of a batch)
- *     us = tn__link_us(&group, &work);
+ *     us = tn__link_batch_us(&group, &batch);
  *
  * Invariant: places has rank_count entries, ascending or not, each of 0 or more; rates and
  * latencies are above 0.
@@ -18,18 +16,11 @@ typedef struct tn__link_group {
     tn_simulated_links links; /* resolved: no field is 0 */
     int rank;
     int rank_count;
-    int *places; /* of each rank in the job */
+    int *places;  /* of each rank in the job */
+    double *sums; /* rank_count of them, for tn__link_batch_us to count in */
     double ring_bytes_per_us;
     double ring_latency_us;
 } tn__link_group;
-
-/* What a batch of calls puts on the links of this rank. */
-typedef struct tn__link_work {
-    double ring_bytes;    /* that go around the ring of all */
-    double latency_us;    /* the largest of any call */
-    double node_bytes[2]; /* to and from single peers on this node: sent, received */
-    double network_bytes[2];
-} tn__link_work;
 
 /* Defaults in the place of zeros. TN_INVALID_ARGUMENT names a field that is none of its kind. */
 tn_status tn__links_resolve(const tn_simulated_links *links, tn_simulated_links *out);
@@ -37,8 +28,7 @@ tn_status tn__links_resolve(const tn_simulated_links *links, tn_simulated_links 
 /* Bandwidth and latency of the ring, out of all the rest. */
 void tn__link_group_measure(tn__link_group *group);
 
-void tn__link_add(const tn__link_group *group, const tn__collective_call *call,
-                  tn__link_work *work);
-double tn__link_us(const tn__link_group *group, const tn__link_work *work);
+/* How long all calls of a batch take together. One thread of a group at a time. */
+double tn__link_batch_us(tn__link_group *group, const tn__batch *batch);
 
 #endif

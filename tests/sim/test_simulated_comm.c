@@ -68,7 +68,7 @@ static void *block_of(size_t bytes) {
     return block;
 }
 
-/* ---- time -------------------------------------------------------------------------------------- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 static void expect_time(const char *what, double us) {
     const double took = last.end_us - last.begin_us;
@@ -134,7 +134,80 @@ static void links_say_how_fast_a_group_is(void **state) {
     expect_gather_us(4, &links, 2.0 + 2 * 3.0 + 10.0 + 3.0 * MIB_BYTES / 800.0);
 }
 
-/* ---- order, bytes ----------------------------------------------------------------------------------- */
+/* The ring passes on all but the least rank's part; a group's latency is that of one call. */
+static void uneven_calls_take_the_time_of_what_goes_around(void **state) {
+    tn_comm *comm = open_comm(1, 4, NULL);
+    const tn_segment segments[] = {{0, 0, 3000}, {2, 3000, 5000}, {1, 8000, 1000}, {0, 9000, 500}};
+    char *whole = block_of(MIB_BYTES), *part = block_of(MIB_BYTES);
+    (void)state;
+    EXPECT_OK(tn_all_gather_uneven(comm, part, whole, segments, 4, stream));
+    expect_time("all_gather_uneven", 2.0 + 3.0 + 9500 / 450e3); /* rank 3 has nothing */
+    EXPECT_OK(
+        tn_reduce_scatter_uneven(comm, whole, whole, segments, 3, TN_FP32, TN_REDUCE_SUM, stream));
+    expect_time("reduce_scatter_uneven", 2.0 + 3.0 + 9000.0 * 4 / 450e3);
+    EXPECT_OK(tn_comm_group_begin(comm));
+    EXPECT_OK(tn_all_gather(comm, part, whole, 45000, stream));
+    EXPECT_OK(tn_all_gather(comm, part + 45000, whole + 200000, 45000, stream));
+    EXPECT_OK(tn_comm_group_end(comm, stream));
+    expect_time("group", 2.0 + 3.0 + 2 * 3 * 45000 / 450e3);
+    EXPECT_OK(tn_free(part, stream));
+    EXPECT_OK(tn_free(whole, stream));
+    EXPECT_OK(tn_comm_destroy(comm));
+}
+
+/* ---- sub-groups ------------------------------------------------------------------------------ */
+
+/* Of 16 ranks, "near" are the pairs, "far" those 8 apart, in falling order; one is in none. */
+static void color_of(void *context, const char *name, int rank, int *color, int *key) {
+    (void)context;
+    *color = strcmp(name, "near") == 0 ? rank / 2 : rank == 7 ? -1 : rank % 8;
+    *key = strcmp(name, "near") == 0 ? 0 : -rank;
+}
+
+static void expect_group(tn_comm *comm, int rank, int rank_count) {
+    assert_int_equal(tn_comm_rank(comm), rank);
+    assert_int_equal(tn_comm_size(comm), rank_count);
+}
+
+static void a_split_has_the_ranks_that_split_of_says(void **state) {
+    tn_simulated_links links = TN_SIMULATED_LINKS_INIT;
+    tn_comm *near_comm, *far_comm, *comm;
+    char *whole = block_of(2 * MIB_BYTES);
+    (void)state;
+    links.split_of = color_of;
+    comm = open_comm(3, 16, &links);
+    EXPECT_OK(tn_comm_split(comm, 1, 0, "near", &near_comm));
+    expect_group(near_comm, 1, 2);
+    assert_string_equal(tn_comm_name(near_comm), "near");
+    EXPECT_OK(tn_comm_split(comm, 3, -3, "far", &far_comm));
+    expect_group(far_comm, 1, 2); /* 11, 3 */
+    EXPECT_OK(tn_all_gather(near_comm, whole + MIB_BYTES, whole, MIB_BYTES, stream));
+    expect_time("all_gather", 2.0 + 1.0 + MIB_BYTES / 450e3);
+    EXPECT_OK(tn_all_gather(far_comm, whole + MIB_BYTES, whole, MIB_BYTES, stream));
+    expect_time("all_gather", 2.0 + 5.0 + MIB_BYTES / 50e3);
+    EXPECT_OK(tn_comm_destroy(comm)); /* in any order */
+    EXPECT_OK(tn_comm_destroy(near_comm));
+    EXPECT_OK(tn_comm_destroy(far_comm));
+    EXPECT_OK(tn_free(whole, stream));
+}
+
+static void a_split_that_nobody_can_answer_is_refused(void **state) {
+    tn_simulated_links links = TN_SIMULATED_LINKS_INIT;
+    tn_comm *comm = open_comm(7, 16, &links), *none = comm;
+    (void)state;
+    EXPECT_STATUS(tn_comm_split(comm, 0, 0, "near", &none), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the other ranks are not there to say their colors");
+    EXPECT_OK(tn_comm_destroy(comm));
+    links.split_of = color_of;
+    comm = open_comm(7, 16, &links);
+    EXPECT_STATUS(tn_comm_split(comm, 4, 0, "near", &none), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("rank 7 passed color 4 and key 0, and links.split_of says 3 and 0");
+    EXPECT_OK(tn_comm_split(comm, -1, -7, "far", &none));
+    assert_null(none);
+    EXPECT_OK(tn_comm_destroy(comm));
+}
+
+/* ---- order, bytes ---------------------------------------------------------------------------- */
 
 static void bytes_are_counted_as_by_every_engine(void **state) {
     tn_comm *comm = open_comm(1, 3, NULL);
@@ -183,7 +256,7 @@ static void work_that_nothing_orders_is_a_race(void **state) {
     EXPECT_OK(tn_free(whole, stream));
 }
 
-/* ---- what is refused ---------------------------------------------------------------------------------- */
+/* ---- what is refused ------------------------------------------------------------------------- */
 
 static void expect_refusal(const tn_comm_config *config, tn_status status, const char *words) {
     tn_comm *comm = NULL;
@@ -224,6 +297,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_take_the_time_of_the_model),
         cmocka_unit_test(links_say_how_fast_a_group_is),
+        cmocka_unit_test(uneven_calls_take_the_time_of_what_goes_around),
+        cmocka_unit_test(a_split_has_the_ranks_that_split_of_says),
+        cmocka_unit_test(a_split_that_nobody_can_answer_is_refused),
         cmocka_unit_test(bytes_are_counted_as_by_every_engine),
         cmocka_unit_test(a_wait_ends_when_the_virtual_time_has_come),
         cmocka_unit_test(wrong_configurations_are_refused_by_name),
