@@ -140,20 +140,27 @@ static int may_vary(const call *k, slot s) {
         const char *op;
         slot slot; /* number ANY: all of them */
     } free_ones[] = {
-        {"transpose", {1, 0}},                                     /* the only operand */
-        {"quantize, delayed", {0, 1}},                             /* scales of more tensors */
-        {"quantize, delayed", {1, ANY}},                           /* history; see below for dst */
-        {"scale update", {1, 0}},                                  /* how long a history is */
-        {"bias gradient", {0, 0}},                                 /* rows, if none is quantized */
-        {"combine rows", {0, 0}},        {"combine rows", {0, 1}}, /* rows to choose of; copies */
-        {"gather rows", {0, 0}},         {"gather rows", {0, 2}},  /* rows to choose of */
-        {"grouped quantize", {0, 1}},    {"grouped quantize", {1, ANY}}, /* groups; room */
-        {"pad groups", {1, 1}},                                          /* room */
-        {"shard amax", {0, 0}},          {"shard quantize", {0, 0}},     /* any part of a weight */
-        {"shard quantize", {1, 0}},                                      /* room */
-        {"grouped gemm", {0, 0}},        {"grouped gemm", {0, 1}},       /* room, in planes, */
-        {"grouped gemm", {0, 2}},        {"grouped gemm", {0, 3}},       /* in matrices, */
-        {"grouped gemm", {1, 0}},                                        /* and behind the last */
+        {"transpose", {1, 0}},           /* the only operand */
+        {"quantize, delayed", {0, 1}},   /* scales of more tensors */
+        {"quantize, delayed", {1, ANY}}, /* history; see below for dst */
+        {"scale update", {1, 0}},        /* how long a history is */
+        {"bias gradient", {0, 0}},       /* rows, if none is quantized */
+        {"combine rows", {0, 0}},
+        {"combine rows", {0, 1}}, /* rows to choose of; copies */
+        {"gather rows", {0, 0}},
+        {"gather rows", {0, 2}}, /* rows to choose of */
+        {"grouped quantize", {0, 1}},
+        {"grouped quantize", {1, ANY}}, /* groups; room */
+        {"pad groups", {1, 1}},         /* room */
+        {"shard amax", {0, 0}},
+        {"shard quantize", {0, 0}}, /* any part of a weight */
+        {"squares", {0, 0}},        /* any gradient */
+        {"shard quantize", {1, 0}}, /* room */
+        {"grouped gemm", {0, 0}},
+        {"grouped gemm", {0, 1}}, /* room, in planes, */
+        {"grouped gemm", {0, 2}},
+        {"grouped gemm", {0, 3}}, /* in matrices, */
+        {"grouped gemm", {1, 0}}, /* and behind the last */
     };
     for (size_t i = 0; i < sizeof free_ones / sizeof *free_ones; i++) {
         const slot f = free_ones[i].slot;

@@ -196,31 +196,36 @@ static tn_status launch_adamw(gpu_side *side, const battery_case *c,
 
 /* ---- clipping ------------------------------------------------------------------------------- */
 
-enum { CLIP_WAYS = 3 * 2 };
-enum { CLIP_X, CLIP_BEFORE };
-enum { CLIP_SUMS, CLIP_NORM, CLIP_FACTOR };
+enum { SQUARES_X, SQUARES_BEFORE };
 
-static void prepare_clip(gpu_side *side, const battery_case *c, battery_operands *operands) {
-    (void)battery_input(side, c, operands, source_of(c), c->rows, c->cols, CLIP_X);
-    (void)battery_input(side, c, operands, TN_FP32, 1, TN_SQUARE_SUMS, CLIP_BEFORE);
+static void prepare_squares(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    (void)battery_input(side, c, operands, source_of(c), c->rows, c->cols, SQUARES_X);
+    (void)battery_input(side, c, operands, TN_FP32, 1, TN_SQUARE_SUMS, SQUARES_BEFORE);
     add_sum(operands, "sums", gpu_plain(side, TN_FP32, 1, TN_SQUARE_SUMS),
-            operands->in[CLIP_BEFORE], c->way / 3 % 2);
+            operands->in[SQUARES_BEFORE], c->way / 3 % 2);
+}
+
+static tn_status launch_squares(gpu_side *side, const battery_case *c,
+                                const battery_operands *operands) {
+    tn_square_sums_args args = TN_SQUARE_SUMS_ARGS_INIT;
+    args.x = operands->in[SQUARES_X], args.sums = operands->out[0].tensor;
+    args.accumulate = (int)(c->way / 3 % 2);
+    return tn_square_sums(&args, side->stream);
+}
+
+static void prepare_factor(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    (void)battery_input(side, c, operands, TN_FP32, 1, TN_SQUARE_SUMS, 0);
     battery_output_add(operands, "norm", gpu_plain(side, TN_FP32, 1, 1), TN_PLANE_DATA);
     battery_output_add(operands, "factor", gpu_plain(side, TN_FP32, 1, 1), TN_PLANE_DATA);
 }
 
-static tn_status launch_clip(gpu_side *side, const battery_case *c,
-                             const battery_operands *operands) {
-    tn_square_sums_args squares = TN_SQUARE_SUMS_ARGS_INIT;
-    tn_clip_factor_args clip = TN_CLIP_FACTOR_ARGS_INIT;
-    squares.x = operands->in[CLIP_X];
-    squares.sums = clip.sums = operands->out[CLIP_SUMS].tensor;
-    squares.accumulate = (int)(c->way / 3 % 2);
-    clip.norm = operands->out[CLIP_NORM].tensor, clip.factor = operands->out[CLIP_FACTOR].tensor;
-    clip.scale = 0.25f, clip.max_norm = c->way % 2 ? 0.5f : 1e30f;
-    tn_status status = tn_square_sums(&squares, side->stream);
-    if (status != TN_OK) return status;
-    return tn_clip_factor(&clip, side->stream);
+static tn_status launch_factor(gpu_side *side, const battery_case *c,
+                               const battery_operands *operands) {
+    tn_clip_factor_args args = TN_CLIP_FACTOR_ARGS_INIT;
+    args.sums = operands->in[0];
+    args.norm = operands->out[0].tensor, args.factor = operands->out[1].tensor;
+    args.scale = 0.25f, args.max_norm = c->way % 2 ? 0.5f : 1e30f;
+    return tn_clip_factor(&args, side->stream);
 }
 
 static const battery_op ops[] = {
@@ -228,7 +233,8 @@ static const battery_op ops[] = {
     {"embed backward", EMBED_WAYS, prepare_embed, launch_embed},
     {"weights of rows", WEIGHT_WAYS, prepare_weights, launch_weights},
     {"adamw", ADAMW_WAYS, prepare_adamw, launch_adamw},
-    {"clipping", CLIP_WAYS, prepare_clip, launch_clip},
+    {"squares", 3 * 2, prepare_squares, launch_squares},
+    {"clip factor", 2, prepare_factor, launch_factor},
 };
 
 const battery_table battery_training = {ops, sizeof ops / sizeof *ops, 0};
