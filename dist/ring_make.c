@@ -300,10 +300,6 @@ static tn_status make_buffer(tn_ring *ring, const size_found *size) {
 
 /* ---- end ----------------------------------------------------------------------------------- */
 
-static void keep_first(tn_status *status, tn_status next) {
-    if (*status == TN_OK) *status = next;
-}
-
 static tn_status free_buffer(tn_ring *ring) {
     ring->is_sealed = 0;
     if (ring->buffer_lease.value) tn__ring_lease_end(ring->buffer_lease);
@@ -315,49 +311,57 @@ static tn_status free_buffer(tn_ring *ring) {
     return TN_OK;
 }
 
+/* All of it, or as much as the driver takes back now; the rest when it is called again. */
 static tn_status free_slots(tn_ring *ring) {
-    tn_status status = TN_OK;
-    for (int i = 0; i < ring->slot_count; i++)
-        keep_first(&status, tn_stream_destroy(ring->device, ring->slots[i].lane));
+    ring->record_count = 0;
+    for (; ring->slot_count > 0; ring->slot_count--)
+        TN_TRY(tn_stream_destroy(ring->device, ring->slots[ring->slot_count - 1].lane));
     tn__host_free(ring->slots);
     ring->slots = NULL;
-    ring->slot_count = ring->record_count = 0;
+    return TN_OK;
+}
+
+static void unseal(tn_ring *ring) {
+    tn__saved_error error;
+    tn__error_save(&error);
+    if (free_buffer(ring) == TN_OK) (void)free_slots(ring);
+    tn__error_restore(&error);
+}
+
+static tn_status seal(tn_ring *ring) {
+    size_found size = {0};
+    if (ring->is_sealed)
+        return TN_FAIL(TN_INVALID_STATE, "tn_ring_seal: ring %s is sealed", ring->name);
+    TN_TRY(size_up(ring, &size));
+    TN_TRY(free_buffer(ring)); /* what a seal that failed could not give back */
+    TN_TRY(free_slots(ring));
+    tn_status status = make_slots(ring, &size);
+    if (status == TN_OK) status = make_buffer(ring, &size);
+    ring->is_sealed = status == TN_OK;
+    if (status != TN_OK) unseal(ring);
     return status;
 }
 
 tn_status tn_ring_seal(tn_ring *ring) {
-    size_found size = {0};
     TN_REQUIRE(ring, "tn_ring_seal: ring is NULL");
     pthread_mutex_lock(&ring->lock);
-    tn_status status = TN_OK;
-    if (ring->is_sealed) {
-        status = TN_FAIL(TN_INVALID_STATE, "tn_ring_seal: ring %s is sealed", ring->name);
-    } else {
-        status = size_up(ring, &size);
-        if (status == TN_OK) status = make_slots(ring, &size);
-        if (status == TN_OK) status = make_buffer(ring, &size);
-        ring->is_sealed = status == TN_OK;
-        if (status != TN_OK) {
-            tn__saved_error error;
-            tn__error_save(&error);
-            (void)free_buffer(ring);
-            (void)free_slots(ring);
-            tn__error_restore(&error);
-        }
-    }
+    tn_status status = seal(ring);
     pthread_mutex_unlock(&ring->lock);
     return status;
+}
+
+static tn_status end(tn_ring *ring) {
+    TN_TRY(tn__ring_drain_all(ring));
+    TN_TRY(free_buffer(ring));
+    TN_TRY(free_slots(ring));
+    return ring->owns_stream ? tn_stream_destroy(ring->device, ring->stream) : TN_OK;
 }
 
 tn_status tn_ring_destroy(tn_ring *ring) {
     if (!ring) return TN_OK;
     pthread_mutex_lock(&ring->lock);
-    tn_status status = tn__ring_drain_all(ring);
-    if (status == TN_OK) status = free_buffer(ring);
+    tn_status status = end(ring);
     pthread_mutex_unlock(&ring->lock);
-    if (status != TN_OK) return status;
-    status = free_slots(ring);
-    if (ring->owns_stream) keep_first(&status, tn_stream_destroy(ring->device, ring->stream));
-    ring_free(ring);
+    if (status == TN_OK) ring_free(ring);
     return status;
 }

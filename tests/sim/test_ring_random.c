@@ -174,8 +174,9 @@ static tn_status model_release(world *w, int unit) {
     return TN_OK;
 }
 
-/* Scoped holds are forsaken, the rest keeps its order. */
+/* Scoped holds are forsaken, the rest keeps its order. Without any the ring hears of nothing. */
 static void model_close(world *w) {
+    uint64_t before = w->abandoned;
     for (int i = 0; i < UNITS; i++) {
         model_unit *of = &w->units[i];
         int kept = 0, listed = of->holds - of->forsaken;
@@ -185,7 +186,7 @@ static void model_close(world *w) {
         of->forsaken += listed - kept;
         w->abandoned += (uint64_t)(listed - kept);
     }
-    model_settle(w);
+    if (w->abandoned != before) model_settle(w);
 }
 
 /* ---- comparing ----------------------------------------------------------------------------- */
