@@ -20,6 +20,10 @@
 #define TN__CANARY_PLANE_FETCHED   16 /* the copy that fetched a plane is not waited for */
 #define TN__CANARY_PLANE_KEPT      17 /* a plane that is dropped stays on a budget's account */
 
+#define TN__CANARY_RING_REUSE    21 /* a gather does not wait for who used the place before */
+#define TN__CANARY_RING_GATHER   22 /* a unit's users do not wait for its gather */
+#define TN__CANARY_RING_OUTDATED 23 /* what was gathered before its shard was written passes */
+
 #ifdef TENURE_CANARY
 #define TN__CANARY(fault) (TENURE_CANARY == (fault))
 #else

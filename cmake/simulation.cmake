@@ -68,3 +68,21 @@ tenure_add_canary(plane plane_canary 14 tensor/plane_transition.c ${plane_search
 tenure_add_canary(plane plane_canary 15 tensor/scratch_slot.c ${plane_search})
 tenure_add_canary(plane plane_canary 16 tensor/plane_relocate.c ${plane_search})
 tenure_add_canary(plane plane_canary 17 tensor/plane_transition.c ${plane_search})
+
+# ---- rings ---------------------------------------------------------------------------------------
+
+# The random programs of tests/sim/test_ring_random.c, with a fault planted in the ring.
+function(tenure_add_ring_canary number)
+  set(target ring_canary_${number})
+  add_executable(${target} tests/sim/test_ring_random.c dist/ring_state.c)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  target_compile_definitions(${target} PRIVATE TENURE_CANARY=${number})
+  target_link_libraries(${target} PRIVATE tenure_test_support tenure-dist-internal
+    tenure-ops-internal tenure-internal ${TENURE_CMOCKA})
+  add_dependencies(${target} tenure-simcuda)
+  tenure_add_simulation_test(${target} ${target} --expect-failure)
+endfunction()
+
+tenure_add_ring_canary(21)
+tenure_add_ring_canary(22)
+tenure_add_ring_canary(23)
