@@ -106,6 +106,7 @@ function(tenure_add_rank_tests)
   tenure_add_rank_test(comm_faults 1)
   tenure_add_rank_test(missing_rank 2 3 4)
   tenure_add_rank_test(hung_rank 2 3)
+  tenure_add_rank_test(ring_ranks 1 2 3 4)
   # Exits by MPI_Abort, which the others do not survive: what was said before is what counts.
   set_tests_properties(dist/hung_rank_2 dist/hung_rank_3 PROPERTIES
     PASS_REGULAR_EXPRESSION "clean after a hung rank.*aborting the job"

@@ -4,7 +4,12 @@
  *     tn_ring_config config = TN_RING_CONFIG_INIT;
  *     config.scope = model, config.comm = comm, config.slots = 2;
  *     tn_ring_create(&config, &ring);
- *     ... tn_ring_unit_add for each unit ...
+ *     for (int i = 0; i < count; i++) {
+ *         tn_ring_unit_config unit = TN_RING_UNIT_CONFIG_INIT;
+ *         unit.plan = plans[i], unit.shard = shards[i];
+ *         unit.tensors = weights[i], unit.tensor_count = 4;
+ *         tn_ring_unit_add(ring, &unit, &units[i]);
+ *     }
  *     tn_ring_seal(ring);                              (all its memory, once)
  *     for (int i = 0; i < count; i++) {
  *         tn_ring_acquire(ring, units[i], step, stream);
@@ -14,12 +19,12 @@
  *     }
  *     tn_ring_destroy(ring);
  *
- * A *unit* is the tensors that one collective gathers. Its weights are ordinary tensors whose
- * handles stay; while the unit is not acquired they have no plane. From acquire to release their
- * ROW (PLAIN: DATA) planes are valid, may be read, and lie in the ring's buffer as memory that was
- * adopted (tn_plane_adopt): the ledger has the buffer once, as a tensor of the ring's scope with
- * the ring's name, and the planes as foreign_bytes. COL is derived by whoever reads it, as ever;
- * the release drops it, too.
+ * A *unit* is the tensors that one collective gathers (tenure_shard.h). Its weights are ordinary
+ * tensors whose handles stay; while the unit is not acquired they have no plane. From acquire to
+ * release their ROW (PLAIN: DATA) planes are valid, may be read, and lie in the ring's buffer as
+ * memory that was adopted (tn_plane_adopt): the ledger has the buffer once, as a tensor of the
+ * ring's scope with the ring's name, and the planes as foreign_bytes. COL is derived by whoever
+ * reads it, as ever; the release drops it, too.
  *
  * Order. Gathers run on one communication stream, in the order of the calls. A lease of a weight
  * waits on the device for its unit's gather, and for none that was started after it. A place in
@@ -42,8 +47,7 @@
 #ifndef TENURE_RING_H
 #define TENURE_RING_H
 
-#include "tenure_dist.h"
-#include "tenure_lifetime.h"
+#include "tenure_shard.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -83,6 +87,25 @@ TN_API TN_MUST_USE tn_status tn_ring_create(const tn_ring_config *config, tn_rin
  * leased, or was saved in another tensor: nothing is destroyed. If the driver fails, the ring takes
  * no more calls but this one again. NULL is a no-op. */
 TN_API tn_status tn_ring_destroy(tn_ring *ring);
+
+typedef struct tn_ring_unit_config {
+    size_t size;
+    const char *name;          /* in texts; copied; NULL: the plan's */
+    const tn_shard_plan *plan; /* must outlive the ring */
+    tn_shard_phase phase;      /* what a gather brings; where BACKWARD brings other planes than
+                                * FORWARD, the tensors are in two units, one acquired at a time */
+    tn_tensor shard;           /* this rank's bytes, a tensor of TN_BYTE; {0}: it has none */
+    const tn_tensor *tensors;  /* in the plan's order; copied. They have no planes, and may end
+                                * before the ring; they become regatherable */
+    int tensor_count;
+} tn_ring_unit_config;
+#define TN_RING_UNIT_CONFIG_INIT                                                                   \
+    { sizeof(tn_ring_unit_config), NULL, NULL, TN_SHARD_FORWARD, {0}, NULL, 0 }
+
+/* *out: 0, 1, 2 and so on. TN_INVALID_ARGUMENT: what does not fit the plan; TN_INVALID_STATE: a
+ * tensor that has a plane, or the ring is sealed. */
+TN_API TN_MUST_USE tn_status tn_ring_unit_add(tn_ring *ring, const tn_ring_unit_config *config,
+                                              int *out);
 
 /* ---- schedules ----------------------------------------------------------------------------- */
 

@@ -26,7 +26,7 @@ typedef struct call {
     int holds_after; /* of unit 0, once the call has succeeded */
 } call;
 
-/* ---- what a ring has been through -------------------------------------------------------------- */
+/* ---- what a ring has been through ---------------------------------------------------------- */
 
 static void use(subject *s, int unit, tn_stream stream) {
     tn_plane_view view;
@@ -80,7 +80,7 @@ static void acquired_and_wanted(subject *s) {
     EXPECT_OK(tn_ring_prefetch(s->f.ring, 1));
 }
 
-/* ---- the calls --------------------------------------------------------------------------------- */
+/* ---- the calls ----------------------------------------------------------------------------- */
 
 static tn_status run_seal(subject *s) { return tn_ring_seal(s->f.ring); }
 
@@ -134,7 +134,7 @@ static const call calls[] = {
 
 enum { CALLS = sizeof calls / sizeof *calls };
 
-/* ---- one failure ------------------------------------------------------------------------------- */
+/* ---- one failure --------------------------------------------------------------------------- */
 
 static void begin(subject *s, const call *of) {
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;

@@ -431,7 +431,7 @@ static void random_programs_keep_to_the_model(void **state) {
         return;
     }
     for (uint64_t seed = 1; seed <= 4; seed++)
-        run(seed, 50000);
+        run(seed, 20000);
 }
 
 int main(int argc, char **argv) {
