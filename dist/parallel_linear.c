@@ -94,7 +94,7 @@ static tn_status run_column_backward(tn__parallel *p, const tn_linear_backward_a
     const int for_dgrad = tn__is_given(args->dx), for_wgrad = tn__is_given(args->gradient.dweight);
     const tn__parallel_wants wants = backward_wants(w, for_dgrad, for_wgrad);
     tn__parallel_operand dy;
-    tn_tensor x, sums;
+    tn_tensor x = {0}, sums;
     TN_TRY(tn__parallel_check_shape(p, "dy", args->dy, p->cut.total, w->info.rows));
     if (for_dgrad) TN_TRY(tn__parallel_check_shape(p, "dx", args->dx, p->cut.own, w->info.cols));
     TN_TRY(tn__parallel_sums(p, args->gradient.dbias, args->gradient.accumulate, 0, &sums));
@@ -183,7 +183,7 @@ static tn_status run_row_backward(tn__parallel *p, const tn_linear_backward_args
     const int for_dgrad = tn__is_given(args->dx), for_wgrad = tn__is_given(args->gradient.dweight);
     const tn__parallel_wants wants = backward_wants(w, for_dgrad, for_wgrad);
     tn__parallel_operand dy;
-    tn_tensor x, sums;
+    tn_tensor x = {0}, sums;
     TN_TRY(tn__parallel_check_shape(p, "dy", args->dy, p->cut.own, w->info.rows));
     if (for_dgrad) TN_TRY(tn__parallel_check_shape(p, "dx", args->dx, p->cut.total, w->info.cols));
     TN_TRY(tn__parallel_sums(p, args->gradient.dbias, args->gradient.accumulate, 1, &sums));

@@ -60,7 +60,7 @@ static tn_status back_products(tn__parallel *p, const tn_norm_linear_backward_ar
     const tn__parallel_wants wants = {
         .name = "quantized dy", .dtype = w->gradient_dtype, .row = for_dgrad, .col = for_wgrad};
     tn__parallel_operand dy;
-    tn_tensor x, sums, dn;
+    tn_tensor x = {0}, sums, dn;
     TN_TRY(tn__parallel_sums(p, args->gradient.dbias, args->gradient.accumulate, 0, &sums));
     if (for_wgrad) {
         TN_TRY(tn__column_gather_x(p, w, norm->x, &x));

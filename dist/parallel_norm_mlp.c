@@ -256,7 +256,7 @@ static tn_status run_backward(backward *b, const tn_norm_mlp_saved *saved) {
                                       .dtype = second->gradient_dtype,
                                       .row = b->wants_first,
                                       .col = b->wants_dweight[SECOND]};
-    tn_tensor sums, x;
+    tn_tensor sums, x = {0};
     TN_TRY(tn__parallel_check_shape(p, "dy", b->args->dy, p->cut.own, second->info.rows));
     TN_TRY(open_kept(b, saved));
     TN_TRY(tn__parallel_sums(p, of[SECOND]->dbias, of[SECOND]->accumulate, 1, &sums));

@@ -2,9 +2,9 @@
  * weights are cut over ranks, tokens that travel to experts.
  *
  *     tn_parallel parallel = TN_PARALLEL_INIT;
- *     parallel.sequence.comm = tensor_comm;            (the ranks that share each layer's weights)
+ *     parallel.sequence.comm = tensor_comm;              (ranks that share each layer's weights)
  *     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
- *     args.x = x, args.w.weight = weight, args.y = y;  (x: this rank's rows; weight: its N / n rows)
+ *     args.x = x, args.w.weight = weight, args.y = y;    (x: its rows; weight: its N / n)
  *     args.common.scope = op_scope, args.common.saved_scope = saved_scope;
  *     tn_column_linear_forward(&parallel, &args, &saved, stream);
  *
@@ -81,8 +81,8 @@ typedef struct tn_sequence_gather_args {
 TN_API TN_MUST_USE tn_status tn_sequence_gather(const tn_sequence_gather_args *args,
                                                 tn_stream stream);
 
-/* dst = this rank's rows of the sum of src over the ranks: in fp32, with MPI in their order, rounded
- * once to src's type, fp32 or bf16; then to dst's, if that is another one. */
+/* dst = this rank's rows of the sum of src over the ranks: in fp32, with MPI in their order,
+ * rounded once to src's type, fp32 or bf16; then to dst's, if that is another one. */
 typedef struct tn_sequence_reduce_args {
     size_t size;
     tn_sequence sequence;
@@ -154,8 +154,8 @@ TN_API TN_MUST_USE tn_status tn_column_norm_linear_backward(
     tn_norm_linear_saved *saved, tn_stream stream);
 
 /* LayerNormMLP: w1 [F / n, K] (gated: both halves' rows of this rank's features, [2 F / n, K]) is
- * column-parallel, w2 [N, F / n] row-parallel; x and y are this rank's rows, and what is between the
- * products is of all rows and this rank's features. If w1's gradient fails, w2's may be added
+ * column-parallel, w2 [N, F / n] row-parallel; x and y are this rank's rows, and what is between
+ * the products is of all rows and this rank's features. If w1's gradient fails, w2's may be added
  * already, as it also is where the driver refuses work half-way. */
 TN_API TN_MUST_USE tn_status tn_parallel_norm_mlp_forward(const tn_parallel *parallel,
                                                           const tn_norm_mlp_forward_args *args,

@@ -39,7 +39,7 @@ static const setup setups[] = {
     {"plain, bf16 sums", TN_FORMAT_PLAIN, TN_BF16, 0, 0, 1, 0, 0, TILES},
 };
 
-/* What one rank makes of all takes longer with each rank: more of them have a third of the setups. */
+/* What one rank makes of all takes longer with each rank: three or more have a third of it. */
 static int is_run(size_t i) { return all.count <= 2 || i % 3 == (size_t)all.count % 3; }
 
 /* ---- one rank with all rows ------------------------------------------------------------------ */
