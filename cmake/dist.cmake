@@ -85,6 +85,17 @@ function(tenure_add_rank_test name)
   endforeach()
 endfunction()
 
+# The same program over sockets, as dist/<name>_tcp_<ranks>.
+function(tenure_add_tcp_test name)
+  foreach(ranks ${ARGN})
+    set(test dist/${name}_tcp_${ranks})
+    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+      $<TARGET_FILE:dist_test_${name}>)
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=TCP")
+  endforeach()
+endfunction()
+
 # Open MPI as root, with more ranks than cores, on one machine without a network; none of this
 # means anything to another MPI. MPI's libraries leak, and are gone when leaks are listed, so that
 # those can not be told from ours: the tests count our own host memory instead.
@@ -106,6 +117,12 @@ function(tenure_add_rank_tests)
   tenure_add_rank_test(sequence_gather 1 2 3 4 8)
   tenure_add_rank_test(parallel_linear 1 2 3 4)
   tenure_add_rank_test(parallel_norm 1 2 3 4)
+  tenure_add_tcp_test(collectives 1 2 3 4)
+  tenure_add_tcp_test(collectives_uneven 2 3 4)
+  tenure_add_tcp_test(comm_groups 2 3)
+  tenure_add_tcp_test(comm_split 2 4)
+  tenure_add_tcp_test(collective_order 2 3)
+  tenure_add_tcp_test(collective_arguments 2)
   tenure_add_rank_test(comm_faults 1)
   tenure_add_rank_test(missing_rank 2 3 4)
   tenure_add_rank_test(hung_rank 2 3)

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "host_alloc.h"
+#include "rendezvous.h"
 
 enum { MICROSECONDS = 1000000, POLL_US_MAX = 1000 };
 static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
@@ -19,9 +20,26 @@ static tn_status check_mpi(const tn_comm_config *config, const tn_device_info *i
     }
     TN_REQUIRE(!config->id && !config->nccl_comm,
                "tn_comm_config: id and nccl_comm are for NCCL, and the engine is MPI");
+    TN_REQUIRE(!config->rendezvous,
+               "tn_comm_config: a rendezvous is for TCP and NCCL, and the engine is MPI");
     TN_REQUIRE(config->rank == 0 && config->rank_count == 0,
                "tn_comm_config: rank %d of %d: MPI says them itself, both are 0 here", config->rank,
                config->rank_count);
+    return TN_OK;
+}
+
+static tn_status check_tcp(const tn_comm_config *config, const tn_device_info *info) {
+    if (info->driver != TN_DRIVER_HOST) {
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "the TCP engine works on host devices, not on %s; a CUDA device has NCCL",
+                       info->name);
+    }
+    TN_REQUIRE(config->rendezvous, "tn_comm_config.rendezvous is NULL, and the engine is TCP");
+    TN_REQUIRE(!config->id && !config->nccl_comm,
+               "tn_comm_config: id and nccl_comm are for NCCL, and the engine is TCP");
+    TN_REQUIRE(config->rank == 0 && config->rank_count == 0,
+               "tn_comm_config: rank %d of %d: the rendezvous says them, both are 0 here",
+               config->rank, config->rank_count);
     return TN_OK;
 }
 
@@ -32,15 +50,16 @@ static tn_status check_nccl(const tn_comm_config *config, const tn_device_info *
                        "MPI",
                        info->name);
     }
-    TN_REQUIRE(!config->id != !config->nccl_comm,
-               "tn_comm_config: NCCL takes either an id or an nccl_comm");
+    TN_REQUIRE(!!config->id + !!config->nccl_comm + !!config->rendezvous == 1,
+               "tn_comm_config: NCCL takes one of an id, an nccl_comm and a rendezvous");
     if (config->id) {
         TN_REQUIRE(config->rank_count > 0 && config->rank >= 0 && config->rank < config->rank_count,
                    "tn_comm_config: rank %d of %d: with an id, a rank is 0 to rank_count - 1",
                    config->rank, config->rank_count);
     } else {
         TN_REQUIRE(config->rank == 0 && config->rank_count == 0,
-                   "tn_comm_config: rank %d of %d: nccl_comm says them itself, both are 0 here",
+                   "tn_comm_config: rank %d of %d: the nccl_comm or the rendezvous says them, both "
+                   "are 0 here",
                    config->rank, config->rank_count);
     }
     return TN_OK;
@@ -54,22 +73,31 @@ static tn_status check_simulated(const tn_comm_config *config, const tn_device_i
                        info->name);
     }
     TN_REQUIRE(
-        !config->id && !config->nccl_comm,
-        "tn_comm_config: id and nccl_comm are for NCCL, and the engine is the simulated one");
+        !config->id && !config->nccl_comm && !config->rendezvous,
+        "tn_comm_config: id, nccl_comm and rendezvous are for other engines, and this is the "
+        "simulated one");
     TN_REQUIRE(config->rank_count > 0 && config->rank >= 0 && config->rank < config->rank_count,
                "tn_comm_config: rank %d of %d: simulated, a rank is 0 to rank_count - 1",
                config->rank, config->rank_count);
     return TN_OK;
 }
 
+static tn_comm_engine engine_of(const tn_comm_config *config, const tn_device_info *info) {
+    if (config->engine != TN_COMM_AUTO) return config->engine;
+    if (info->driver != TN_DRIVER_HOST) return TN_COMM_NCCL;
+    return config->rendezvous ? TN_COMM_TCP : TN_COMM_MPI;
+}
+
 static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engine **out) {
     tn_device_info info = TN_DEVICE_INFO_INIT;
     TN_TRY(tn_device_info_get(config->device, &info));
-    tn_comm_engine engine = config->engine;
-    TN_REQUIRE(!config->links || engine == TN_COMM_SIMULATED,
+    TN_REQUIRE(!config->links || config->engine == TN_COMM_SIMULATED,
                "tn_comm_config: links are for TN_COMM_SIMULATED");
-    if (engine == TN_COMM_AUTO) engine = info.driver == TN_DRIVER_HOST ? TN_COMM_MPI : TN_COMM_NCCL;
-    switch (engine) {
+    switch (engine_of(config, &info)) {
+    case TN_COMM_TCP:
+        TN_TRY(check_tcp(config, &info));
+        *out = tn__tcp_engine_get();
+        return TN_OK;
     case TN_COMM_MPI: TN_TRY(check_mpi(config, &info)); return tn__mpi_engine_get(out);
     case TN_COMM_SIMULATED:
         TN_TRY(check_simulated(config, &info));
@@ -111,6 +139,17 @@ static tn_status make_comm(const tn_comm_config *config, tn_comm **out) {
     return TN_OK;
 }
 
+/* NCCL's id, which a rendezvous hands round; TCP meets there itself. */
+static tn_status resolve_id(tn_comm_config *config, const tn__comm_engine *engine, tn_comm_id *id) {
+    tn_rendezvous *ranks = config->rendezvous;
+    if (!ranks || engine == tn__tcp_engine_get()) return TN_OK;
+    TN_TRY(tn__rendezvous_make_id(ranks, config->device, config->timeout_us, id));
+    config->id = id;
+    config->rank = tn_rendezvous_rank(ranks);
+    config->rank_count = tn_rendezvous_size(ranks);
+    return TN_OK;
+}
+
 tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out) {
     TN_REQUIRE(config && out, "tn_comm_create: config and out are needed");
     TN_REQUIRE(config->size == sizeof *config,
@@ -118,6 +157,7 @@ tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out) {
                sizeof *config);
     TN_REQUIRE(config->device, "tn_comm_config.device is NULL");
     const tn__comm_engine *engine;
+    tn_comm_id id;
     tn_comm *comm;
     TN_TRY(choose_engine(config, &engine));
     TN_TRY(make_comm(config, &comm));
@@ -125,7 +165,9 @@ tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out) {
     resolved.name = comm->name;
     resolved.timeout_us = comm->timeout_us;
     comm->engine = engine;
-    tn_status status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
+    tn_status status = resolve_id(&resolved, engine, &id);
+    if (status == TN_OK)
+        status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
     if (status != TN_OK) {
         free_comm(comm);
         return status;

@@ -4,6 +4,7 @@
  *     mpi/mpi_engine.c    MPI, which has no binary interface to declare: compiled against its
  *                         headers into the plug-in libtenure-mpi.so, loaded by mpi_plugin.c
  *     sim_engine.c        one rank of a simulated job
+ *     tcp_engine.c        sockets between the ranks of a rendezvous
  *
  * comm.c above the table checks arguments, keeps a communicator's collectives in one order over
  * all streams, counts bytes and remembers the first failure. An engine does one batch at a
@@ -86,5 +87,6 @@ typedef struct tn__comm_engine {
 tn_status tn__nccl_engine_get(const tn__comm_engine **out);
 tn_status tn__mpi_engine_get(const tn__comm_engine **out);
 tn_status tn__simulated_engine_get(const tn__comm_engine **out);
+const tn__comm_engine *tn__tcp_engine_get(void);
 
 #endif

@@ -98,6 +98,11 @@ typedef struct tn__flow_cursor {
     size_t bytes; /* left in the flow */
 } tn__flow_cursor;
 
+tn__flow_cursor tn__flow_begin(const tn__flow *flow);
+
+/* Takes the next stretch, at most `bytes`: its length. The flow has as many. */
+size_t tn__flow_take(tn__flow_cursor *cursor, size_t bytes, char **address);
+
 /* A walk over the rounds of a plan; any number of them over one plan. */
 typedef struct tn__flow_rounds {
     const tn__flow_plan *plan;

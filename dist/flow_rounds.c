@@ -6,12 +6,11 @@
 
 /* ---- cursors -------------------------------------------------------------------------------- */
 
-static tn__flow_cursor start_of(const tn__flow *flow) {
+tn__flow_cursor tn__flow_begin(const tn__flow *flow) {
     return (tn__flow_cursor){.piece = flow->first, .bytes = flow->bytes};
 }
 
-/* Takes the next stretch, at most `bytes`: its length. The flow has as many. */
-static size_t take(tn__flow_cursor *cursor, size_t bytes, char **address) {
+size_t tn__flow_take(tn__flow_cursor *cursor, size_t bytes, char **address) {
     TN_ASSERT(cursor->bytes >= bytes);
     size_t left = cursor->piece->bytes - cursor->begun;
     size_t step = left < bytes ? left : bytes;
@@ -28,14 +27,14 @@ static size_t take(tn__flow_cursor *cursor, size_t bytes, char **address) {
 static void pass(tn__flow_cursor *cursor, size_t bytes) {
     char *address;
     while (bytes)
-        bytes -= take(cursor, bytes, &address);
+        bytes -= tn__flow_take(cursor, bytes, &address);
 }
 
 static tn_status visit_stretch(tn__flow_cursor cursor, size_t bytes, size_t at,
                                tn__flow_visit visit, void *context) {
     char *address;
     while (bytes) {
-        size_t step = take(&cursor, bytes, &address);
+        size_t step = tn__flow_take(&cursor, bytes, &address);
         TN_TRY(visit(context, address, at, step));
         at += step;
         bytes -= step;
@@ -67,8 +66,8 @@ static size_t round_bytes(const tn__flow_rounds *rounds, const tn__flow_cursor *
 static void open_exchange(tn__flow_rounds *rounds, const tn__flow_exchange *exchange) {
     rounds->exchange = exchange;
     for (int rank = 0; rank < rounds->plan->rank_count; rank++) {
-        rounds->sends[rank] = start_of(&exchange->sends[rank]);
-        rounds->receives[rank] = start_of(&exchange->receives[rank]);
+        rounds->sends[rank] = tn__flow_begin(&exchange->sends[rank]);
+        rounds->receives[rank] = tn__flow_begin(&exchange->receives[rank]);
     }
 }
 
@@ -122,13 +121,14 @@ tn_status tn__flow_round_out(const tn__flow_rounds *rounds, tn__flow_visit visit
 }
 
 tn_status tn__flow_copy_own(const tn__flow_plan *plan, tn__flow_copy copy, void *context) {
-    tn__flow_cursor from = start_of(&plan->own_sends), to = start_of(&plan->own_receives);
+    tn__flow_cursor from = tn__flow_begin(&plan->own_sends),
+                    to = tn__flow_begin(&plan->own_receives);
     char *src, *dst;
     TN_ASSERT(from.bytes == to.bytes);
     while (from.bytes) {
         size_t step = from.piece->bytes - from.begun, room = to.piece->bytes - to.begun;
-        step = take(&from, step < room ? step : room, &src);
-        (void)take(&to, step, &dst);
+        step = tn__flow_take(&from, step < room ? step : room, &src);
+        (void)tn__flow_take(&to, step, &dst);
         TN_TRY(copy(context, dst, src, step));
     }
     return TN_OK;

@@ -10,7 +10,7 @@
 
 enum { MICROSECONDS = 1000000, PORT_MAX = 65535, KEY_BYTES = 64, MEETING_MAX = 4096 };
 static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
-/* For the others to hear why a rendezvous has failed. */
+/* For the others to hear what their last meeting came to. */
 static const uint64_t FAREWELL_US = (uint64_t)5 * MICROSECONDS;
 
 uint64_t tn__hash_bytes(uint64_t hash, const void *bytes, size_t count) {
@@ -196,6 +196,32 @@ tn_status tn__rendezvous_gather(tn_rendezvous *ranks, const char *what, const vo
     return status;
 }
 
+static tn_status check_shared(const uint32_t *all, int rank_count) {
+    for (int rank = 0; rank < rank_count; rank++) {
+        if (all[rank] == TN_OK) continue;
+        return TN_FAIL(TN_COMM_ERROR, "rank %d could not take part: %s", rank,
+                       tn_status_text((tn_status)all[rank]));
+    }
+    return TN_OK;
+}
+
+tn_status tn__rendezvous_share_status(tn_rendezvous *ranks, tn_status so_far, uint64_t timeout_us) {
+    uint32_t mine = (uint32_t)so_far;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    uint32_t *all = tn__host_alloc((size_t)ranks->place.rank_count, sizeof *all);
+    if (!all) return so_far == TN_OK ? TN_OUT_OF_HOST_MEMORY : so_far;
+    tn_status status =
+        tn__rendezvous_gather(ranks, "tn_comm_create", &mine, sizeof mine, all, timeout_us);
+    if (status == TN_OK && so_far != TN_OK) {
+        tn__error_restore(&saved);
+        status = so_far;
+    }
+    if (status == TN_OK) status = check_shared(all, ranks->place.rank_count);
+    tn__host_free(all);
+    return status;
+}
+
 tn_status tn_rendezvous_gather(tn_rendezvous *ranks, const void *mine, size_t bytes, void *all) {
     TN_REQUIRE(ranks, "tn_rendezvous_gather: ranks is NULL");
     TN_REQUIRE(bytes <= MEETING_MAX, "tn_rendezvous_gather of %zu bytes: at most %d", bytes,
@@ -288,7 +314,7 @@ tn_status tn_rendezvous_create(const tn_rendezvous_config *config, tn_rendezvous
     if (status != TN_OK) {
         tn__saved_error saved;
         tn__error_save(&saved);
-        free_rendezvous(ranks, ranks->timeout_us < FAREWELL_US ? ranks->timeout_us : FAREWELL_US);
+        free_rendezvous(ranks, FAREWELL_US);
         tn__error_restore(&saved);
         return status;
     }
@@ -299,7 +325,7 @@ tn_status tn_rendezvous_create(const tn_rendezvous_config *config, tn_rendezvous
 }
 
 void tn_rendezvous_destroy(tn_rendezvous *ranks) {
-    if (ranks) free_rendezvous(ranks, ranks->timeout_us);
+    if (ranks) free_rendezvous(ranks, FAREWELL_US);
 }
 
 /* ---- what it is ----------------------------------------------------------------------------- */

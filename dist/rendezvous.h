@@ -46,6 +46,15 @@ struct tn_rendezvous {
 tn_status tn__rendezvous_gather(tn_rendezvous *ranks, const char *what, const void *mine,
                                 size_t bytes, void *all, uint64_t timeout_us);
 
+/* TN_OK if all ranks come with TN_OK. A rank that has failed already (so_far, recorded) tells the
+ * others so, who get TN_COMM_ERROR with its number, and gets so_far back. */
+tn_status tn__rendezvous_share_status(tn_rendezvous *ranks, tn_status so_far, uint64_t timeout_us);
+
+/* A new id of NCCL's for all ranks, each of which has a GPU of its own: TN_INVALID_ARGUMENT names
+ * two that have not. */
+tn_status tn__rendezvous_make_id(tn_rendezvous *ranks, tn_device *device, uint64_t timeout_us,
+                                 tn_comm_id *out);
+
 /* A second connection of this rank, which no meeting holds up; NULL where there is no store. */
 tn_status tn__rendezvous_open_channel(tn_rendezvous *ranks, tn__store **out);
 

@@ -10,20 +10,24 @@
  *     if (tn_comm_wait(comm) != TN_OK) puts(tn_error_last());   (a rank that hangs shows here)
  *     tn_comm_destroy(comm);
  *
- * On a GPU, rank 0 makes an id and hands it to the others by any means (MPI, a file, a socket):
+ * Started by torchrun or anything else, on GPUs or without MPI, ranks meet first
+ * (tenure_rendezvous.h), and config.rendezvous says where. Or, on GPUs, rank 0 makes an id and
+ * hands it to the others by any means (MPI, a file, a socket):
  *
  *     tn_comm_id id;
  *     if (rank == 0) tn_comm_id_create(&id);
  *     ... id reaches every rank ...
  *     config.id = &id, config.rank = rank, config.rank_count = rank_count;
  *
- * Engines, found at run time; this library needs neither to load:
+ * Engines, found at run time; this library needs none of the others to load:
  *
  *     NCCL  real CUDA devices; libnccl.so.2 (TENURE_NCCL_LIBRARY names another one)
  *     MPI   host devices; libtenure-mpi.so beside this library (TENURE_MPI_LIBRARY another one),
  *           which needs libmpi. It initializes MPI if the program has not, and then finalizes it
  *           at exit; a program that initializes MPI itself asks for MPI_THREAD_MULTIPLE, or for
  *           MPI_THREAD_SERIALIZED and makes no MPI calls while work is on a communicator.
+ *     TCP   host devices; part of this library: a connection between every two ranks of a
+ *           rendezvous. The same sums as MPI, bit for bit; and it outlives ranks that die.
  *
  * Rules for every collective: all ranks make the same calls with the same arguments (but for the
  * addresses, and what a call says) in the same order, and so they are done: one communicator's
@@ -37,8 +41,9 @@
  * others fail, once and for good: every later call on it gives the same status and text,
  * TN_COMM_TIMEOUT or TN_COMM_ERROR. What was on streams then ends by itself, results undefined,
  * and never touches memory again, so that blocks are freed as ever. A failed communicator is
- * destroyed and made again. Where it is noticed: MPI counts the deadline of each collective from
- * where its stream comes to it, and sees calls that do not match; NCCL has the deadline in
+ * destroyed and made again. Where it is noticed: MPI and TCP count the deadline of each collective
+ * from where its stream comes to it, and see calls that do not match; TCP sees a rank that dies at
+ * once, and a rank that gives up tells the others why; NCCL has the deadline in
  * tn_comm_create, in the first collectives (which connect), tn_comm_wait and tn_comm_destroy,
  * and calls that do not match are undefined, as NCCL has it.
  *
@@ -59,10 +64,11 @@ typedef struct tn_comm tn_comm;
 typedef struct tn_rendezvous tn_rendezvous; /* ranks that found each other: tenure_rendezvous.h */
 
 typedef enum tn_comm_engine {
-    TN_COMM_AUTO = 0, /* NCCL on a CUDA device, MPI on a host device */
+    TN_COMM_AUTO = 0, /* NCCL on a CUDA device; on a host device TCP with a rendezvous, else MPI */
     TN_COMM_NCCL,
     TN_COMM_MPI,
-    TN_COMM_SIMULATED /* one rank of many, on a simulated device: see tenure_simulated.h */
+    TN_COMM_SIMULATED, /* one rank of many, on a simulated device: see tenure_simulated.h */
+    TN_COMM_TCP
 } tn_comm_engine;
 
 /* What ranks of an NCCL communicator find each other by. */
@@ -88,9 +94,11 @@ typedef struct tn_comm_config {
     void *nccl_comm;      /* NCCL: or use this ncclComm_t, which stays the caller's */
     uint64_t timeout_us;  /* 0: ten minutes */
     const struct tn_simulated_links *links; /* SIMULATED: how fast they are; NULL: the defaults */
+    /* TCP, or NCCL instead of an id: ranks and count come from it. */
+    tn_rendezvous *rendezvous;
 } tn_comm_config;
 #define TN_COMM_CONFIG_INIT                                                                        \
-    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0, NULL }
+    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0, NULL, NULL }
 
 /* Joins the others: every rank calls, and several communicators are made in the same order.
  * Errors: TN_UNSUPPORTED (no such engine here, or not for this device: the text says what is
@@ -105,17 +113,17 @@ TN_API tn_status tn_comm_destroy(tn_comm *comm);
 TN_API int tn_comm_rank(const tn_comm *comm);
 TN_API int tn_comm_size(const tn_comm *comm); /* count of ranks */
 TN_API const char *tn_comm_name(const tn_comm *comm);
-TN_API const char *tn_comm_engine_name(const tn_comm *comm); /* "NCCL", "MPI", "simulated" */
+TN_API const char *tn_comm_engine_name(const tn_comm *comm); /* "NCCL", "MPI", "TCP", "simulated" */
 
 /* Waits on the host until the collectives that were put on streams are done: TN_OK, or why they
- * will not be. After timeout_us (with MPI, whose collectives have that deadline themselves, twice
+ * will not be. After timeout_us (with MPI and TCP, whose collectives have that deadline, twice
  * timeout_us) it gives up with TN_COMM_TIMEOUT, also if what holds them up is other work before
  * them on their stream. */
 TN_API TN_MUST_USE tn_status tn_comm_wait(tn_comm *comm);
 
 /* ---- collectives -------------------------------------------------------------------------- */
 
-/* What reductions do; of fp32 and bf16. SUM: in fp32; with MPI in the order of the ranks from 0
+/* What reductions do; of fp32 and bf16. SUM: in fp32; with MPI and TCP in the order of ranks from 0
  * and rounded once to nearest even, so that all ranks have the same bits in every run; with NCCL
  * in its order. MAX ignores NaN where there is another value. */
 typedef enum tn_reduce { TN_REDUCE_SUM = 0, TN_REDUCE_MAX } tn_reduce;
@@ -170,8 +178,8 @@ TN_API TN_MUST_USE tn_status tn_reduce_scatter_uneven(tn_comm *comm, const void 
 /* ---- groups ------------------------------------------------------------------------------- */
 
 /* The collectives that are called on the communicator between begin and end are one collective:
- * one group of NCCL, one exchange of headers of MPI, one place in the communicator's order. Each is
- * checked when it is called, with the stream that end is given, and put on it by end: all or none.
+ * one group of NCCL, one exchange of headers of MPI and TCP, one place in the communicator's order.
+ * Each is checked when it is called, with the stream that end is given, and put on it by end: all or none.
  * Among themselves they have no order, and nobody checks that what one writes no other reads or
  * writes.
  *
@@ -194,7 +202,7 @@ TN_API void tn_comm_group_cancel(tn_comm *comm);
  * name is copied; NULL: that of comm. The new communicator has comm's device, engine and timeout,
  * and its own order, failure and statistics; both are destroyed in any order.
  *
- * With NCCL the call waits for comm's collectives first (tn_comm_wait).
+ * With NCCL and TCP the call waits for comm's collectives first (tn_comm_wait).
  *
  * Errors: TN_INVALID_STATE within a group; TN_UNSUPPORTED (NCCL before 2.18); out of memory of this
  * or another rank, and then comm stays as it is. TN_COMM_TIMEOUT (not all ranks came) and
@@ -228,8 +236,8 @@ TN_API const char *tn_collective_name(tn_collective collective); /* "all_gather"
  *     all_gather_uneven       (n - 1) * bytes of this rank's segments
  *     reduce_scatter_uneven   elements of the other ranks' segments
  *
- * MPI sends just these, and a header of each call or group that is not counted. For NCCL it is
- * the least that any algorithm can do without the network's help. */
+ * MPI and TCP send just these, and a header of each call or group that is not counted. For NCCL it
+ * is the least that any algorithm can do without the network's help. */
 typedef struct tn_comm_stats {
     size_t size;
     uint64_t calls[TN_COLLECTIVE_COUNT]; /* that were put on a stream: none of count 0 */

@@ -59,8 +59,8 @@ typedef struct tn_rendezvous_config {
 TN_API TN_MUST_USE tn_status tn_rendezvous_create(const tn_rendezvous_config *config,
                                                   tn_rendezvous **out);
 
-/* Leaves; rank 0 serves on until the others have left, for at most the timeout. Communicators made
- * with it must have ended. NULL is a no-op. */
+/* Leaves. Rank 0 serves on until the others have left, for five seconds at most. Communicators that
+ * were made with it go on without it. NULL is a no-op. */
 TN_API void tn_rendezvous_destroy(tn_rendezvous *ranks);
 
 TN_API int tn_rendezvous_rank(const tn_rendezvous *ranks);

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tenure_dist.h"
+#include "tenure_rendezvous.h"
 
 static tn_status create(tn_device *device, tn_comm_engine engine) {
     tn_comm_config config = TN_COMM_CONFIG_INIT;
@@ -49,6 +49,45 @@ static void nccl_is_for_real_gpus(void **state) {
     EXPECT_OK(tn_device_destroy(host));
 }
 
+static void tcp_needs_a_host_device_and_a_rendezvous(void **state) {
+    (void)state;
+    tn_device *host = test_open_host(), *sim = test_open_sim(0, 0);
+    EXPECT_STATUS(create(host, TN_COMM_TCP), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("rendezvous is NULL, and the engine is TCP");
+    EXPECT_STATUS(create(sim, TN_COMM_TCP), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the TCP engine works on host devices");
+    test_close_sim(sim);
+    EXPECT_OK(tn_device_destroy(host));
+}
+
+/* One rank needs no network and no launcher. */
+static void a_rank_alone_meets_itself(void **state) {
+    (void)state;
+    tn_device *host = test_open_host();
+    tn_rendezvous_config how = TN_RENDEZVOUS_CONFIG_INIT;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_rendezvous *ranks = NULL;
+    tn_comm *comm = NULL;
+    how.rank_count = 1;
+    EXPECT_OK(tn_rendezvous_create(&how, &ranks));
+    config.device = host;
+    config.rendezvous = ranks;
+    config.engine = TN_COMM_MPI;
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("a rendezvous is for TCP and NCCL");
+    config.engine = TN_COMM_AUTO;
+    config.rank_count = 1;
+    EXPECT_STATUS(tn_comm_create(&config, &comm), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("the rendezvous says them");
+    config.rank_count = 0;
+    EXPECT_OK(tn_comm_create(&config, &comm));
+    assert_string_equal(tn_comm_engine_name(comm), "TCP");
+    EXPECT_OK(tn_barrier(comm, NULL));
+    EXPECT_OK(tn_comm_destroy(comm));
+    tn_rendezvous_destroy(ranks);
+    EXPECT_OK(tn_device_destroy(host));
+}
+
 int main(void) {
     /* Before the first call reads the options. */
     setenv("TENURE_MPI_LIBRARY", "libtenure-mpi-missing.so", 1);
@@ -57,6 +96,8 @@ int main(void) {
         cmocka_unit_test(a_missing_mpi_engine_is_named),
         cmocka_unit_test(a_missing_nccl_is_named),
         cmocka_unit_test(nccl_is_for_real_gpus),
+        cmocka_unit_test(tcp_needs_a_host_device_and_a_rendezvous),
+        cmocka_unit_test(a_rank_alone_meets_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

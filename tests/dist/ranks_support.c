@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "driver.h"
 #include "host_alloc.h"
@@ -15,9 +16,49 @@ tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeou
     config.device = ranks->device;
     config.name = name;
     config.timeout_us = timeout_us ? timeout_us : LONG_US;
+    config.rendezvous = ranks->rendezvous;
     EXPECT_OK(tn_comm_create(&config, &comm));
     return comm;
 }
+
+/* ---- another engine ------------------------------------------------------------------------- */
+
+/* A fixture's copies may go; what gathers stays. */
+typedef struct gatherer {
+    tn_device *device;
+    tn_comm *comm;
+    tn_stream stream;
+} gatherer;
+
+static gatherer by_mpi;
+
+static int gather_by_mpi(void *context, const void *mine, size_t bytes, void *all) {
+    const gatherer *by = context;
+    tn_status status = tn_all_gather(by->comm, mine, all, bytes, by->stream);
+    if (status == TN_OK) status = tn_comm_wait(by->comm);
+    return (int)status;
+}
+
+static void meet_through_mpi(rank_fixture *ranks) {
+    tn_rendezvous_config config = TN_RENDEZVOUS_CONFIG_INIT;
+    ranks->launcher = ranks_comm(ranks, "launcher", 0);
+    by_mpi = (gatherer){ranks->device, ranks->launcher, ranks->stream};
+    config.rank = tn_comm_rank(ranks->launcher);
+    config.rank_count = tn_comm_size(ranks->launcher);
+    config.all_gather = gather_by_mpi;
+    config.context = &by_mpi;
+    config.timeout_us = LONG_US;
+    EXPECT_OK(tn_rendezvous_create(&config, &ranks->rendezvous));
+}
+
+static int is_tcp(void) {
+    const char *engine = getenv("TENURE_TEST_ENGINE");
+    return engine && strcmp(engine, "TCP") == 0;
+}
+
+const char *ranks_engine(const rank_fixture *ranks) { return ranks->rendezvous ? "TCP" : "MPI"; }
+
+/* ---- the fixture ---------------------------------------------------------------------------- */
 
 rank_fixture ranks_open(void) {
     rank_fixture ranks = {.host_blocks = tn__host_live_blocks()};
@@ -25,6 +66,7 @@ rank_fixture ranks_open(void) {
     ranks.pool = test_open_pool(ranks.device, TN_BACKING_AUTO, 0);
     ranks.stream = test_open_stream(ranks.device);
     ranks.other = test_open_stream(ranks.device);
+    if (is_tcp()) meet_through_mpi(&ranks);
     ranks.comm = ranks_comm(&ranks, "ranks", 0);
     ranks.rank = tn_comm_rank(ranks.comm);
     ranks.count = tn_comm_size(ranks.comm);
@@ -33,6 +75,8 @@ rank_fixture ranks_open(void) {
 
 void ranks_close(rank_fixture *ranks) {
     EXPECT_OK(tn_comm_destroy(ranks->comm));
+    tn_rendezvous_destroy(ranks->rendezvous);
+    EXPECT_OK(tn_comm_destroy(ranks->launcher));
     EXPECT_OK(tn_stream_synchronize(ranks->device, ranks->stream));
     EXPECT_OK(tn_stream_synchronize(ranks->device, ranks->other));
     tn_pool_stats stats = test_pool_stats(ranks->pool);

@@ -1,9 +1,10 @@
 /* What a test that runs on several ranks stands on: a host device, a pool, two streams and a
- * communicator of all ranks. */
+ * communicator of all ranks: MPI's, or with TENURE_TEST_ENGINE=TCP one of TCP, whose ranks meet
+ * through MPI. */
 #ifndef TENURE_RANKS_SUPPORT_H
 #define TENURE_RANKS_SUPPORT_H
 
-#include "tenure_dist.h"
+#include "tenure_rendezvous.h"
 #include "test_pools.h"
 
 typedef struct rank_fixture {
@@ -12,6 +13,8 @@ typedef struct rank_fixture {
     tn_stream stream;
     tn_stream other;
     tn_comm *comm;
+    tn_comm *launcher;         /* MPI's, where the engine is another */
+    tn_rendezvous *rendezvous; /* likewise */
     int rank;
     int count;
     long host_blocks; /* of the library's own memory, before anything was opened */
@@ -29,6 +32,9 @@ tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeou
 
 /* Waits for the communicator, and for both streams. */
 void ranks_wait(const rank_fixture *ranks);
+
+/* "MPI" or "TCP". */
+const char *ranks_engine(const rank_fixture *ranks);
 
 tn_comm_stats ranks_stats(const rank_fixture *ranks);
 
