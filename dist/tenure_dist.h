@@ -179,9 +179,9 @@ TN_API TN_MUST_USE tn_status tn_reduce_scatter_uneven(tn_comm *comm, const void 
 
 /* The collectives that are called on the communicator between begin and end are one collective:
  * one group of NCCL, one exchange of headers of MPI and TCP, one place in the communicator's order.
- * Each is checked when it is called, with the stream that end is given, and put on it by end: all or none.
- * Among themselves they have no order, and nobody checks that what one writes no other reads or
- * writes.
+ * Each is checked when it is called, with the stream that end is given, and put on it by end: all
+ * or none. Among themselves they have no order, and nobody checks that what one writes no other
+ * reads or writes.
  *
  * A call that fails is not in the group, which stays open. If end fails, nothing was put and the
  * group is still open as it was: end it again, or cancel it. A communicator has one group at a
