@@ -19,14 +19,36 @@ static tn_status launch_tiles(tn__cuda_context *context, int kernel, const tn__m
                              stream);
 }
 
-/* The amax of the source, then `kernel`, then `finish`. */
+static tn_status launch_amax(tn__cuda_context *context, const tn__matrix *src,
+                             tn__cuda_quantize_arguments *argument, tn_stream stream) {
+    TN_TRY(launch_one(context, TN__KERNEL_AMAX_START, argument, stream));
+    return launch_tiles(context, tn__kernel_of_amax(src->dtype), src, argument, stream);
+}
+
+tn_status tn__cuda_amax(tn__cuda_context *context, const tn__matrix *src, float *amax,
+                        tn_stream stream) {
+    const tn__quantize_work work = {.src = *src};
+    tn__cuda_quantize_arguments argument = tn__cuda_quantize_argument(&work);
+    argument.total = (int *)amax;
+    if (tn__matrix_tiles(src) == 0) {
+        return launch_one(context, TN__KERNEL_AMAX_START, &argument, stream);
+    }
+    return launch_amax(context, src, &argument, stream);
+}
+
+/* The amax of the source, then `kernel`, then `finish`. An amax that is given is where nothing is
+ * written, so that the scale comes first: what the cast is behind must not write its source. */
 static tn_status launch_current(tn__cuda_context *context, const tn__quantize_work *work,
                                 int kernel, int finish, tn__cuda_quantize_arguments *argument,
                                 tn_stream stream) {
     const tn__matrix *src = &work->src;
+    argument->total = (int *)work->whole_amax;
+    if (work->whole_amax) {
+        TN_TRY(launch_one(context, finish, argument, stream));
+        return launch_tiles(context, kernel, src, argument, stream);
+    }
     argument->total = (int *)(work->has_row ? work->row.global_scale : work->col.global_scale);
-    TN_TRY(launch_one(context, TN__KERNEL_AMAX_START, argument, stream));
-    TN_TRY(launch_tiles(context, tn__kernel_of_amax(src->dtype), src, argument, stream));
+    TN_TRY(launch_amax(context, src, argument, stream));
     TN_TRY(launch_tiles(context, kernel, src, argument, stream));
     return launch_one(context, finish, argument, stream);
 }

@@ -11,6 +11,10 @@ tn_status tn__cuda_quantize_formats(tn__cuda_context *context, const tn__quantiz
 tn_status tn__cuda_dequantize_formats(tn__cuda_context *context, const tn__dequantize_work *work,
                                       tn_stream stream);
 
+/* *amax = that of the matrix, 0 if it has no elements. */
+tn_status tn__cuda_amax(tn__cuda_context *context, const tn__matrix *src, float *amax,
+                        tn_stream stream);
+
 tn_status tn__cuda_requantize(tn__cuda_context *context, const tn__requantize_work *work,
                               tn_stream stream);
 

@@ -1,4 +1,5 @@
 /* The CUDA table's casts of a part of a weight: what cuda_shard.cu wants to know. */
+#include "cuda_formats.h"
 #include "cuda_module.h"
 #include "cuda_shard_arguments.h"
 #include "op_grouped.h"
@@ -31,6 +32,11 @@ static tn_status launch(tn_device *device, int kernel, tn__cuda_shard_arguments 
 tn_status tn__cuda_shard_amax(tn_device *device, const tn__shard_amax_work *work,
                               tn_stream stream) {
     tn__cuda_shard_arguments argument = argument_of(&work->shard);
+    if (work->is_whole) {
+        tn__cuda_context *context;
+        TN_TRY(tn__cuda_context_of(device, &context));
+        return tn__cuda_amax(context, &work->shard.src, work->amax, stream);
+    }
     argument.amax = work->amax;
     return launch(device, tn__kernel_of_shard_amax(work->shard.src.dtype), &argument, stream);
 }

@@ -52,7 +52,8 @@ static tn_status launch(tn_device *device, const char *name, const ghost *kernel
 static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_matrix(&kernel, &work->src, 0);
-    int reads_twice = (work->format == TN_FORMAT_FP8_TENSOR && !work->factor) ||
+    int is_given = work->factor || work->whole_amax;
+    int reads_twice = (work->format == TN_FORMAT_FP8_TENSOR && !is_given) ||
                       work->format == TN_FORMAT_NVFP4; /* the amax of all, then the casts */
     if (reads_twice) kernel.bytes *= 2.0;
     if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
@@ -60,6 +61,7 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     if (work->has_col) touch_plane(&kernel, &work->col, 1);
     if (work->factor) touch(&kernel, work->factor, sizeof *work->factor, 0);
     if (work->amax) touch(&kernel, work->amax, sizeof *work->amax, 1);
+    if (work->whole_amax) touch(&kernel, work->whole_amax, sizeof *work->whole_amax, 0);
     if (work->random) touch(&kernel, work->random, sizeof *work->random, 1);
     return launch(device, "quantize", &kernel, stream);
 }
@@ -157,7 +159,8 @@ static size_t bytes_of_tiles(const tn__shard *shard, int64_t multiple) {
 static tn_status shard_amax(tn_device *device, const tn__shard_amax_work *work, tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
     touch_matrix(&kernel, &work->shard.src, 0);
-    touch(&kernel, work->amax, bytes_of_tiles(&work->shard, 1), 1);
+    size_t bytes = work->is_whole ? sizeof *work->amax : bytes_of_tiles(&work->shard, 1);
+    touch(&kernel, work->amax, bytes, 1);
     return launch(device, "shard_amax", &kernel, stream);
 }
 

@@ -83,7 +83,9 @@ static void raise_to(float *amax, float value) {
 }
 
 static void quantize_tensor(const tn__quantize_work *work) {
-    float amax = work->factor && !work->amax ? 0.0f : amax_of(work);
+    int is_read = !work->whole_amax && (!work->factor || work->amax);
+    float amax = is_read ? amax_of(work) : 0.0f;
+    if (work->whole_amax) amax = *work->whole_amax;
     tn__block_scale scale =
         tn__scale_of_amax(amax, work->amax_epsilon, work->dtype, TN_FP32, work->scale_mode);
     if (work->factor) scale.factor = *work->factor;

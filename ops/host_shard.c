@@ -38,8 +38,24 @@ static float amax_of(const tn__shard *s, const tile_place *tile) {
     return tn__float_of(amax);
 }
 
+static float amax_of_all(const tn__shard *s) {
+    tn__shard as_row = {.src = s->src, .rows = 1, .cols = s->end - s->first};
+    float amax = 0.0f;
+    as_row.end = as_row.cols;
+    for (int64_t col = 0; col < tn__units_of(as_row.cols, TN__BLOCK); col++) {
+        tile_place tile = tile_at(&as_row, 0, col);
+        float of_tile = amax_of(&as_row, &tile);
+        if (of_tile > amax) amax = of_tile;
+    }
+    return amax;
+}
+
 void tn__host_shard_amax(const tn__shard_amax_work *work) {
     const tn__shard *s = &work->shard;
+    if (work->is_whole) {
+        *work->amax = amax_of_all(s);
+        return;
+    }
     int64_t down = tn__units_of(s->rows, TN__BLOCK), across = tn__units_of(s->cols, TN__BLOCK);
     for (int64_t row = 0; row < down; row++) {
         for (int64_t col = 0; col < across; col++) {

@@ -19,6 +19,7 @@ tn_status tn__op_quantize(tn__op_call *call, const tn__quantize_plan *plan) {
                               .col = plan->col,
                               .factor = plan->factor,
                               .amax = plan->amax,
+                              .whole_amax = plan->whole_amax,
                               .skip = plan->skip,
                               .random = plan->random,
                               .square_blocks = plan->square_blocks};
@@ -38,6 +39,9 @@ static tn_status check_delayed(tn__op_call *call, const tn_quantize_args *args,
         return TN_OK;
     }
     TN_TRY(tn__op_require_format(call, "dst", dst, TN_FORMAT_FP8_TENSOR));
+    TN_REQUIRE(tn__is_no_tensor(args->whole_amax),
+               "%s: whole_amax and delayed scaling (scale, amax_history) exclude each other",
+               call->name);
     if (!tn__is_no_tensor(args->scale)) {
         TN_TRY(tn__op_tensor(call, "scale", args->scale, &info));
         TN_TRY(tn__op_require_fp32(call, "scale", &info));
@@ -47,6 +51,19 @@ static tn_status check_delayed(tn__op_call *call, const tn_quantize_args *args,
         TN_TRY(tn__op_history(call, args->amax_history, &info, &history));
         TN_TRY(tn__op_require_slot(call, "amax_history", &info, args->slot, history.count));
     }
+    return TN_OK;
+}
+
+static tn_status check_whole_amax(tn__op_call *call, const tn_quantize_args *args,
+                                  const tn_tensor_info *dst) {
+    tn_tensor_info info;
+    if (tn__is_no_tensor(args->whole_amax)) return TN_OK;
+    TN_TRY(tn__op_require_format(call, "dst", dst, TN_FORMAT_FP8_TENSOR));
+    TN_TRY(tn__op_tensor(call, "whole_amax", args->whole_amax, &info));
+    TN_TRY(tn__op_require_fp32(call, "whole_amax", &info));
+    TN_REQUIRE(info.rows * info.cols == 1,
+               "%s: whole_amax (tensor %s) has %lld elements, expected one", call->name, info.name,
+               (long long)(info.rows * info.cols));
     return TN_OK;
 }
 
@@ -68,12 +85,13 @@ static tn_status check_quantize(tn__op_call *call, const tn_quantize_args *args,
     TN_REQUIRE(args->square_blocks == 0 || args->square_blocks == 1,
                "%s: square_blocks is %d, expected 0 or 1", call->name, args->square_blocks);
     if (args->square_blocks) TN_TRY(tn__op_require_format(call, "dst", dst, TN_FORMAT_NVFP4));
+    TN_TRY(check_whole_amax(call, args, dst));
     return check_delayed(call, args, dst);
 }
 
 /* ---- delayed scaling ------------------------------------------------------------------------ */
 
-/* Leases what delayed scaling reads and writes beside the planes. */
+/* Leases what is read and written of scales and amaxes beside the planes. */
 static tn_status lease_delayed(tn__op_call *call, const tn_quantize_args *args,
                                tn__quantize_plan *plan) {
     tn_plane_view view;
@@ -84,6 +102,10 @@ static tn_status lease_delayed(tn__op_call *call, const tn_quantize_args *args,
     if (!tn__is_no_tensor(args->amax_history)) {
         TN_TRY(tn__op_lease(call, args->amax_history, TN_PLANE_DATA, TN_UPDATE, &view));
         plan->amax = (float *)view.data + args->slot;
+    }
+    if (!tn__is_no_tensor(args->whole_amax)) {
+        TN_TRY(tn__op_lease(call, args->whole_amax, TN_PLANE_DATA, TN_READ, &view));
+        plan->whole_amax = view.data;
     }
     return TN_OK;
 }

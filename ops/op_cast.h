@@ -15,8 +15,9 @@ typedef struct tn__quantize_plan {
     tn_plane_view row, col;
     const float *factor; /* of delayed scaling, likewise amax; NULL: none */
     float *amax;
-    const float *skip;  /* NULL: never */
-    tn__random *random; /* NULL: to nearest even */
+    const float *whole_amax; /* of a tensor that src is a part of; NULL: it is not */
+    const float *skip;       /* NULL: never */
+    tn__random *random;      /* NULL: to nearest even */
     int square_blocks;
 } tn__quantize_plan;
 

@@ -40,6 +40,7 @@ typedef struct tn__quantize_work {
     int has_row, has_col;
     const float *factor; /* TENSOR: what elements are multiplied with; NULL: it follows from amax */
     float *amax;         /* TENSOR: raised to the amax of src; NULL: it is not wanted */
+    const float *whole_amax; /* TENSOR: taken for the amax of src; NULL: it is not given */
     tn_plane_view row, col;
     const float *skip;  /* in device memory; NULL: never */
     tn__random *random; /* likewise: stochastic rounding, and one draw more; NULL: to nearest */
@@ -104,7 +105,8 @@ typedef struct tn__shard {
 
 typedef struct tn__shard_amax_work {
     tn__shard shard;
-    float *amax; /* of each 128 x 128 tile, row by row */
+    float *amax;  /* of each 128 x 128 tile, row by row */
+    int is_whole; /* or one, of all of src */
 } tn__shard_amax_work;
 
 typedef struct tn__shard_quantize_work {

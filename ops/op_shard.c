@@ -54,8 +54,13 @@ static tn_status check_amax(tn__op_call *call, const tn_shard_amax_args *args, s
     const tn_tensor all[] = {args->src, args->amax};
     *s = (shard){.rows = args->rows, .cols = args->cols, .first = args->first};
     TN_TRY(check_shard(call, args->src, s));
-    TN_TRY(check_floats(call, "amax", args->amax, s->tiles_down * s->tiles_across,
-                        "one for each tile"));
+    TN_REQUIRE(args->whole == 0 || args->whole == 1, "%s: whole is %d, expected 0 or 1", call->name,
+               args->whole);
+    if (args->whole)
+        TN_TRY(check_floats(call, "amax", args->amax, 1, "one for the whole"));
+    else
+        TN_TRY(check_floats(call, "amax", args->amax, s->tiles_down * s->tiles_across,
+                            "one for each tile"));
     return tn__op_require_distinct(call, all, sizeof all / sizeof *all);
 }
 
@@ -69,9 +74,10 @@ tn_status tn_shard_amax(const tn_shard_amax_args *args, tn_stream stream) {
     TN_TRY(check_amax(&call, args, &s));
     tn_status status = tn__op_lease_matrix(&call, args->src, &s.src, TN_READ, &src);
     if (status == TN_OK) status = tn__op_lease(&call, args->amax, TN_PLANE_DATA, TN_WRITE, &amax);
-    if (status == TN_OK && s.tiles_down * s.tiles_across > 0) {
+    if (status == TN_OK && (args->whole || s.tiles_down * s.tiles_across > 0)) {
         describe(&s, &src, &work.shard);
         work.amax = amax.data;
+        work.is_whole = args->whole;
         status = TN__OP_RUN(&call, shard_amax, &work);
     }
     return tn__op_finish(&call, status);

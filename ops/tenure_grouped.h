@@ -228,18 +228,18 @@ TN_API TN_MUST_USE tn_status tn_combine_rows(const tn_combine_rows_args *args, t
  * src holds elements first ... first + n - 1 of the weight; n is how many it has, and may be 0. */
 
 /* amax, fp32 of ceil(rows/128) x ceil(cols/128): of each tile, over what src holds of it; NaN is
- * ignored, and 0 is written where it holds nothing. */
+ * ignored, and 0 is written where it holds nothing. With `whole` it is one number, of all that src
+ * holds, for formats with one scale (tn_quantize takes it as whole_amax). */
 typedef struct tn_shard_amax_args {
     size_t size;
     tn_tensor src; /* PLAIN fp32, bf16 or fp16 */
     int64_t rows, cols;
     int64_t first;
     tn_tensor amax;
+    int whole;
 } tn_shard_amax_args;
 #define TN_SHARD_AMAX_ARGS_INIT                                                                    \
-    {                                                                                              \
-        sizeof(tn_shard_amax_args), {0}, 0, 0, 0, { 0 }                                            \
-    }
+    { sizeof(tn_shard_amax_args), {0}, 0, 0, 0, {0}, 0 }
 TN_API TN_MUST_USE tn_status tn_shard_amax(const tn_shard_amax_args *args, tn_stream stream);
 
 /* Writes the n bytes from data_first on of `data`, and no byte beside them: where there are others,

@@ -90,9 +90,14 @@ typedef struct tn_quantize_args {
      * that ROW and COL hold the same numbers, as NVFP4's recipe does with weights. The layout
      * stays: the scale is there once for each row (column) of the square. */
     int square_blocks;
+    /* TENSOR only, without delayed scaling: PLAIN fp32 of one element, which is taken for the amax
+     * of src: that of all parts, where src is one of several of a tensor (tn_shard_amax). */
+    tn_tensor whole_amax;
 } tn_quantize_args;
 #define TN_QUANTIZE_ARGS_INIT                                                                      \
-    { sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, {0}, {0}, 0 }
+    {                                                                                              \
+        sizeof(tn_quantize_args), {0}, {0}, 0, 0.0f, {0}, {0}, 0, {0}, {0}, 0, { 0 }               \
+    }
 
 TN_API TN_MUST_USE tn_status tn_quantize(const tn_quantize_args *args, tn_stream stream);
 

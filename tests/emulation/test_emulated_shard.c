@@ -40,7 +40,8 @@ static void check(const shard_case *c) {
     describe(c, what, sizeof what);
     for (int is_emulated = 0; is_emulated < 2; is_emulated++) {
         tn__shard shard = shard_of(c, is_emulated ? &src.emulated : &src.host);
-        tn__shard_amax_work take = {shard, (float *)(is_emulated ? amax.emulated : amax.host)};
+        tn__shard_amax_work take = {.shard = shard,
+                                    .amax = (float *)(is_emulated ? amax.emulated : amax.host)};
         tn__shard_quantize_work cast = {
             .shard = shard,
             .amax = take.amax,

@@ -3,6 +3,7 @@
 #include "op_battery_support.h"
 #include "tenure_grouped.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -257,11 +258,15 @@ static int64_t first_of(const battery_case *c) {
     return c->cols && !c->bands ? c->cols + 3 % c->cols : 0;
 }
 
+/* The other half of the ways: one amax of all. */
+static int has_whole_amax(const battery_case *c) { return c->way / 3 && !c->bands; }
+
 static void prepare_amax(gpu_side *side, const battery_case *c, battery_operands *operands) {
     (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
-    battery_output_add(operands, "amaxes",
-                       gpu_plain(side, TN_FP32, tiles_of(weight_rows(c)), tiles_of(c->cols)),
-                       TN_PLANE_DATA);
+    tn_tensor amaxes = has_whole_amax(c)
+                           ? gpu_plain(side, TN_FP32, 1, 1)
+                           : gpu_plain(side, TN_FP32, tiles_of(weight_rows(c)), tiles_of(c->cols));
+    battery_output_add(operands, "amaxes", amaxes, TN_PLANE_DATA);
 }
 
 static tn_status launch_amax(gpu_side *side, const battery_case *c,
@@ -270,6 +275,7 @@ static tn_status launch_amax(gpu_side *side, const battery_case *c,
     args.src = operands->in[0];
     args.rows = weight_rows(c), args.cols = c->cols, args.first = first_of(c);
     args.amax = operands->out[0].tensor;
+    args.whole = has_whole_amax(c);
     return tn_shard_amax(&args, side->stream);
 }
 
@@ -306,13 +312,41 @@ static tn_status launch_shard(gpu_side *side, const battery_case *c,
     return tn_shard_quantize(&args, side->stream);
 }
 
+enum { PART_WAYS = 3 * 2 * 3 };
+
+/* A part of a tensor with one scale: the amax is of the whole, and not of what is cast. */
+static void prepare_part(gpu_side *side, const battery_case *c, battery_operands *operands) {
+    static const float amaxes[] = {0.0f, 0.375f, 3.0e4f, INFINITY};
+    const tn_scale_mode mode = c->way % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    tn_tensor amax = gpu_plain(side, TN_FP32, 1, 1);
+    (void)battery_input(side, c, operands, battery_floats[c->way % 3], c->rows, c->cols, 0);
+    gpu_upload(side, amax, &amaxes[c->seed % 4]);
+    battery_keep(operands, amax);
+    add_skip(side, c, operands);
+    battery_planes_add(
+        operands,
+        gpu_fp8(side, TN_FORMAT_FP8_TENSOR, battery_codes[c->way / 3 % 2], mode, c->rows, c->cols),
+        c->way / 6 + 1);
+}
+
+static tn_status launch_part(gpu_side *side, const battery_case *c,
+                             const battery_operands *operands) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = operands->in[0], args.whole_amax = operands->in[1];
+    args.dst = operands->out[0].tensor;
+    args.planes = c->way / 6 + 1;
+    args.skip = operands->skip;
+    return tn_quantize(&args, side->stream);
+}
+
 static const battery_op ops[] = {
     {"grouped quantize", GROUPED_WAYS, prepare_grouped, launch_grouped},
     {"quantize list", GROUPED_WAYS, prepare_list, launch_list},
     {"pad groups", 1, prepare_pad, launch_pad},
     {"gather rows", GATHER_WAYS, prepare_gather, launch_gather},
     {"combine rows", COMBINE_WAYS, prepare_combine, launch_combine},
-    {"shard amax", 3, prepare_amax, launch_amax},
+    {"shard amax", 3 * 2, prepare_amax, launch_amax},
+    {"quantize part", PART_WAYS, prepare_part, launch_part},
     {"shard quantize", SHARD_WAYS, prepare_shard, launch_shard},
 };
 

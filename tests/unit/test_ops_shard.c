@@ -177,6 +177,72 @@ static void the_skip_flag_leaves_data_and_scales(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* ---- one scale ------------------------------------------------------------------------------- */
+
+static tn_tensor one_scale(tn_scope scope, tn_scale_mode mode, int64_t rows) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor tensor;
+    config.format = TN_FORMAT_FP8_TENSOR, config.dtype = TN_E4M3, config.scale_mode = mode;
+    config.rank = 2, config.shape[0] = rows, config.shape[1] = 45;
+    EXPECT_OK(tn_tensor_create(scope, &config, &tensor));
+    return tensor;
+}
+
+static tn_tensor rows_of(const test_ops *ops, const tn__matrix *whole, int64_t first,
+                         int64_t rows) {
+    tn__matrix part = *whole;
+    part.rows = rows;
+    part.data = (char *)whole->data + (size_t)(first * whole->cols) * tn_dtype_bytes(whole->dtype);
+    return test_tensor_of(ops, ops->scope, &part);
+}
+
+/* Casts some rows with that amax, or their own. */
+static void cast_rows(const test_ops *ops, const tn__matrix *whole, int64_t first, int64_t rows,
+                      tn_scale_mode mode, const float *amax, uint8_t *data, uint8_t *scale) {
+    tn_quantize_args cast = TN_QUANTIZE_ARGS_INIT;
+    cast.src = rows_of(ops, whole, first, rows);
+    cast.dst = one_scale(ops->scope, mode, rows);
+    if (amax) {
+        cast.whole_amax = test_plain(ops->scope, TN_FP32, 1, 1);
+        test_write(ops, cast.whole_amax, amax);
+    }
+    EXPECT_OK(tn_quantize(&cast, ops->stream));
+    EXPECT_OK(
+        tn_plane_read(cast.dst, TN_PLANE_ROW, data, (size_t)rows * 45, scale, 16, ops->stream));
+    test_ops_wait(ops);
+}
+
+/* The amax of a tensor that only some rows of are here, or none. */
+static void parts_of_a_tensor_with_one_scale_are_the_whole(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    for (unsigned seed = 0; seed < 12; seed++) {
+        tn__matrix whole = test_matrix_make(seed % 2 ? TN_BF16 : TN_FP32, 20, 45, seed);
+        tn_scale_mode mode = seed % 3 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+        uint8_t data[20 * 45], scale[16], part[5 * 45], part_scale[16];
+        float amax = 0.0f;
+        cast_rows(&ops, &whole, 0, 20, mode, NULL, data, scale);
+        for (int64_t at = 0; at <= 20; at += 5) {
+            tn_shard_amax_args args = TN_SHARD_AMAX_ARGS_INIT;
+            float own = -1.0f;
+            args.src = rows_of(&ops, &whole, at, at < 20 ? 5 : 0);
+            args.rows = 20, args.cols = 45, args.first = at * 45;
+            args.amax = test_plain(ops.scope, TN_FP32, 1, 1), args.whole = 1;
+            EXPECT_OK(tn_shard_amax(&args, ops.stream));
+            test_read(&ops, args.amax, &own);
+            assert_true(own >= 0.0f && (at < 20 || own == 0.0f));
+            amax = fmaxf(amax, own);
+        }
+        for (int64_t at = 0; at < 20; at += 5) {
+            cast_rows(&ops, &whole, at, 5, mode, &amax, part, part_scale);
+            assert_memory_equal(part, data + at * 45, sizeof part);
+            assert_memory_equal(part_scale, scale, sizeof scale);
+        }
+        test_matrix_free(&whole);
+    }
+    test_ops_close_host(&ops);
+}
+
 /* ---- mistakes -------------------------------------------------------------------------------- */
 
 static void each_mistake_is_refused_by_name(void **state) {
@@ -196,6 +262,9 @@ static void each_mistake_is_refused_by_name(void **state) {
     tn_shard_quantize_args cast = TN_SHARD_QUANTIZE_ARGS_INIT;
     cast.src = src, cast.rows = 10, cast.cols = 200, cast.first = 1500, cast.amax = tiles;
     cast.data = bytes, cast.data_first = 100, cast.scale = scale;
+    tn_quantize_args part = TN_QUANTIZE_ARGS_INIT;
+    part.src = src, part.dst = test_fp8(ops.scope, TN_FORMAT_FP8_TENSOR, TN_E4M3, 1, 500);
+    part.whole_amax = one;
     tn_ledger before = test_ledger(ops.scope);
 #define REFUSED(op, args, change, status, words)                                                   \
     do {                                                                                           \
@@ -213,6 +282,8 @@ static void each_mistake_is_refused_by_name(void **state) {
     REFUSED(tn_shard_amax, amax, src = fp8, TN_INVALID_ARGUMENT, "src");
     REFUSED(tn_shard_amax, amax, amax = one, TN_INVALID_ARGUMENT, "1 elements, expected 2");
     REFUSED(tn_shard_amax, amax, amax = bytes, TN_INVALID_ARGUMENT, "amax");
+    REFUSED(tn_shard_amax, amax, whole = 2, TN_INVALID_ARGUMENT, "whole is 2, expected 0 or 1");
+    REFUSED(tn_shard_amax, amax, whole = 1, TN_INVALID_ARGUMENT, "2 elements, expected 1");
     REFUSED(tn_shard_amax, amax, amax.value = 0, TN_STALE_HANDLE, "");
     REFUSED(tn_shard_quantize, cast, size++, TN_INVALID_ARGUMENT, "initializer macro");
     REFUSED(tn_shard_quantize, cast, dtype = TN_FP16, TN_INVALID_ARGUMENT, "dtype");
@@ -226,6 +297,11 @@ static void each_mistake_is_refused_by_name(void **state) {
     REFUSED(tn_shard_quantize, cast, skip = tiles, TN_INVALID_ARGUMENT, "one tensor is given");
     REFUSED(tn_shard_quantize, cast, skip = scale, TN_INVALID_ARGUMENT, "one tensor is given");
     REFUSED(tn_shard_quantize, cast, src.value = 0, TN_STALE_HANDLE, "");
+    REFUSED(tn_quantize, part, whole_amax = tiles, TN_INVALID_ARGUMENT, "2 elements, expected one");
+    REFUSED(tn_quantize, part, whole_amax = bytes, TN_INVALID_ARGUMENT, "whole_amax");
+    REFUSED(tn_quantize, part, scale = one, TN_INVALID_ARGUMENT, "exclude each other");
+    REFUSED(tn_quantize, part, amax_history = one, TN_INVALID_ARGUMENT, "exclude each other");
+    REFUSED(tn_quantize, part, dst = fp8, TN_INVALID_ARGUMENT, "dst");
     tn_ledger after = test_ledger(ops.scope);
     test_expect_same_ledger(&before, &after);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -240,6 +316,7 @@ int main(void) {
         cmocka_unit_test(parts_put_together_are_the_whole),
         cmocka_unit_test(special_values_are_those_of_the_whole),
         cmocka_unit_test(the_skip_flag_leaves_data_and_scales),
+        cmocka_unit_test(parts_of_a_tensor_with_one_scale_are_the_whole),
         cmocka_unit_test(each_mistake_is_refused_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
