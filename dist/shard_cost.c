@@ -16,9 +16,8 @@ static uint64_t sum_of(uint64_t a, uint64_t b) {
 
 int64_t tn__shard_amax_count(const tn__shard_member *member, tn_shard_layout layout) {
     const tn_plane_layout *plane = &member->layout;
-    if (plane->scale_bytes == 0) return 0;
-    if (plane->global_scale_offset == 0) return 1;
-    if (layout != TN_SHARD_FLAT) return 0;
+    if (tn__shard_has_one_scale(plane)) return 1;
+    if (plane->scale_bytes == 0 || layout != TN_SHARD_FLAT) return 0;
     return plane->scale_rows * plane->scale_cols;
 }
 
@@ -45,7 +44,8 @@ static void add_amaxes(const tn_shard_plan *plan, tn_shard_cost *cost, tn_shard_
     uint64_t ranks = (uint64_t)plan->rank_count, count = 0;
     for (int i = 0; i < plan->tensor_count; i++) {
         if (!plan->members[i].spec.frozen)
-            count += (uint64_t)tn__shard_amax_count(&plan->members[i], layout);
+            count += tn__shard_round_up((size_t)tn__shard_amax_count(&plan->members[i], layout),
+                                        TN__SHARD_AMAX_ALIGNMENT);
     }
     if (count == 0) return;
     cost->wire_bytes += 2 * (ranks - 1) * ((count + ranks - 1) / ranks) * sizeof(float);

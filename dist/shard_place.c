@@ -14,11 +14,6 @@ static size_t item_bytes(const tn_shard_plan *plan, const tn__shard_item *item) 
     return item->is_scale ? layout->scale_bytes : layout->data_bytes;
 }
 
-/* All elements have the one scale: whoever has a part of them keeps it, the last one sends it. */
-static int has_one_scale(const tn_plane_layout *layout) {
-    return layout->global_scale_offset == 0 && layout->scale_bytes > 0;
-}
-
 static tn__shard_range range_of_data(const tn_plane_layout *whole, const tn_plane_layout *rows,
                                      const tn__slice *slice) {
     tn__shard_range range = {.offset = slice->data_offset, .stride = whole->row_bytes};
@@ -30,7 +25,7 @@ static tn__shard_range range_of_data(const tn_plane_layout *whole, const tn_plan
 static tn__shard_range range_of_scales(const tn_plane_layout *whole, const tn_plane_layout *rows,
                                        const tn__slice *slice, int is_last) {
     tn__shard_range range = {.lines = 1, .line_bytes = rows->scale_bytes};
-    if (has_one_scale(whole)) {
+    if (tn__shard_has_one_scale(whole)) {
         range.lines = is_last;
         range.kept_bytes = is_last ? 0 : rows->scale_bytes;
         return range;

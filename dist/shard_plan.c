@@ -178,7 +178,8 @@ static void number_amaxes(tn_shard_plan *plan) {
             if (member->spec.frozen != frozen) continue;
             member->amax_first = end;
             member->amax_count = tn__shard_amax_count(member, plan->cut.layout);
-            end += member->amax_count;
+            end +=
+                (int64_t)tn__shard_round_up((size_t)member->amax_count, TN__SHARD_AMAX_ALIGNMENT);
         }
         if (!frozen) plan->info.amax_count_trained = end;
     }

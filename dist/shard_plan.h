@@ -27,7 +27,7 @@
 #include "tenure_shard.h"
 
 enum { TN__SHARD_TILE = 128, TN__SHARD_ALIGNMENT = 16, TN__SHARD_ELEMENTS_ALIGNMENT = 256 };
-enum { TN__SHARD_FLAT_GRANULE = 64, TN__SHARD_BUCKET_ALIGNMENT = 64 };
+enum { TN__SHARD_FLAT_GRANULE = 64, TN__SHARD_BUCKET_ALIGNMENT = 64, TN__SHARD_AMAX_ALIGNMENT = 4 };
 
 static inline size_t tn__shard_round_up(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
@@ -113,6 +113,11 @@ struct tn_shard_plan {
     tn__segment_list bucket;
     tn_shard_plan_info info;
 };
+
+/* All elements have the one scale: whoever has a part of them keeps it, the last one sends it. */
+static inline int tn__shard_has_one_scale(const tn_plane_layout *layout) {
+    return layout->global_scale_offset == 0 && layout->scale_bytes > 0;
+}
 
 /* ---- shard_cut.c ---------------------------------------------------------------------------- */
 

@@ -217,6 +217,59 @@ TN_API TN_MUST_USE tn_status tn_shard_plane_memory(const tn_shard_plan *plan, tn
                                                    int tensor, void *shard, void *gathered,
                                                    tn_foreign_memory *out);
 
+/* ---- gathers -------------------------------------------------------------------------------- */
+
+/* Every rank calls it with its plan, once, before the first collective that depends on it: waits on
+ * the host. TN_INVALID_STATE on all ranks if they have not all the same one: the text names the
+ * first rank whose plan differs from rank 0's. The scope is for 8 bytes of scratch a rank. */
+TN_API TN_MUST_USE tn_status tn_shard_plan_verify(const tn_shard_plan *plan, tn_comm *comm,
+                                                  tn_scope scope, tn_stream stream);
+
+/* The unit's planes of that phase, whole, in `gathered`, from the ranks' shards: one collective and
+ * no scratch. This rank sends (rank_count - 1) times what tn_shard_sent_bytes says. An address of
+ * no bytes may be NULL. */
+TN_API TN_MUST_USE tn_status tn_shard_gather(const tn_shard_plan *plan, tn_shard_phase phase,
+                                             tn_comm *comm, const void *shard, void *gathered,
+                                             tn_stream stream);
+
+/* ---- casts ---------------------------------------------------------------------------------- */
+
+/* The cast of a rank's elements into its shard: each tensor is, to the bit, what tn_quantize (of
+ * PLAIN tn_convert) makes of the whole one. No byte outside of the rank's pieces is written, but
+ * that a shard without contents is 0 first. Where scales depend on elements of other ranks (all of
+ * FLAT, and FP8_TENSOR), the amaxes of all tensors are reduced in one all-reduce, of 4 bytes each;
+ * frozen tensors take part in that, and are written, only if with_frozen says so: once, at first.
+ * Masters, shard, amaxes and scope are of one pool; the call makes tensors in a scope of its own
+ * below `scope`, of which only the amaxes take memory. */
+typedef struct tn_shard_cast_args {
+    size_t size;
+    const tn_shard_plan *plan;
+    tn_comm *comm; /* of the plan's ranks; NULL: `rank` says which, and amax is reduced already */
+    int rank;
+    /* One for each tensor of the plan: PLAIN fp32, bf16 or fp16 (TN_BYTE: TN_BYTE) of as many
+     * elements as the piece has; {0} where those are none, which in FLAT counts as fp32, or where
+     * the tensor is not cast. */
+    const tn_tensor *masters;
+    tn_tensor shard; /* TN_BYTE, of tn_shard_bytes elements or more; {0}: the rank has none */
+    int with_frozen; /* 0 or 1 */
+    float amax_epsilon;
+    tn_tensor amax; /* PLAIN fp32 of amax_count elements; {0}: with comm, scratch in the scope */
+    tn_tensor skip; /* as that of tn_quantize: quantized pieces stay as they are; {0}: never */
+    tn_scope scope;
+} tn_shard_cast_args;
+#define TN_SHARD_CAST_ARGS_INIT                                                                    \
+    {                                                                                              \
+        sizeof(tn_shard_cast_args), NULL, NULL, 0, NULL, {0}, 0, 0.0f, {0}, {0}, { 0 }             \
+    }
+
+/* The amaxes of what the rank holds, into args->amax: those of all ranks, reduced by maximum, are
+ * what tn_shard_cast takes without a communicator. */
+TN_API TN_MUST_USE tn_status tn_shard_cast_amax(const tn_shard_cast_args *args, tn_stream stream);
+
+/* With a communicator every rank calls. After a failure the shard's contents are undefined, unless
+ * it is one of the arguments. */
+TN_API TN_MUST_USE tn_status tn_shard_cast(const tn_shard_cast_args *args, tn_stream stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -9,10 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "format_table.h"
 #include "host_alloc.h"
-#include "tenure_shard.h"
-#include "test_support.h"
+#include "test_shards.h"
 
 enum { TENSORS_MAX = 9, RANKS_MAX = 13, UNITS = 600 };
 
@@ -96,44 +94,12 @@ static uint8_t byte_at(int tensor, tn_plane plane, int is_scale, uint64_t offset
     return (uint8_t)(1 + mixed % 255);
 }
 
-static tn_plane_layout layout_of(const tn_shard_tensor *t, tn_plane plane, int64_t rows) {
-    tn_plane_layout layout;
-    EXPECT_OK(tn__format_layout(t->format, t->dtype, rows, t->cols, plane, &layout));
-    return layout;
-}
-
-typedef struct plane_bytes {
-    tn_plane_layout layout;
-    uint8_t *data, *scale;
-} plane_bytes;
-
-/* Which rows of the tensor a line of stored scales (or a scale in it) belongs to. */
-static int is_along_rows(const tn_shard_tensor *t, tn_plane plane) {
-    if (t->format == TN_FORMAT_FP8_BLOCK_1D) return plane == TN_PLANE_ROW;
-    return t->format == TN_FORMAT_NVFP4 && plane == TN_PLANE_COL;
-}
-
-static int64_t rows_per_scale(const tn_shard_tensor *t, tn_plane plane) {
-    switch (t->format) {
-    case TN_FORMAT_FP8_BLOCK_1D: return plane == TN_PLANE_ROW ? 1 : 128;
-    case TN_FORMAT_FP8_BLOCK_2D: return 128;
-    case TN_FORMAT_MXFP8: return plane == TN_PLANE_ROW ? 1 : 32;
-    default: return 1; /* NVFP4 is never cut */
-    }
-}
-
-static void *make_zeros(size_t bytes) {
-    void *made = calloc(bytes ? bytes : 1, 1);
-    assert_non_null(made);
-    return made;
-}
-
-static plane_bytes make_plane(const tn_shard_tensor *t, int tensor, tn_plane plane) {
-    plane_bytes out = {.layout = layout_of(t, plane, t->rows)};
+static shard_plane make_plane(const tn_shard_tensor *t, int tensor, tn_plane plane) {
+    shard_plane out = {.layout = shard_plane_layout(t, plane, t->rows)};
     const tn_plane_layout *l = &out.layout;
     size_t size = l->scale_bytes ? tn_dtype_bytes(l->scale_dtype) : 0;
-    out.data = make_zeros(l->data_bytes);
-    out.scale = make_zeros(l->scale_bytes);
+    out.data = shard_zeros(l->data_bytes);
+    out.scale = shard_zeros(l->scale_bytes);
     for (size_t i = 0; i < l->data_bytes; i++)
         out.data[i] = byte_at(tensor, plane, 0, i);
     for (int64_t row = 0; row < l->scale_rows; row++) {
@@ -146,78 +112,8 @@ static plane_bytes make_plane(const tn_shard_tensor *t, int tensor, tn_plane pla
     return out;
 }
 
-/* ---- shards --------------------------------------------------------------------------------- */
-
-/* Elements of rows first ... first + rows - 1, as the plane of these rows alone has them. */
-static void put_data(const tn_shard_tensor *t, const plane_bytes *whole, tn_plane plane,
-                     const tn_shard_piece *piece, uint8_t *out) {
-    tn_plane_layout alone = layout_of(t, plane, piece->row_count);
-    int is_turned = whole->layout.rows != t->rows || alone.rows != piece->row_count;
-    if (t->rows == piece->row_count) {
-        memcpy(out, whole->data, whole->layout.data_bytes);
-    } else if (plane == TN_PLANE_COL && t->format == TN_FORMAT_FP8_BLOCK_1D) {
-        for (int64_t k = 0; k < t->cols; k++)
-            memcpy(out + k * piece->row_count, whole->data + k * t->rows + piece->first_row,
-                   (size_t)piece->row_count);
-    } else {
-        assert_false(is_turned);
-        memcpy(out, whole->data + (size_t)piece->first_row * whole->layout.row_bytes,
-               alone.data_bytes);
-    }
-}
-
-static void put_scales(const tn_shard_tensor *t, const plane_bytes *whole, tn_plane plane,
-                       const tn_shard_piece *piece, uint8_t *out) {
-    tn_plane_layout alone = layout_of(t, plane, piece->row_count);
-    size_t size = tn_dtype_bytes(alone.scale_dtype);
-    int64_t skipped = piece->first_row / rows_per_scale(t, plane);
-    if (t->format == TN_FORMAT_NVFP4 || t->format == TN_FORMAT_FP8_TENSOR) {
-        memcpy(out, whole->scale, whole->layout.scale_bytes);
-        return;
-    }
-    for (int64_t row = 0; row < alone.scale_rows; row++) {
-        int64_t from = is_along_rows(t, plane) ? row * whole->layout.scale_stride + skipped
-                                               : (row + skipped) * whole->layout.scale_stride;
-        memcpy(out + (size_t)(row * alone.scale_stride) * size, whole->scale + (size_t)from * size,
-               (size_t)alone.scale_cols * size);
-    }
-}
-
-static void put_plane(const unit *u, int tensor, const plane_bytes *whole, tn_plane plane,
-                      const tn_shard_piece *piece, uint8_t *shard) {
-    const tn_shard_tensor *t = &u->tensor[tensor];
-    int64_t data = plane == TN_PLANE_COL ? piece->col_data_offset : piece->data_offset;
-    int64_t scale = plane == TN_PLANE_COL ? piece->col_scale_offset : piece->scale_offset;
-    if (data >= 0) assert_int_equal(data % 16, 0);
-    if (scale >= 0) assert_int_equal(scale % 16, 0);
-    if (u->info.layout == TN_SHARD_FLAT) {
-        size_t size = tn_dtype_bytes(t->dtype);
-        if (piece->count)
-            memcpy(shard + data, whole->data + (size_t)piece->first * size,
-                   (size_t)piece->count * size);
-        if (whole->layout.scale_bytes)
-            memcpy(shard + scale, whole->scale, whole->layout.scale_bytes);
-        return;
-    }
-    assert_int_equal(piece->first, piece->first_row * t->cols);
-    assert_int_equal(piece->count, piece->row_count * t->cols);
-    assert_int_equal(piece->count > 0, data >= 0);
-    assert_int_equal(piece->count > 0 && whole->layout.scale_bytes > 0, scale >= 0);
-    if (data >= 0) put_data(t, whole, plane, piece, shard + data);
-    if (scale >= 0) put_scales(t, whole, plane, piece, shard + scale);
-}
-
-static int has_col(const tn_shard_tensor *t) {
-    return t->format == TN_FORMAT_FP8_BLOCK_1D || t->format == TN_FORMAT_MXFP8 ||
-           t->format == TN_FORMAT_NVFP4;
-}
-
-static tn_plane forward_plane(const tn_shard_tensor *t) {
-    return t->format == TN_FORMAT_PLAIN ? TN_PLANE_DATA : TN_PLANE_ROW;
-}
-
 typedef struct planes {
-    plane_bytes row[TENSORS_MAX], col[TENSORS_MAX];
+    shard_plane row[TENSORS_MAX], col[TENSORS_MAX];
 } planes;
 
 static uint8_t *make_shard(const unit *u, const planes *all, int rank) {
@@ -225,73 +121,25 @@ static uint8_t *make_shard(const unit *u, const planes *all, int rank) {
     EXPECT_OK(tn_shard_bytes(u->plan, rank, &bytes));
     assert_int_equal(bytes % 16, 0);
     assert_true(bytes <= u->info.shard_bytes_max);
-    uint8_t *shard = make_zeros(bytes);
+    uint8_t *shard = shard_zeros(bytes);
     for (int i = 0; i < u->tensors; i++) {
-        tn_shard_piece piece = TN_SHARD_PIECE_INIT;
-        EXPECT_OK(tn_shard_piece_get(u->plan, rank, i, &piece));
-        put_plane(u, i, &all->row[i], forward_plane(&u->tensor[i]), &piece, shard);
-        if (has_col(&u->tensor[i])) put_plane(u, i, &all->col[i], TN_PLANE_COL, &piece, shard);
+        const tn_shard_tensor *t = &u->tensor[i];
+        shard_put_piece(u->plan, rank, i, &all->row[i], shard_forward_plane(t), shard);
+        if (shard_has_col(t)) shard_put_piece(u->plan, rank, i, &all->col[i], TN_PLANE_COL, shard);
     }
     return shard;
 }
 
-/* ---- gathers -------------------------------------------------------------------------------- */
-
-/* As tn_all_gather_uneven does. Segments are apart, and all that a rank sends is sent. */
-static void gather(const unit *u, uint8_t *const *shards, tn_shard_phase phase, uint8_t *out) {
-    const tn_segment *segments;
-    size_t count, gathered = u->info.gathered_bytes[phase], sent[RANKS_MAX] = {0};
-    uint8_t *seen = make_zeros(gathered);
-    EXPECT_OK(tn_shard_segments(u->plan, phase, &segments, &count));
-    for (size_t i = 0; i < count; i++) {
-        const tn_segment *s = &segments[i];
-        size_t offset, bytes;
-        assert_in_range(s->rank, 0, u->ranks - 1);
-        assert_true(s->count > 0 && s->offset + s->count <= gathered);
-        EXPECT_OK(tn_shard_sent_bytes(u->plan, phase, s->rank, &offset, &bytes));
-        assert_true(sent[s->rank] + s->count <= bytes);
-        memcpy(out + s->offset, shards[s->rank] + offset + sent[s->rank], s->count);
-        sent[s->rank] += s->count;
-        for (size_t at = 0; at < s->count; at++)
-            if (seen[s->offset + at]++) fail_msg("byte %zu is sent twice", s->offset + at);
-    }
-    for (int rank = 0; rank < u->ranks; rank++) {
-        size_t offset, bytes, in_all;
-        EXPECT_OK(tn_shard_sent_bytes(u->plan, phase, rank, &offset, &bytes));
-        EXPECT_OK(tn_shard_bytes(u->plan, rank, &in_all));
-        assert_int_equal(sent[rank], bytes);
-        assert_true(offset + bytes <= in_all);
-    }
-    free(seen);
-}
-
-/* Takes what is expected out of the buffer; what is left must be 0. */
-static void take_out(uint8_t *gathered, void *at, const uint8_t *expected, size_t bytes,
-                     size_t alignment) {
-    if (bytes == 0) return;
-    assert_int_equal((size_t)((uint8_t *)at - gathered) % alignment, 0);
-    assert_memory_equal(at, expected, bytes);
-    memset(at, 0, bytes);
-}
-
+/* What is left beside the planes must be 0. */
 static void expect_planes(const unit *u, const planes *all, uint8_t *const *shards,
                           tn_shard_phase phase) {
     size_t bytes = u->info.gathered_bytes[phase];
-    uint8_t *gathered = make_zeros(bytes);
-    int is_flat = u->info.layout == TN_SHARD_FLAT;
-    gather(u, shards, phase, gathered);
+    uint8_t *gathered = shard_zeros(bytes);
+    shard_gather(u->plan, shards, phase, gathered);
     for (int i = 0; i < u->tensors; i++) {
-        int is_col = phase == TN_SHARD_BACKWARD && has_col(&u->tensor[i]);
-        const plane_bytes *p = is_col ? &all->col[i] : &all->row[i];
-        tn_foreign_memory memory = TN_FOREIGN_MEMORY_INIT;
-        EXPECT_OK(tn_shard_plane_memory(u->plan, phase, i, shards[0], gathered, &memory));
-        assert_int_equal(memory.plane, is_col ? TN_PLANE_COL : forward_plane(&u->tensor[i]));
-        assert_int_equal(memory.data_bytes, p->layout.data_bytes);
-        assert_int_equal(memory.scale_bytes, p->layout.scale_bytes);
-        take_out(gathered, memory.data, p->data, memory.data_bytes, 256);
-        if (is_flat && memory.scale_bytes)
-            assert_memory_equal(memory.scale, p->scale, memory.scale_bytes);
-        if (!is_flat) take_out(gathered, memory.scale, p->scale, memory.scale_bytes, 16);
+        int is_col = phase == TN_SHARD_BACKWARD && shard_has_col(&u->tensor[i]);
+        shard_take_plane(u->plan, phase, i, is_col ? &all->col[i] : &all->row[i], shards[0],
+                         gathered);
     }
     for (size_t i = 0; i < bytes; i++)
         if (gathered[i]) fail_msg("byte %zu of the gathered buffer is not 0", i);
@@ -305,8 +153,8 @@ static void expect_bucket(const unit *u) {
     const tn_segment *segments;
     size_t count, room = (size_t)u->info.bucket_elements;
     int64_t packed[RANKS_MAX] = {0};
-    int *rank_of = make_zeros(room * sizeof *rank_of);
-    int64_t *packed_at = make_zeros(room * sizeof *packed_at);
+    int *rank_of = shard_zeros(room * sizeof *rank_of);
+    int64_t *packed_at = shard_zeros(room * sizeof *packed_at);
     EXPECT_OK(tn_shard_bucket_segments(u->plan, &segments, &count));
     for (size_t i = 0; i < count; i++) {
         for (size_t at = segments[i].offset; at < segments[i].offset + segments[i].count; at++) {
@@ -362,8 +210,8 @@ static void check(uint64_t seed) {
     planes all;
     uint8_t *shards[RANKS_MAX];
     for (int i = 0; i < u.tensors; i++) {
-        all.row[i] = make_plane(&u.tensor[i], i, forward_plane(&u.tensor[i]));
-        if (has_col(&u.tensor[i])) all.col[i] = make_plane(&u.tensor[i], i, TN_PLANE_COL);
+        all.row[i] = make_plane(&u.tensor[i], i, shard_forward_plane(&u.tensor[i]));
+        if (shard_has_col(&u.tensor[i])) all.col[i] = make_plane(&u.tensor[i], i, TN_PLANE_COL);
     }
     for (int rank = 0; rank < u.ranks; rank++)
         shards[rank] = make_shard(&u, &all, rank);
@@ -375,7 +223,7 @@ static void check(uint64_t seed) {
         free(shards[rank]);
     for (int i = 0; i < u.tensors; i++) {
         free(all.row[i].data), free(all.row[i].scale);
-        if (has_col(&u.tensor[i])) free(all.col[i].data), free(all.col[i].scale);
+        if (shard_has_col(&u.tensor[i])) free(all.col[i].data), free(all.col[i].scale);
     }
     tn_shard_plan_destroy(u.plan);
 }
