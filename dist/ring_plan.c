@@ -16,12 +16,7 @@ typedef struct planned {
 
 static tn_status gather(void *context, const void *shard, void *buffer, tn_stream stream) {
     const planned *self = context;
-    const tn_segment *segments = NULL;
-    size_t count = 0, offset = 0, bytes = 0;
-    TN_TRY(tn_shard_segments(self->plan, self->phase, &segments, &count));
-    TN_TRY(tn_shard_sent_bytes(self->plan, self->phase, tn_comm_rank(self->comm), &offset, &bytes));
-    const char *sent = bytes ? (const char *)shard + offset : NULL;
-    return tn_all_gather_uneven(self->comm, sent, buffer, segments, count, stream);
+    return tn_shard_gather(self->plan, self->phase, self->comm, shard, buffer, stream);
 }
 
 /* The planes are adopted to be read only, those that lie in the shard, too. */
