@@ -270,6 +270,38 @@ TN_API TN_MUST_USE tn_status tn_shard_cast_amax(const tn_shard_cast_args *args, 
  * it is one of the arguments. */
 TN_API TN_MUST_USE tn_status tn_shard_cast(const tn_shard_cast_args *args, tn_stream stream);
 
+/* ---- another count of ranks ----------------------------------------------------------------- */
+
+/* What has to move where when the ranks of one plan become those of another: bytes as they are, and
+ * nothing is cast again. Shards of `to` are 0 where no move goes. */
+typedef struct tn_shard_moves tn_shard_moves;
+
+typedef enum tn_shard_part {
+    TN_SHARD_PART_SHARD = 0, /* bytes of shards */
+    TN_SHARD_PART_PACKED,    /* packed elements: masters, moments */
+    TN_SHARD_PART_COUNT
+} tn_shard_part;
+
+/* `lines` runs of `count` bytes (or elements), strides apart, from one rank's to another's. */
+typedef struct tn_shard_move {
+    int from_rank, to_rank; /* the same: what the rank has already */
+    int tensor;
+    size_t from_offset, to_offset;
+    size_t count;
+    int64_t lines;
+    size_t from_stride, to_stride;
+} tn_shard_move;
+
+/* Of two plans of the same tensors (names apart), any counts of ranks, any layouts. The moves are
+ * good without the plans. TN_INVALID_ARGUMENT names a tensor that differs. */
+TN_API TN_MUST_USE tn_status tn_shard_moves_create(const tn_shard_plan *from,
+                                                   const tn_shard_plan *to, tn_shard_moves **out);
+TN_API void tn_shard_moves_destroy(tn_shard_moves *moves); /* NULL is a no-op */
+
+/* As long as the moves live; the same list, in the same order, on every rank. */
+TN_API TN_MUST_USE tn_status tn_shard_moves_get(const tn_shard_moves *moves, tn_shard_part part,
+                                                const tn_shard_move **out, size_t *count);
+
 #ifdef __cplusplus
 }
 #endif

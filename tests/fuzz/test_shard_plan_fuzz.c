@@ -85,32 +85,7 @@ static unit random_unit(uint64_t *state) {
     return u;
 }
 
-/* ---- bytes ---------------------------------------------------------------------------------- */
-
-/* Never 0, which is what padding is. */
-static uint8_t byte_at(int tensor, tn_plane plane, int is_scale, uint64_t offset) {
-    uint64_t mixed = offset * 2654435761u + (uint64_t)(tensor * 8 + (int)plane * 2 + is_scale) * 97;
-    mixed ^= mixed >> 15;
-    return (uint8_t)(1 + mixed % 255);
-}
-
-static shard_plane make_plane(const tn_shard_tensor *t, int tensor, tn_plane plane) {
-    shard_plane out = {.layout = shard_plane_layout(t, plane, t->rows)};
-    const tn_plane_layout *l = &out.layout;
-    size_t size = l->scale_bytes ? tn_dtype_bytes(l->scale_dtype) : 0;
-    out.data = shard_zeros(l->data_bytes);
-    out.scale = shard_zeros(l->scale_bytes);
-    for (size_t i = 0; i < l->data_bytes; i++)
-        out.data[i] = byte_at(tensor, plane, 0, i);
-    for (int64_t row = 0; row < l->scale_rows; row++) {
-        for (size_t i = 0; i < (size_t)l->scale_cols * size; i++) {
-            size_t at = (size_t)(row * l->scale_stride) * size + i;
-            out.scale[at] = byte_at(tensor, plane, 1, at);
-        }
-    }
-    if (l->global_scale_offset > 0) memset(out.scale + l->global_scale_offset, 0x77, 4);
-    return out;
-}
+/* ---- planes --------------------------------------------------------------------------------- */
 
 typedef struct planes {
     shard_plane row[TENSORS_MAX], col[TENSORS_MAX];
@@ -207,11 +182,12 @@ static void expect_partition(const unit *u) {
 static void check(uint64_t seed) {
     uint64_t state = seed;
     unit u = random_unit(&state);
-    planes all;
+    planes all = {.row = {{.data = NULL}}};
     uint8_t *shards[RANKS_MAX];
     for (int i = 0; i < u.tensors; i++) {
-        all.row[i] = make_plane(&u.tensor[i], i, shard_forward_plane(&u.tensor[i]));
-        if (shard_has_col(&u.tensor[i])) all.col[i] = make_plane(&u.tensor[i], i, TN_PLANE_COL);
+        all.row[i] = shard_plane_make(&u.tensor[i], i, shard_forward_plane(&u.tensor[i]));
+        if (shard_has_col(&u.tensor[i]))
+            all.col[i] = shard_plane_make(&u.tensor[i], i, TN_PLANE_COL);
     }
     for (int rank = 0; rank < u.ranks; rank++)
         shards[rank] = make_shard(&u, &all, rank);
@@ -222,8 +198,8 @@ static void check(uint64_t seed) {
     for (int rank = 0; rank < u.ranks; rank++)
         free(shards[rank]);
     for (int i = 0; i < u.tensors; i++) {
-        free(all.row[i].data), free(all.row[i].scale);
-        if (shard_has_col(&u.tensor[i])) free(all.col[i].data), free(all.col[i].scale);
+        shard_plane_free(&all.row[i]);
+        shard_plane_free(&all.col[i]);
     }
     tn_shard_plan_destroy(u.plan);
 }

@@ -30,6 +30,39 @@ tn_plane_layout shard_plane_layout(const tn_shard_tensor *t, tn_plane plane, int
     return layout;
 }
 
+/* ---- bytes ---------------------------------------------------------------------------------- */
+
+/* Never 0, which is what padding is. */
+static uint8_t byte_at(int tensor, tn_plane plane, int is_scale, uint64_t offset) {
+    uint64_t mixed = offset * 2654435761u + (uint64_t)(tensor * 8 + (int)plane * 2 + is_scale) * 97;
+    mixed ^= mixed >> 15;
+    return (uint8_t)(1 + mixed % 255);
+}
+
+shard_plane shard_plane_make(const tn_shard_tensor *t, int tensor, tn_plane plane) {
+    shard_plane out = {.layout = shard_plane_layout(t, plane, t->rows)};
+    const tn_plane_layout *l = &out.layout;
+    size_t size = l->scale_bytes ? tn_dtype_bytes(l->scale_dtype) : 0;
+    out.data = shard_zeros(l->data_bytes);
+    out.scale = shard_zeros(l->scale_bytes);
+    for (size_t i = 0; i < l->data_bytes; i++)
+        out.data[i] = byte_at(tensor, plane, 0, i);
+    for (int64_t row = 0; row < l->scale_rows; row++) {
+        for (size_t i = 0; i < (size_t)l->scale_cols * size; i++) {
+            size_t at = (size_t)(row * l->scale_stride) * size + i;
+            out.scale[at] = byte_at(tensor, plane, 1, at);
+        }
+    }
+    if (l->global_scale_offset > 0) memset(out.scale + l->global_scale_offset, 0x77, 4);
+    return out;
+}
+
+void shard_plane_free(shard_plane *plane) {
+    free(plane->data);
+    free(plane->scale);
+    *plane = (shard_plane){.data = NULL};
+}
+
 /* ---- pieces --------------------------------------------------------------------------------- */
 
 /* Whether a row of stored scales has one for each row of the tensor, or one row of them is for so
@@ -278,8 +311,8 @@ void shard_unit_open(const test_ops *ops, shard_unit *u, tn_shard_layout layout)
 void shard_unit_close(shard_unit *u) {
     for (int i = 0; i < u->count; i++) {
         free(u->bytes[i]);
-        free(u->row[i].data), free(u->row[i].scale);
-        if (shard_has_col(&u->tensor[i])) free(u->col[i].data), free(u->col[i].scale);
+        shard_plane_free(&u->row[i]);
+        shard_plane_free(&u->col[i]);
     }
     EXPECT_OK(tn_scope_close(u->scope));
     tn_shard_plan_destroy(u->plan);

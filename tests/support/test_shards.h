@@ -20,6 +20,10 @@ void *shard_zeros(size_t bytes);
 int shard_has_col(const tn_shard_tensor *tensor); /* gathered in backward */
 tn_plane shard_forward_plane(const tn_shard_tensor *tensor);
 
+/* Bytes that depend on where they are, none of them 0 but padding. */
+shard_plane shard_plane_make(const tn_shard_tensor *tensor, int index, tn_plane plane);
+void shard_plane_free(shard_plane *plane);
+
 /* Writes the rank's piece of a whole plane into its shard, element by element and scale by scale.
  * Fails unless pieces are aligned to 16 bytes. */
 void shard_put_piece(const tn_shard_plan *plan, int rank, int tensor, const shard_plane *whole,
