@@ -38,7 +38,7 @@ tn_status tn_column_norm_linear_forward(const tn_parallel *parallel,
     tn_norm_linear_saved kept = TN_NORM_LINEAR_SAVED_INIT;
     tn__parallel_weight w;
     tn__parallel p;
-    int64_t rows;
+    int64_t rows = 0;
     TN_REQUIRE(args && args->size == sizeof *args,
                "%s: args is NULL, or not from the initializer macro", name);
     TN_REQUIRE(saved || args->common.saved_scope.value == 0,
@@ -98,7 +98,7 @@ tn_status tn_column_norm_linear_backward(const tn_parallel *parallel,
     static const tn_norm_linear_saved nothing = TN_NORM_LINEAR_SAVED_INIT;
     tn__parallel_weight w;
     tn__parallel p;
-    int64_t rows;
+    int64_t rows = 0;
     TN_REQUIRE(args && args->size == sizeof *args,
                "%s: args is NULL, or not from the initializer macro", name);
     TN_TRY(x_rows(name, args->norm.x, &rows));
