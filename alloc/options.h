@@ -22,6 +22,8 @@
     X(TEXT, mpi_library, "TENURE_MPI_LIBRARY", NULL, "libtenure-mpi.so", "the MPI engine to load") \
     X(NUMBER, rendezvous_port, "TENURE_RENDEZVOUS_PORT", NULL, "0",                                \
       "TCP port on which the ranks meet; 0: the one after MASTER_PORT")                            \
+    X(BOOL, check_collectives, "TENURE_CHECK_COLLECTIVES", NULL, "0",                              \
+      "ranks compare every collective on the host before NCCL gets it (slow)")                     \
     X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")          \
     X(LIMIT, limit_bytes, "TENURE_LIMIT", NULL, "none", "most that all pools together may hold")   \
     X(LIMIT, soft_limit_bytes, "TENURE_SOFT_LIMIT", NULL, "none",                                  \
@@ -61,6 +63,7 @@ typedef struct tn__options {
     const char *nccl_library;
     const char *mpi_library;
     size_t rendezvous_port; /* 0: not said */
+    int check_collectives;
     const char *trace;
     size_t limit_bytes;      /* 0: none */
     size_t soft_limit_bytes; /* 0: none */

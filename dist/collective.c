@@ -3,7 +3,7 @@
  * Invariant: a batch reaches the engine whole, behind the last one, and counts in the statistics
  * if and only if it has been put on its stream.
  */
-#include "comm.h"
+#include "comm_watch.h"
 
 static const char *const names[TN_COLLECTIVE_COUNT] = {
     "all_gather", "reduce_scatter",    "all_reduce",           "broadcast",
@@ -81,8 +81,10 @@ static tn_status put_list_locked(tn_comm *comm, tn_stream stream) {
     TN_TRY(comm->driver->stream_id(comm->on, stream, &stream_id));
     TN_TRY(refuse_capture(comm, stream));
     TN_TRY(wait_for_last(comm, stream, stream_id));
+    TN_TRY(tn__comm_watch_before(comm->watch, &comm->list.batch, stream));
     tn_status status = comm->engine->start(comm->state, &comm->list.batch, stream);
     if (status != TN_OK) {
+        (void)tn__comm_watch_after(comm->watch, 0, stream);
         /* Unless the engine fails for good, nothing was put: the call may be made again. */
         tn__saved_error saved;
         tn__error_save(&saved);
@@ -90,7 +92,9 @@ static tn_status put_list_locked(tn_comm *comm, tn_stream stream) {
         tn__error_restore(&saved);
         return status;
     }
+    tn__flight_put(&comm->flight, &comm->list.batch, stream_id);
     status = comm->driver->event_record(comm->on, comm->last, stream);
+    if (status == TN_OK) status = tn__comm_watch_after(comm->watch, comm->flight.put, stream);
     /* It is on the stream and nothing could be ordered behind it any more. */
     if (status != TN_OK) return tn__comm_fail_locked(comm, status);
     comm->has_last = 1;

@@ -1,9 +1,11 @@
 /* Communicators: made, waited for, failed and ended. See comm.h. */
-#include "comm.h"
+#include "comm_watch.h"
 
+#include <stdio.h>
 #include <time.h>
 
 #include "host_alloc.h"
+#include "options.h"
 #include "rendezvous.h"
 
 enum { MICROSECONDS = 1000000, POLL_US_MAX = 1000 };
@@ -139,14 +141,49 @@ static tn_status make_comm(const tn_comm_config *config, tn_comm **out) {
     return TN_OK;
 }
 
-/* NCCL's id, which a rendezvous hands round; TCP meets there itself. */
+/* An id that a rendezvous hands round. */
 static tn_status resolve_id(tn_comm_config *config, const tn__comm_engine *engine, tn_comm_id *id) {
     tn_rendezvous *ranks = config->rendezvous;
-    if (!ranks || engine == tn__tcp_engine_get()) return TN_OK;
+    if (!ranks || !engine->joins_by_id) return TN_OK;
     TN_TRY(tn__rendezvous_make_id(ranks, config->device, config->timeout_us, id));
     config->id = id;
     config->rank = tn_rendezvous_rank(ranks);
     config->rank_count = tn_rendezvous_size(ranks);
+    return TN_OK;
+}
+
+/* The last step of making one: on failure the engine's state has ended. */
+static tn_status begin_watch(tn_comm *comm, tn_rendezvous *ranks) {
+    tn__saved_error saved;
+    if (comm->engine->has_deadlines || comm->engine->in_virtual_time) return TN_OK;
+    tn_status status = tn__comm_watch_begin(comm, ranks, &comm->watch);
+    if (status == TN_OK) return TN_OK;
+    tn__error_save(&saved);
+    comm->engine->abort(comm->state);
+    comm->engine->leave(comm->state);
+    tn__error_restore(&saved);
+    return status;
+}
+
+tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *engine,
+                          tn_comm **out) {
+    tn_comm_id id;
+    tn_comm *comm;
+    TN_TRY(make_comm(config, &comm));
+    tn_comm_config resolved = *config;
+    resolved.name = comm->name;
+    resolved.timeout_us = comm->timeout_us;
+    comm->engine = engine;
+    tn_status status = resolve_id(&resolved, engine, &id);
+    if (status == TN_OK)
+        status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
+    if (status == TN_OK) status = begin_watch(comm, config->rendezvous);
+    if (status != TN_OK) {
+        free_comm(comm);
+        return status;
+    }
+    tn__device_retain(comm->device);
+    *out = comm;
     return TN_OK;
 }
 
@@ -157,30 +194,18 @@ tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out) {
                sizeof *config);
     TN_REQUIRE(config->device, "tn_comm_config.device is NULL");
     const tn__comm_engine *engine;
-    tn_comm_id id;
-    tn_comm *comm;
     TN_TRY(choose_engine(config, &engine));
-    TN_TRY(make_comm(config, &comm));
-    tn_comm_config resolved = *config;
-    resolved.name = comm->name;
-    resolved.timeout_us = comm->timeout_us;
-    comm->engine = engine;
-    tn_status status = resolve_id(&resolved, engine, &id);
-    if (status == TN_OK)
-        status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
-    if (status != TN_OK) {
-        free_comm(comm);
-        return status;
-    }
-    tn__device_retain(comm->device);
-    *out = comm;
-    return TN_OK;
+    return tn__comm_create(config, engine, out);
 }
 
 tn_status tn_comm_destroy(tn_comm *comm) {
     if (!comm || tn__driver_is_gone()) return TN_OK;
     tn_device *device = comm->device;
     tn_status status = tn_comm_wait(comm);
+    tn__saved_error waited;
+    tn__error_save(&waited);
+    tn__comm_watch_end(comm->watch);
+    tn__error_restore(&waited);
     comm->engine->leave(comm->state);
     tn__saved_error saved;
     tn__error_save(&saved);
@@ -227,8 +252,13 @@ tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_
     pthread_mutex_lock(&comm->lock);
     status = split_locked(comm, color, key, made, status);
     pthread_mutex_unlock(&comm->lock);
-    if (made && status == TN_OK && made->state) {
+    int is_made = made && status == TN_OK && made->state;
+    if (is_made) {
         made->engine = comm->engine;
+        made->is_part = 1;
+        status = begin_watch(made, tn__comm_watch_ranks(comm->watch));
+    }
+    if (is_made && status == TN_OK) {
         tn__device_retain(made->device);
         *out = made;
         return TN_OK;
@@ -243,12 +273,29 @@ tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_
 
 /* ---- failure and waiting ------------------------------------------------------------------- */
 
+/* What it was doing, to standard error. Allocates nothing. */
+static void print_flight(const tn_comm *comm) {
+    char text[12 * 1024];
+    tn__text out = tn__text_begin(text, sizeof text);
+    tn__flight_write_text(&comm->flight, &out);
+    fprintf(stderr, "tenure: %s\ntenure: the last collectives of communicator %s:\n%s",
+            comm->failure_text.text, comm->name, text);
+}
+
+void tn__comm_look_done_locked(tn_comm *comm) {
+    int is_done = 0;
+    if (comm->has_last && comm->driver->event_is_done(comm->on, comm->last, &is_done) == TN_OK &&
+        is_done)
+        comm->flight.done = comm->flight.put;
+}
+
 tn_status tn__comm_fail_locked(tn_comm *comm, tn_status status) {
     TN_ASSERT(comm->failure == TN_OK);
     TN_ASSERT(status != TN_OK);
     comm->failure = status;
     tn__error_save(&comm->failure_text);
     comm->engine->abort(comm->state);
+    if (tn__options_get()->verbose) print_flight(comm);
     tn__error_restore(&comm->failure_text);
     return status;
 }

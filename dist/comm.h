@@ -18,6 +18,9 @@
 
 #include "comm_batch.h"
 #include "driver.h"
+#include "flight_recorder.h"
+
+typedef struct tn__comm_watch tn__comm_watch;
 
 struct tn_comm {
     tn_device *device;
@@ -40,7 +43,17 @@ struct tn_comm {
     tn_status failure;
     tn__saved_error failure_text;
     tn_comm_stats stats;
+    tn__flight_recorder flight;
+    tn__comm_watch *watch; /* NULL: the engine watches itself */
+    int is_part;           /* it was split from another */
 };
+
+/* Makes and joins it with the engine; the configuration is checked. */
+tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *engine,
+                          tn_comm **out);
+
+/* Asks the device how far the collectives are, for the flight recorder. */
+void tn__comm_look_done_locked(tn_comm *comm);
 
 /* TN_OK, or the failure of the communicator, which is then this thread's last error. */
 tn_status tn__comm_check_locked(tn_comm *comm);

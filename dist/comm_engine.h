@@ -53,6 +53,8 @@ typedef struct tn__comm_engine {
     int in_virtual_time;
     /* 1: nothing of a communicator may be on streams while it is split. */
     int splits_when_idle;
+    /* 1: it joins by config->id, also where there is a rendezvous, which hands that round. */
+    int joins_by_id;
 
     /* Joins the other ranks within config->timeout_us, which is not 0; name is not NULL. */
     tn_status (*join)(const tn_comm_config *config, int *rank, int *rank_count,

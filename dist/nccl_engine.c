@@ -208,6 +208,7 @@ static const tn__comm_engine engine = {
     .name = "NCCL",
     .has_deadlines = 0,
     .splits_when_idle = 1,
+    .joins_by_id = 1,
     .join = nccl_join,
     .split = nccl_split,
     .start = tn__nccl_batch_start,

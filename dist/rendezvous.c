@@ -104,11 +104,15 @@ static tn_status open_store(tn_rendezvous *ranks, const tn_rendezvous_config *co
     return tn__store_open(ranks->place.host, ranks->port, &hello, ranks->timeout_us, &ranks->store);
 }
 
-tn_status tn__rendezvous_open_channel(tn_rendezvous *ranks, tn__store **out) {
+tn_status tn__rendezvous_open_channel(tn_rendezvous *ranks) {
     tn__store_hello hello = hello_of(ranks, 1);
-    *out = NULL;
-    if (!ranks->store) return TN_OK;
-    return tn__store_open(ranks->place.host, ranks->port, &hello, ranks->timeout_us, out);
+    tn_status status = TN_OK;
+    pthread_mutex_lock(&ranks->lock);
+    if (!ranks->channel)
+        status = tn__store_open(ranks->place.host, ranks->port, &hello, ranks->timeout_us,
+                                &ranks->channel);
+    pthread_mutex_unlock(&ranks->lock);
+    return status;
 }
 
 /* ---- meetings ------------------------------------------------------------------------------- */
@@ -251,6 +255,7 @@ tn_status tn_rendezvous_agree(tn_rendezvous *ranks, const char *what, uint64_t v
 
 static void free_rendezvous(tn_rendezvous *ranks, uint64_t linger_us) {
     tn__store_close(ranks->store);
+    tn__store_close(ranks->channel);
     tn__store_server_end(ranks->server, tn__tcp_deadline_ns(linger_us));
     pthread_mutex_destroy(&ranks->lock);
     tn__host_free((char *)ranks->place.host);
@@ -263,6 +268,7 @@ static tn_status make_rendezvous(const tn_rendezvous_config *config, const tn__p
     tn_rendezvous *ranks = tn__host_alloc(1, sizeof *ranks);
     if (!ranks) return TN_OUT_OF_HOST_MEMORY;
     pthread_mutex_init(&ranks->lock, NULL);
+    atomic_init(&ranks->references, 1);
     ranks->place = *place;
     ranks->port = (unsigned)port;
     ranks->job = hash_text(place->job);
@@ -324,8 +330,14 @@ tn_status tn_rendezvous_create(const tn_rendezvous_config *config, tn_rendezvous
     return TN_OK;
 }
 
+void tn__rendezvous_retain(tn_rendezvous *ranks) { atomic_fetch_add(&ranks->references, 1); }
+
+void tn__rendezvous_release(tn_rendezvous *ranks) {
+    if (atomic_fetch_sub(&ranks->references, 1) == 1) free_rendezvous(ranks, FAREWELL_US);
+}
+
 void tn_rendezvous_destroy(tn_rendezvous *ranks) {
-    if (ranks) free_rendezvous(ranks, FAREWELL_US);
+    if (ranks) tn__rendezvous_release(ranks);
 }
 
 /* ---- what it is ----------------------------------------------------------------------------- */

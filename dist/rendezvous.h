@@ -7,6 +7,7 @@
 #define TENURE_RENDEZVOUS_PRIVATE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "error.h"
 #include "tcp_store.h"
@@ -35,8 +36,10 @@ struct tn_rendezvous {
     void *context;
     tn__store_server *server; /* rank 0's */
     tn__store *store;         /* NULL for one rank, and with all_gather */
+    atomic_int references;
 
     pthread_mutex_t lock;
+    tn__store *channel; /* a second connection, which no meeting holds up; or NULL */
     uint64_t meetings;
     tn_status failure;
     tn__saved_error failure_text;
@@ -55,8 +58,12 @@ tn_status tn__rendezvous_share_status(tn_rendezvous *ranks, tn_status so_far, ui
 tn_status tn__rendezvous_make_id(tn_rendezvous *ranks, tn_device *device, uint64_t timeout_us,
                                  tn_comm_id *out);
 
-/* A second connection of this rank, which no meeting holds up; NULL where there is no store. */
-tn_status tn__rendezvous_open_channel(tn_rendezvous *ranks, tn__store **out);
+/* Opens `channel` unless it is open. */
+tn_status tn__rendezvous_open_channel(tn_rendezvous *ranks);
+
+/* The rendezvous ends with its last reference; the program has one. */
+void tn__rendezvous_retain(tn_rendezvous *ranks);
+void tn__rendezvous_release(tn_rendezvous *ranks);
 
 /* FNV-1a, continued from `hash`. */
 #define TN__HASH_BEGIN 0xCBF29CE484222325u

@@ -286,6 +286,15 @@ static void begin_message(connection *at) {
     at->deadline_ns = at->rank < 0 ? tn__tcp_deadline_ns(MESSAGE_US) : UINT64_MAX;
 }
 
+/* Whoever waits for news of failures hears it. */
+static void publish_death(tn__store_server *server, int rank) {
+    char text[TN__STORE_TEXT_BYTES];
+    snprintf(text, sizeof text, "rank %d is gone: its process has ended", rank);
+    if (tn__store_entries_set(&server->entries, TN__FAILED_KEY, strlen(TN__FAILED_KEY), text,
+                              (uint32_t)strlen(text)) == TN_OK)
+        answer_waiting_gets(server);
+}
+
 static void close_connection(tn__store_server *server, connection *at) {
     int rank = at->rank;
     begin_message(at);
@@ -293,6 +302,7 @@ static void close_connection(tn__store_server *server, connection *at) {
     if (rank < 0 || server->ranks[rank] != RANK_PRESENT) return;
     server->ranks[rank] = RANK_GONE;
     lose_rank(server, rank);
+    publish_death(server, rank);
 }
 
 /* 1 once `count` bytes are there; a connection that is gone is closed. */

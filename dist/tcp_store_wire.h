@@ -25,6 +25,9 @@ enum {
     TN__STORE_VERSION = 1
 };
 
+/* The key of the text of the job's first failure, which the store itself sets if a rank dies. */
+#define TN__FAILED_KEY "failed"
+
 typedef enum tn__store_operation {
     TN__STORE_HELLO = 1,
     TN__STORE_SET,    /* a key's value, for good; the same value again is fine */

@@ -52,6 +52,7 @@
 #ifndef TENURE_DIST_H
 #define TENURE_DIST_H
 
+#include "tenure_pool.h"
 #include "tenure_tensor.h"
 
 #ifdef __cplusplus
@@ -246,6 +247,11 @@ typedef struct tn_comm_stats {
 } tn_comm_stats;
 #define TN_COMM_STATS_INIT                                                                         \
     { sizeof(tn_comm_stats), {0}, {0}, 0 }
+
+/* What the communicator is, why it has failed if it has, and its last 64 collectives with what is
+ * known of them; also of a failed one. Returns and cuts as tn_pool_report does. With
+ * TENURE_VERBOSE=1 the collectives are printed on standard error when it fails. */
+TN_API size_t tn_comm_report(tn_comm *comm, tn_report_format format, char *text, size_t text_bytes);
 
 /* Also of a failed communicator. */
 TN_API TN_MUST_USE tn_status tn_comm_stats_get(tn_comm *comm, tn_comm_stats *out);

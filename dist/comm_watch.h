@@ -1,0 +1,37 @@
+/* The watch over a communicator whose engine has no deadlines of its own: NCCL.
+ *
+ *     begun, done     an event before and one behind each collective, for the last of them
+ *
+ * A thread asks the engine for errors and the events for progress. A collective that has begun on
+ * its stream and does not end within the timeout makes the communicator fail, which aborts it; so
+ * does a failure that another rank, or the store for a rank that has died, has published through
+ * the rendezvous. So all ranks abort all their communicators at about the same time, each by its
+ * own thread, whatever their other threads wait for.
+ *
+ * With TENURE_CHECK_COLLECTIVES every collective begins with a meeting of the ranks on the host,
+ * where calls that differ, which NCCL would hang on, are a status that says who called what.
+ *
+ * All calls of an engine are made with the communicator's lock held, also by the watch: nobody is
+ * within NCCL when it is aborted.
+ */
+#ifndef TENURE_COMM_WATCH_H
+#define TENURE_COMM_WATCH_H
+
+#include "comm.h"
+#include "rendezvous.h"
+
+/* For a communicator that is complete. ranks may be NULL: then it is alone with its deadline. */
+tn_status tn__comm_watch_begin(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watch **out);
+
+/* Before the engine's state ends, without the lock. NULL is a no-op. */
+void tn__comm_watch_end(tn__comm_watch *watch);
+
+/* Whom it listens to; NULL: nobody. */
+tn_rendezvous *tn__comm_watch_ranks(const tn__comm_watch *watch);
+
+/* Around the putting of a batch, with the lock; NULL is a no-op. A failure of `before` leaves all
+ * as it was, unless it is a mismatch: the communicator has then failed. */
+tn_status tn__comm_watch_before(tn__comm_watch *watch, const tn__batch *batch, tn_stream stream);
+tn_status tn__comm_watch_after(tn__comm_watch *watch, uint64_t sequence, tn_stream stream);
+
+#endif
