@@ -166,6 +166,7 @@ static void replicas_shards_and_all_work_at_once(void **state) {
     for (int i = 0; i < 3; i++) {
         blocks[i] = test_take(all.pool, STRESS_COUNT * sizeof one, streams[i]);
         EXPECT_OK(tn_copy(all.device, blocks[i], data, STRESS_COUNT * sizeof one, streams[i]));
+        EXPECT_OK(tn_stream_synchronize(all.device, streams[i])); /* data is written below */
     }
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < 3; i++) {
