@@ -129,7 +129,8 @@ typedef struct tn_parallel {
  *   on all ranks.
  * - Where not all ranks but the last have whole tiles of 128 rows, wgrad's operands that this rank
  *   makes of all rows are quantized rank by rank, as the gathered ones are.
- * - What adds to gradients comes last, as in those layers. */
+ * - What adds to gradients comes last, one gradient after the other: if one fails (host memory, a
+ *   driver that refuses work), those before it are added already. */
 TN_API TN_MUST_USE tn_status tn_column_linear_forward(const tn_parallel *parallel,
                                                       const tn_linear_forward_args *args,
                                                       tn_linear_saved *saved, tn_stream stream);
@@ -155,8 +156,7 @@ TN_API TN_MUST_USE tn_status tn_column_norm_linear_backward(
 
 /* LayerNormMLP: w1 [F / n, K] (gated: both halves' rows of this rank's features, [2 F / n, K]) is
  * column-parallel, w2 [N, F / n] row-parallel; x and y are this rank's rows, and what is between
- * the products is of all rows and this rank's features. If w1's gradient fails, w2's may be added
- * already, as it also is where the driver refuses work half-way. */
+ * the products is of all rows and this rank's features. */
 TN_API TN_MUST_USE tn_status tn_parallel_norm_mlp_forward(const tn_parallel *parallel,
                                                           const tn_norm_mlp_forward_args *args,
                                                           tn_norm_mlp_saved *saved,
