@@ -43,9 +43,12 @@
  * and never touches memory again, so that blocks are freed as ever. A failed communicator is
  * destroyed and made again. Where it is noticed: MPI and TCP count the deadline of each collective
  * from where its stream comes to it, and see calls that do not match; TCP sees a rank that dies at
- * once, and a rank that gives up tells the others why; NCCL has the deadline in
- * tn_comm_create, in the first collectives (which connect), tn_comm_wait and tn_comm_destroy,
- * and calls that do not match are undefined, as NCCL has it.
+ * once, and a rank that gives up tells the others why. NCCL has the deadline in tn_comm_create,
+ * in the first collectives (which connect), in tn_comm_wait and tn_comm_destroy, and a thread
+ * watches what is on streams: a collective that has begun and does not end within the timeout fails
+ * and, with a rendezvous, so does one whose rank has died or failed elsewhere, on all ranks at
+ * about the same time. Calls of NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1
+ * compares them first, on the host.
  *
  * Threads: any thread may call; the order of calls is then the program's business.
  */
