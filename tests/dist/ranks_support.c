@@ -14,6 +14,7 @@ tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeou
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_comm *comm = NULL;
     config.device = ranks->device;
+    config.engine = ranks->rendezvous ? TN_COMM_AUTO : TN_COMM_MPI;
     config.name = name;
     config.timeout_us = timeout_us ? timeout_us : LONG_US;
     config.rendezvous = ranks->rendezvous;
@@ -60,9 +61,45 @@ const char *ranks_engine(const rank_fixture *ranks) { return ranks->rendezvous ?
 
 /* ---- the fixture ---------------------------------------------------------------------------- */
 
+static ranks_place place_of_ranks(void) {
+    const char *place = getenv("TENURE_RANKS_ON");
+    if (!place || strcmp(place, "host") == 0) return RANKS_ON_HOST;
+    if (strcmp(place, "sim") == 0) return RANKS_ON_SIM;
+    if (strcmp(place, "cuda") != 0) fail_msg("TENURE_RANKS_ON=%s: host, sim or cuda", place);
+    return RANKS_ON_CUDA;
+}
+
+/* The number of the rank in its machine is what Open MPI tells its children. */
+static tn_device *open_cuda(void) {
+    tn_device_config config = TN_DEVICE_CONFIG_INIT;
+    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    tn_device *device = NULL;
+    config.driver = TN_DRIVER_CUDA;
+    config.ordinal = rank ? atoi(rank) : 0;
+    if (tn_device_create(&config, &device) == TN_OK) return device;
+    config.ordinal = 0; /* there are fewer GPUs than ranks: they share the first */
+    EXPECT_OK(tn_device_create(&config, &device));
+    return device;
+}
+
+static tn_device *open_device(ranks_place place) {
+    switch (place) {
+    case RANKS_ON_SIM: return test_open_sim(0, 1);
+    case RANKS_ON_CUDA: return open_cuda();
+    default: return test_open_host();
+    }
+}
+
+static void close_device(const rank_fixture *ranks) {
+    if (ranks->place == RANKS_ON_SIM)
+        test_close_sim(ranks->device);
+    else
+        EXPECT_OK(tn_device_destroy(ranks->device));
+}
+
 rank_fixture ranks_open(void) {
-    rank_fixture ranks = {.host_blocks = tn__host_live_blocks()};
-    ranks.device = test_open_host();
+    rank_fixture ranks = {.host_blocks = tn__host_live_blocks(), .place = place_of_ranks()};
+    ranks.device = open_device(ranks.place);
     ranks.pool = test_open_pool(ranks.device, TN_BACKING_AUTO, 0);
     ranks.stream = test_open_stream(ranks.device);
     ranks.other = test_open_stream(ranks.device);
@@ -85,7 +122,7 @@ void ranks_close(rank_fixture *ranks) {
     EXPECT_OK(tn_pool_destroy(ranks->pool));
     EXPECT_OK(tn_stream_destroy(ranks->device, ranks->stream));
     EXPECT_OK(tn_stream_destroy(ranks->device, ranks->other));
-    EXPECT_OK(tn_device_destroy(ranks->device));
+    close_device(ranks);
     if (!ranks->has_given_up) assert_int_equal(tn__host_live_blocks(), ranks->host_blocks);
 }
 
@@ -104,9 +141,11 @@ tn_comm_stats ranks_stats(const rank_fixture *ranks) {
 /* ---- gates ---------------------------------------------------------------------------------- */
 
 struct ranks_gate {
+    tn_device *device;
     pthread_mutex_t lock;
     pthread_cond_t opened;
     int is_open;
+    uint32_t *word; /* of a CUDA device's gate: 1 opens it */
 };
 
 static void wait_at(void *argument) {
@@ -117,17 +156,34 @@ static void wait_at(void *argument) {
     pthread_mutex_unlock(&gate->lock);
 }
 
+/* A host function that waits would hold up those of other streams. */
+static void put_word(ranks_gate *gate, tn_stream stream) {
+    const tn__driver *driver = tn__device_driver(gate->device);
+    tn__driver_device *on = tn__device_state(gate->device);
+    void *word = NULL;
+    EXPECT_OK(driver->host_alloc(on, sizeof *gate->word, &word));
+    gate->word = word;
+    __atomic_store_n(gate->word, 0, __ATOMIC_RELEASE);
+    EXPECT_OK(driver->stream_wait_value(on, stream, gate->word, 1));
+}
+
 ranks_gate *ranks_gate_put(const rank_fixture *ranks, tn_stream stream) {
     ranks_gate *gate = calloc(1, sizeof *gate);
     assert_non_null(gate);
+    gate->device = ranks->device;
     pthread_mutex_init(&gate->lock, NULL);
     pthread_cond_init(&gate->opened, NULL);
+    if (ranks->place != RANKS_ON_HOST) {
+        put_word(gate, stream);
+        return gate;
+    }
     EXPECT_OK(tn__device_driver(ranks->device)
                   ->host_task(tn__device_state(ranks->device), wait_at, gate, stream));
     return gate;
 }
 
 void ranks_gate_open(ranks_gate *gate) {
+    if (gate->word) __atomic_store_n(gate->word, 1, __ATOMIC_RELEASE);
     pthread_mutex_lock(&gate->lock);
     gate->is_open = 1;
     pthread_cond_broadcast(&gate->opened);
@@ -135,6 +191,9 @@ void ranks_gate_open(ranks_gate *gate) {
 }
 
 void ranks_gate_end(ranks_gate *gate) {
+    if (gate->word)
+        EXPECT_OK(
+            tn__device_driver(gate->device)->host_free(tn__device_state(gate->device), gate->word));
     pthread_cond_destroy(&gate->opened);
     pthread_mutex_destroy(&gate->lock);
     free(gate);

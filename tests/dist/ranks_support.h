@@ -1,13 +1,20 @@
-/* What a test that runs on several ranks stands on: a host device, a pool, two streams and a
+/* What a test that runs on several ranks stands on: a device, a pool, two streams and a
  * communicator of all ranks: MPI's, or with TENURE_TEST_ENGINE=TCP one of TCP, whose ranks meet
- * through MPI. */
+ * through MPI.
+ *
+ * TENURE_RANKS_ON says what kind of device each rank opens: host (if it is not set), sim (the
+ * simulated CUDA driver, backed), cuda (the GPU of the rank's number on its machine, or the first
+ * where there are fewer). */
 #ifndef TENURE_RANKS_SUPPORT_H
 #define TENURE_RANKS_SUPPORT_H
 
 #include "tenure_rendezvous.h"
 #include "test_pools.h"
 
+typedef enum ranks_place { RANKS_ON_HOST, RANKS_ON_SIM, RANKS_ON_CUDA } ranks_place;
+
 typedef struct rank_fixture {
+    ranks_place place;
     tn_device *device;
     tn_pool *pool;
     tn_stream stream;

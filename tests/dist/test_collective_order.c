@@ -112,7 +112,8 @@ static void destroy_gives_up_on_a_stream_that_is_held_up(void **state) {
     EXPECT_OK(tn_copy(all.device, &data, whole, 1, all.stream));
     EXPECT_OK(tn_stream_synchronize(all.device, all.stream));
     ranks_gate_end(gate);
-    assert_int_equal(data, 9);
+    /* The host's worker sees that it has been given up; a CUDA stream has its copies already. */
+    if (all.place == RANKS_ON_HOST) assert_int_equal(data, 9);
     test_give(all.pool, part, all.stream);
     test_give(all.pool, whole, all.stream);
 }
