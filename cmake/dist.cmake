@@ -57,7 +57,7 @@ tenure_find_mpi()
 tenure_find_nccl()
 file(GLOB dist_headers CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR} dist/tenure_*.h)
 tenure_add_library(tenure-dist SOURCES dist/*.c MAP dist/tenure_dist.map
-  HEADERS ${dist_headers} LINK tenure-ops tenure Threads::Threads ${CMAKE_DL_LIBS} m)
+  HEADERS ${dist_headers} LINK tenure-ops tenure Threads::Threads ZLIB::ZLIB ${CMAKE_DL_LIBS} m)
 target_compile_definitions(tenure-dist-objects PRIVATE
   TENURE_WITH_MPI=$<BOOL:${TENURE_MPI_ENABLED}> TENURE_WITH_NCCL=$<BOOL:${TENURE_NCCL_ENABLED}>)
 if(TENURE_MPI_ENABLED)
