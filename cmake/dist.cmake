@@ -96,6 +96,17 @@ function(tenure_add_tcp_test name)
   endforeach()
 endfunction()
 
+# The same program on the simulated CUDA driver, as dist/<name>_sim_<ranks>.
+function(tenure_add_sim_rank_test name)
+  foreach(ranks ${ARGN})
+    set(test dist/${name}_sim_${ranks})
+    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+      $<TARGET_FILE:dist_test_${name}>)
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_RANKS_ON=sim;TENURE_SIM_STRICT_UNLOAD=1")
+  endforeach()
+endfunction()
+
 # Open MPI as root, with more ranks than cores, on one machine without a network; none of this
 # means anything to another MPI. MPI's libraries leak, and are gone when leaks are listed, so that
 # those can not be told from ours: the tests count our own host memory instead.
@@ -132,6 +143,13 @@ function(tenure_add_rank_tests)
   tenure_add_rank_test(missing_rank 2 3 4)
   tenure_add_rank_test(hung_rank 2 3)
   tenure_add_rank_test(ring_ranks 1 2 3 4)
+  tenure_add_sim_rank_test(collectives 1 2 4)
+  tenure_add_sim_rank_test(collectives_uneven 1 3)
+  tenure_add_sim_rank_test(comm_groups 1 3)
+  tenure_add_sim_rank_test(comm_split 2 4)
+  tenure_add_sim_rank_test(collective_order 1 2 3)
+  tenure_add_sim_rank_test(missing_rank 2 3)
+  tenure_add_rank_test(staging 1 2 4)
   # Exits by MPI_Abort, which the others do not survive: what was said before is what counts.
   set_tests_properties(dist/hung_rank_2 dist/hung_rank_3 PROPERTIES
     PASS_REGULAR_EXPRESSION "clean after a hung rank.*aborting the job"

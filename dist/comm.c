@@ -13,13 +13,7 @@ static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
 
 /* ---- which engine ------------------------------------------------------------------------- */
 
-static tn_status check_mpi(const tn_comm_config *config, const tn_device_info *info) {
-    if (info->driver != TN_DRIVER_HOST) {
-        return TN_FAIL(TN_UNSUPPORTED,
-                       "the MPI engine works on host devices, not on %s: it does not stage device "
-                       "memory through the host; use TN_COMM_NCCL",
-                       info->name);
-    }
+static tn_status check_mpi(const tn_comm_config *config) {
     TN_REQUIRE(!config->id && !config->nccl_comm,
                "tn_comm_config: id and nccl_comm are for NCCL, and the engine is MPI");
     TN_REQUIRE(!config->rendezvous,
@@ -48,8 +42,7 @@ static tn_status check_tcp(const tn_comm_config *config, const tn_device_info *i
 static tn_status check_nccl(const tn_comm_config *config, const tn_device_info *info) {
     if (info->driver != TN_DRIVER_CUDA || info->simulated) {
         return TN_FAIL(TN_UNSUPPORTED,
-                       "the NCCL engine works on real CUDA devices, not on %s; a host device has "
-                       "MPI",
+                       "the NCCL engine works on real CUDA devices, not on %s; use TN_COMM_MPI",
                        info->name);
     }
     TN_REQUIRE(!!config->id + !!config->nccl_comm + !!config->rendezvous == 1,
@@ -86,7 +79,7 @@ static tn_status check_simulated(const tn_comm_config *config, const tn_device_i
 
 static tn_comm_engine engine_of(const tn_comm_config *config, const tn_device_info *info) {
     if (config->engine != TN_COMM_AUTO) return config->engine;
-    if (info->driver != TN_DRIVER_HOST) return TN_COMM_NCCL;
+    if (info->driver != TN_DRIVER_HOST && !info->simulated) return TN_COMM_NCCL;
     return config->rendezvous ? TN_COMM_TCP : TN_COMM_MPI;
 }
 
@@ -100,7 +93,7 @@ static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engi
         TN_TRY(check_tcp(config, &info));
         *out = tn__tcp_engine_get();
         return TN_OK;
-    case TN_COMM_MPI: TN_TRY(check_mpi(config, &info)); return tn__mpi_engine_get(out);
+    case TN_COMM_MPI: TN_TRY(check_mpi(config)); return tn__mpi_engine_get(out);
     case TN_COMM_SIMULATED:
         TN_TRY(check_simulated(config, &info));
         return tn__simulated_engine_get(out);

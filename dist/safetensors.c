@@ -133,6 +133,7 @@ static void read_tensor(tn__json *in, tn__safetensor *tensor) {
 /* The size that dtype and shape come to is that of the offsets. */
 static const char *problem_of(const tn__safetensor *tensor) {
     uint64_t bytes = 0;
+    if (!tensor->dtype) return "a tensor without dtype, shape or data_offsets";
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
         if (strcmp(dtypes[i].name, tensor->dtype) == 0) bytes = dtypes[i].bytes;
     }

@@ -2,7 +2,7 @@
  *
  *     tn_comm *comm;
  *     tn_comm_config config = TN_COMM_CONFIG_INIT;
- *     config.device = device;                          (a host device under mpirun: MPI)
+ *     config.device = device;                          (no GPU, under mpirun: MPI)
  *     if (tn_comm_create(&config, &comm) != TN_OK) puts(tn_error_last());
  *     tn_all_gather(comm, shard, whole, shard_bytes, stream);
  *     ... work on `stream` that reads `whole` ...
@@ -22,10 +22,14 @@
  * Engines, found at run time; this library needs none of the others to load:
  *
  *     NCCL  real CUDA devices; libnccl.so.2 (TENURE_NCCL_LIBRARY names another one)
- *     MPI   host devices; libtenure-mpi.so beside this library (TENURE_MPI_LIBRARY another one),
+ *     MPI   any devices; libtenure-mpi.so beside this library (TENURE_MPI_LIBRARY another one),
  *           which needs libmpi. It initializes MPI if the program has not, and then finalizes it
  *           at exit; a program that initializes MPI itself asks for MPI_THREAD_MULTIPLE, or for
- *           MPI_THREAD_SERIALIZED and makes no MPI calls while work is on a communicator.
+ *           MPI_THREAD_SERIALIZED and makes no MPI calls while work is on a communicator. Memory
+ *           of a CUDA device goes through pinned host memory, so that several ranks can share a
+ *           GPU: each communicator takes 8 MiB of it and a thread, and gives them back to the
+ *           device, which keeps them for the next one. It needs waits for values in streams (CUDA
+ *           11.7).
  *     TCP   host devices; part of this library: a connection between every two ranks of a
  *           rendezvous. The same sums as MPI, bit for bit; and it outlives ranks that die.
  *
@@ -68,7 +72,7 @@ typedef struct tn_comm tn_comm;
 typedef struct tn_rendezvous tn_rendezvous; /* ranks that found each other: tenure_rendezvous.h */
 
 typedef enum tn_comm_engine {
-    TN_COMM_AUTO = 0, /* NCCL on a CUDA device; on a host device TCP with a rendezvous, else MPI */
+    TN_COMM_AUTO = 0, /* NCCL on a real CUDA device, else TCP with a rendezvous, else MPI */
     TN_COMM_NCCL,
     TN_COMM_MPI,
     TN_COMM_SIMULATED, /* one rank of many, on a simulated device: see tenure_simulated.h */

@@ -2,7 +2,8 @@
 #include <stdio.h>
 
 #include "host_alloc.h"
-#include "mpi_state.h"
+#include "mpi_stage.h"
+#include "mpi_staged.h"
 
 enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, NS_PER_US = 1000, US_PER_S = 1000000 };
 
@@ -39,6 +40,7 @@ static void drop_base(tn__mpi_base *base) {
 
 void tn__mpi_state_drop(tn__comm_state *state) {
     if (atomic_fetch_sub(&state->references, 1) > 1) return;
+    if (state->staged) tn__mpi_staged_end(state->staged);
     int has_pending = atomic_load(&state->has_pending);
     if (has_pending && state->base) atomic_store(&state->base->has_pending, 1);
     drop_base(state->base);
@@ -48,16 +50,17 @@ void tn__mpi_state_drop(tn__comm_state *state) {
         free_memory(state);
 }
 
-tn_status tn__mpi_state_make(const tn__driver *driver, tn__driver_device *on, const char *name,
-                             uint64_t timeout_us, tn__comm_state **out) {
+tn_status tn__mpi_state_make(tn_device *device, const char *name, uint64_t timeout_us,
+                             tn__comm_state **out) {
     tn__comm_state *state = tn__host_alloc(1, sizeof *state);
     if (!state) return TN_OUT_OF_HOST_MEMORY;
     pthread_mutex_init(&state->lock, NULL);
     atomic_init(&state->references, 1);
     atomic_init(&state->is_aborted, 0);
     atomic_init(&state->has_pending, 0);
-    state->driver = driver;
-    state->on = on;
+    state->device = device;
+    state->driver = tn__device_driver(device);
+    state->on = tn__device_state(device);
     state->timeout_us = timeout_us;
     state->name = tn__host_strdup(name);
     if (!state->name) {
@@ -69,8 +72,10 @@ tn_status tn__mpi_state_make(const tn__driver *driver, tn__driver_device *on, co
 }
 
 tn_status tn__mpi_state_make_room(tn__comm_state *state, int rank_count) {
+    int is_staged = state->driver != &tn__driver_host;
     size_t ranks = (size_t)rank_count;
-    size_t row = STAGING_BYTES / ranks / ROW_BYTES_MIN * ROW_BYTES_MIN;
+    size_t bytes = is_staged ? TN__STAGE_SLOT_BYTES : STAGING_BYTES;
+    size_t row = bytes / ranks / ROW_BYTES_MIN * ROW_BYTES_MIN;
     state->row_bytes = row < ROW_BYTES_MIN ? ROW_BYTES_MIN : row;
     state->peers = tn__host_alloc(ranks, sizeof *state->peers);
     state->theirs = tn__host_alloc(ranks, sizeof *state->theirs);
@@ -84,14 +89,15 @@ tn_status tn__mpi_state_make_room(tn__comm_state *state, int rank_count) {
     state->split_requests = state->requests + 2 * ranks;
     for (size_t i = 0; i < 4 * ranks; i++)
         state->requests[i] = MPI_REQUEST_NULL;
-    return TN_OK;
+    return is_staged ? tn__mpi_staged_make(state) : TN_OK;
 }
 
 /* ---- failure -------------------------------------------------------------------------------- */
 
 static void mpi_abort(tn__comm_state *state) {
-    if (atomic_exchange(&state->is_aborted, 1) == 0)
-        tn__mpi_process_note_failure(state->timeout_us);
+    if (atomic_exchange(&state->is_aborted, 1) != 0) return;
+    tn__mpi_process_note_failure(state->timeout_us);
+    if (state->staged) tn__mpi_staged_wake(state->staged);
 }
 
 static tn_status mpi_check(tn__comm_state *state) {
@@ -102,8 +108,7 @@ static tn_status mpi_check(tn__comm_state *state) {
     return status;
 }
 
-/* Remembers this thread's last error, for check. */
-static void remember_failure(tn__comm_state *state, tn_status status) {
+void tn__mpi_remember_failure(tn__comm_state *state, tn_status status) {
     pthread_mutex_lock(&state->lock);
     state->failure = status;
     tn__error_save(&state->failure_text);
@@ -207,8 +212,7 @@ static tn_status mpi_join(const tn_comm_config *config, int *rank, int *rank_cou
                           tn__comm_state **out) {
     tn__comm_state *state;
     TN_TRY(tn__mpi_process_start());
-    TN_TRY(tn__mpi_state_make(tn__device_driver(config->device), tn__device_state(config->device),
-                              config->name, config->timeout_us, &state));
+    TN_TRY(tn__mpi_state_make(config->device, config->name, config->timeout_us, &state));
     tn_status status = join_world(state);
     if (status == TN_OK) status = tn__mpi_state_make_room(state, state->rank_count);
     if (status != TN_OK) {
@@ -240,7 +244,7 @@ static void run_task(void *argument) {
     tn__comm_state *state = task->state;
     if (!atomic_load(&state->is_aborted)) {
         tn_status status = tn__mpi_batch_run(state, task->plan, task->rounds);
-        if (status != TN_OK) remember_failure(state, status);
+        if (status != TN_OK) tn__mpi_remember_failure(state, status);
     }
     free_task(task);
     tn__mpi_state_drop(state);
@@ -262,6 +266,7 @@ static tn_status make_task(tn__comm_state *state, const tn__batch *batch, queued
 
 static tn_status mpi_start(tn__comm_state *state, const tn__batch *batch, tn_stream stream) {
     queued_task *task;
+    if (state->staged) return tn__mpi_staged_start(state, batch, stream);
     TN_TRY(make_task(state, batch, &task));
     atomic_fetch_add(&state->references, 1);
     tn_status status = state->driver->host_task(state->on, run_task, task, stream);

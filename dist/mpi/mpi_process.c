@@ -152,7 +152,7 @@ static void end_at_exit(void) {
 static tn_status check_threads(int provided) {
     if (provided >= MPI_THREAD_SERIALIZED) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED,
-                   "MPI was initialized for one thread, and streams of the host driver are others: "
+                   "MPI was initialized for one thread, and collectives are done by others: "
                    "use MPI_Init_thread with MPI_THREAD_MULTIPLE, or leave it to Tenure");
 }
 

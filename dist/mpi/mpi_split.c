@@ -95,7 +95,7 @@ static void take_members(const tn__comm_state *state, int color, tn__comm_state 
 
 static tn_status make_member(const tn__comm_state *state, const char *name, tn__comm_state **out) {
     tn__comm_state *made;
-    TN_TRY(tn__mpi_state_make(state->driver, state->on, name, state->timeout_us, &made));
+    TN_TRY(tn__mpi_state_make(state->device, name, state->timeout_us, &made));
     tn_status status = tn__mpi_state_make_room(made, state->rank_count);
     if (status != TN_OK) {
         tn__mpi_state_drop(made);

@@ -2,7 +2,8 @@
  *
  *     tn_all_gather ...  ->  plan (flow_plan.h)  ->  task on the stream  ->  [ headers | rounds ]
  *
- * The stream's worker does the batch when it comes to the task. MPI sees only the staging buffers
+ * The stream's worker does the batch when it comes to the task; on a CUDA device a worker of the
+ * communicator does it, and the stream waits (mpi_staged.h). MPI sees only the staging buffers
  * here, never the caller's memory: a request that is given up can not be taken back from MPI,
  * which may complete it much later, and then the caller's block belongs to something else.
  *
@@ -48,7 +49,10 @@ typedef struct tn__mpi_split_word {
     int32_t status; /* what this rank has failed with, and the others must not go on */
 } tn__mpi_split_word;
 
+struct tn__mpi_staged;
+
 struct tn__comm_state {
+    tn_device *device;
     const tn__driver *driver;
     tn__driver_device *on;
     char *name;
@@ -63,6 +67,7 @@ struct tn__comm_state {
     tn_status failure; /* under lock */
     tn__saved_error failure_text;
 
+    struct tn__mpi_staged *staged; /* NULL: the stream's own worker does the batches */
     tn__mpi_base *base;
     int first_tag;
     int *peers; /* by rank: its rank in the base */
@@ -80,9 +85,10 @@ struct tn__comm_state {
     MPI_Request *split_requests;     /* 2 of each rank */
 };
 
-/* A communicator's memory, with room for rank_count ranks; of no base yet. */
-tn_status tn__mpi_state_make(const tn__driver *driver, tn__driver_device *on, const char *name,
-                             uint64_t timeout_us, tn__comm_state **out);
+/* A communicator's memory, with room for rank_count ranks, and its worker if it has one; of no base
+ * yet. */
+tn_status tn__mpi_state_make(tn_device *device, const char *name, uint64_t timeout_us,
+                             tn__comm_state **out);
 tn_status tn__mpi_state_make_room(tn__comm_state *state, int rank_count);
 
 /* Ends a reference. */
@@ -122,6 +128,9 @@ tn_status tn__mpi_meet(tn__comm_state *state, tn__flow_plan *plan);
 /* A round's messages: from the rows in `sent` to those in `received`, where all is that goes out,
  * what this rank has reduced too. */
 tn_status tn__mpi_round_exchange(tn__comm_state *state, const tn__flow_rounds *rounds);
+
+/* Remembers this thread's last error as the communicator's failure, and aborts it. */
+void tn__mpi_remember_failure(tn__comm_state *state, tn_status status);
 
 /* Polls requests to the deadline: 1 once all are complete; else 0, and they are given up (*code is
  * what MPI said). */

@@ -103,8 +103,8 @@ static void a_wrong_configuration_is_refused(void **state) {
     config.rank = 1, config.rank_count = 1;
     EXPECT_STATUS(tn_comm_create(&config, &none), TN_INVALID_ARGUMENT);
     config.engine = TN_COMM_MPI;
-    EXPECT_STATUS(tn_comm_create(&config, &none), TN_UNSUPPORTED);
-    EXPECT_ERROR_HAS("the MPI engine works on host devices");
+    EXPECT_STATUS(tn_comm_create(&config, &none), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("id and nccl_comm are for NCCL");
     assert_null(none);
 }
 
