@@ -20,7 +20,7 @@ enum {
     RANKS_MAX = 1 << 16 /* so that a status and a rank are one whole float */
 };
 
-/* ---- arguments -------------------------------------------------------------------------------- */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static tn_status check_config(const tn_checkpoint_config *config) {
     TN_REQUIRE(config && config->size == sizeof *config,
@@ -151,7 +151,7 @@ static tn_status check_entries(tn__checkpoint *call) {
     return TN_OK;
 }
 
-/* ---- begin and end ---------------------------------------------------------------------------- */
+/* ---- begin and end --------------------------------------------------------------------------- */
 
 static tn_status make_staging(tn__checkpoint *call) {
     size_t bytes = call->config->staging_bytes ? call->config->staging_bytes : STAGING_BYTES;
@@ -215,7 +215,7 @@ void tn__checkpoint_end(tn__checkpoint *call) {
     tn__error_restore(&saved);
 }
 
-/* ---- leases ----------------------------------------------------------------------------------- */
+/* ---- leases ---------------------------------------------------------------------------------- */
 
 tn_status tn__checkpoint_lease_all(tn__checkpoint *call, int is_to_write) {
     for (size_t i = 0; i < call->lease_count; i++) {
@@ -255,7 +255,7 @@ char *tn__checkpoint_address(const tn__checkpoint *call, const tn__checkpoint_it
     return (char *)(item->entry->is_scale ? view->scale : view->data) + piece->offset;
 }
 
-/* ---- the ranks -------------------------------------------------------------------------------- */
+/* ---- the ranks ------------------------------------------------------------------------------- */
 
 static tn_status move_words(tn__checkpoint *call, int to_block) {
     char *block = call->block;
@@ -308,7 +308,7 @@ tn_status tn__checkpoint_share(tn__checkpoint *call, uint64_t *number) {
     return TN_OK;
 }
 
-/* ---- paths ------------------------------------------------------------------------------------ */
+/* ---- paths ----------------------------------------------------------------------------------- */
 
 char *tn__checkpoint_index_path(const char *path) {
     return tn__file_path(path, TN__CHECKPOINT_INDEX);

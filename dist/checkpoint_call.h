@@ -59,7 +59,8 @@ void tn__checkpoint_end(tn__checkpoint *call);
 /* Leases of all planes: to read; or to write, and those that are valid to update. */
 tn_status tn__checkpoint_lease_all(tn__checkpoint *call, int is_to_write);
 
-/* Ends them: are_written 1, what was leased to write is; 0, it is as before; -1, it is undefined. */
+/* Ends them: are_written 1, what was leased to write has been; 0, it is as before; -1, it is
+ * undefined. */
 tn_status tn__checkpoint_release_all(tn__checkpoint *call, int are_written);
 
 /* This rank's status if it is a failure; else that of a rank that has failed, which is named. */

@@ -39,7 +39,7 @@ const tn__index_tensor *tn__index_find(const tn__index *index, const char *name)
     return bsearch(name, index->tensors, index->tensor_count, sizeof *index->tensors, compare_name);
 }
 
-/* ---- what a file says of itself --------------------------------------------------------------- */
+/* ---- what a file says of itself -------------------------------------------------------------- */
 
 /* The notes are walked over with this; *at NULL once they are not as they should be. */
 static uint64_t read_number(const char **at, int base) {
@@ -166,7 +166,7 @@ tn_status tn__index_add_file(tn__index *index, size_t file_total, const tn__inde
     return TN_OK;
 }
 
-/* ---- every element once ----------------------------------------------------------------------- */
+/* ---- every element once ---------------------------------------------------------------------- */
 
 static int by_first(const void *left, const void *right) {
     const tn__index_run *a = left, *b = right;

@@ -2,9 +2,11 @@
  *
  *     {"format":"tenure-checkpoint","version":1,"generation":7,"step":100,
  *      "plan_hash":"0123456789abcdef",
- *      "files":[{"name":"rank-00000.safetensors","bytes":..,"header_bytes":..,"header_crc32":".."}],
+ *      "files":[{"name":"rank-00000.safetensors","bytes":..,"header_bytes":..,
+ *                "header_crc32":".."}],
  *      "tensors":[{"name":"..","dtype":"F32","shape":[..],
- *                  "parts":[{"file":0,"begin":..,"bytes":..,"crc32":"..","pieces":[[first,count]]}]}],
+ *                  "parts":[{"file":0,"begin":..,"bytes":..,"crc32":"..",
+ *                            "pieces":[[first,count]]}]}],
  *     "crc32":"0badcafe"}
  *
  * A part is what one file has of a tensor: its elements are piece after piece, from byte `begin` of
@@ -74,8 +76,8 @@ typedef struct tn__index {
 } tn__index;
 
 /* Adds what the file of the next rank, of file_total, says: the names are the header's, which must
- * outlive the index. TN_CORRUPT_INPUT names the file and what its notes lack; TN_INVALID_ARGUMENT the entry
- * that ranks do not agree on. */
+ * outlive the index. TN_CORRUPT_INPUT names the file and what its notes lack; TN_INVALID_ARGUMENT
+ * the entry that ranks do not agree on. */
 tn_status tn__index_add_file(tn__index *index, size_t file_total, const tn__index_file *file,
                              const tn__safetensors *header);
 

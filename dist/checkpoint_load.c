@@ -25,7 +25,7 @@ typedef struct loading {
     int half;                         /* of the staging memory that is filled next */
 } loading;
 
-/* ---- what is asked for is there --------------------------------------------------------------- */
+/* ---- what is asked for is there -------------------------------------------------------------- */
 
 static tn_status refuse(const loading *now, const tn_checkpoint_entry *entry, const char *has,
                         const char *asked) {
@@ -80,7 +80,7 @@ static tn_status find_items(loading *now) {
     return TN_OK;
 }
 
-/* ---- where elements are asked for and stored ---------------------------------------------------- */
+/* ---- where elements are asked for and stored ------------------------------------------------- */
 
 /* Elements of a run that a piece asks for: where they are in the file, and in the piece. */
 typedef struct overlap {
@@ -128,7 +128,7 @@ static tn_status visit_part(loading *now, const tn__checkpoint_item *item,
     return TN_OK;
 }
 
-/* ---- the check ---------------------------------------------------------------------------------- */
+/* ---- the check ------------------------------------------------------------------------------- */
 
 static tn_status check_sum(loading *now, size_t file, uint64_t at, uint64_t bytes,
                            uint32_t expected, const char *what) {
@@ -198,7 +198,7 @@ static tn_status check(loading *now) {
     return TN_OK;
 }
 
-/* ---- the elements -------------------------------------------------------------------------------- */
+/* ---- the elements ---------------------------------------------------------------------------- */
 
 /* A half is filled from the file once the stream has emptied it. */
 static tn_status load_overlap(loading *now, const tn__checkpoint_item *item,
@@ -244,7 +244,7 @@ static tn_status load_and_wait(loading *now) {
     return status;
 }
 
-/* ---- the call ------------------------------------------------------------------------------------ */
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static tn_status load(loading *now) {
     tn__checkpoint *call = now->call;

@@ -18,7 +18,7 @@
 #include "file_steps.h"
 #include "host_alloc.h"
 
-/* ---- generations ------------------------------------------------------------------------------ */
+/* ---- generations ----------------------------------------------------------------------------- */
 
 static int is_generation(const char *name, uint64_t *number) {
     size_t length = strlen(name);
@@ -70,7 +70,7 @@ static void clean(const char *path, uint64_t kept) {
     tn__error_restore(&saved);
 }
 
-/* ---- this rank's header ------------------------------------------------------------------------ */
+/* ---- this rank's header ---------------------------------------------------------------------- */
 
 typedef struct writing {
     tn__checkpoint *call;
@@ -167,7 +167,7 @@ static tn_status make_header(writing *now) {
     return TN_OK;
 }
 
-/* ---- this rank's data -------------------------------------------------------------------------- */
+/* ---- this rank's data ------------------------------------------------------------------------ */
 
 /* What a half of the staging memory holds, on its way from the device to the file. */
 typedef struct chunk {
@@ -239,7 +239,7 @@ static tn_status write_data(writing *now) {
     return drain_half(&out, 1);
 }
 
-/* ---- this rank's file -------------------------------------------------------------------------- */
+/* ---- this rank's file ------------------------------------------------------------------------ */
 
 static tn_status fill_file(writing *now) {
     TN_TRY(make_header(now)); /* its length is what is needed at first */
@@ -294,7 +294,7 @@ static tn_status write_file(tn__checkpoint *call, uint64_t generation) {
     return status;
 }
 
-/* ---- the index ---------------------------------------------------------------------------------- */
+/* ---- the index ------------------------------------------------------------------------------- */
 
 typedef struct stored_header {
     char *text; /* what the names are of */
@@ -414,7 +414,7 @@ static tn_status make_index(const tn__checkpoint *call, uint64_t generation) {
     return status;
 }
 
-/* ---- the call ----------------------------------------------------------------------------------- */
+/* ---- the call -------------------------------------------------------------------------------- */
 
 static tn_status save_generation(tn__checkpoint *call, uint64_t generation) {
     TN_TRY(tn__checkpoint_agree(call, write_file(call, generation)));

@@ -120,7 +120,7 @@ tn_status tn__file_read(int file, const char *path, void *data, size_t bytes, ui
     return TN_OK;
 }
 
-/* ---- directories ------------------------------------------------------------------------------ */
+/* ---- directories ----------------------------------------------------------------------------- */
 
 tn_status tn__directory_make(const char *path) {
     int code = take_step("make directory", path);

@@ -68,7 +68,7 @@ static size_t encode(unsigned code, char *out) {
     return length;
 }
 
-/* ---- strings ---------------------------------------------------------------------------------- */
+/* ---- strings --------------------------------------------------------------------------------- */
 
 static int hex_digit(char digit) {
     static const char digits[] = "0123456789abcdef";
@@ -146,7 +146,7 @@ const char *tn__json_string(tn__json *in) {
     return NULL;
 }
 
-/* ---- numbers and words ------------------------------------------------------------------------ */
+/* ---- numbers and words ----------------------------------------------------------------------- */
 
 static int is_digit(const tn__json *in) {
     return in->at < in->end && *in->at >= '0' && *in->at <= '9';
@@ -210,7 +210,7 @@ static void skip_scalar(tn__json *in) {
     }
 }
 
-/* ---- lists ------------------------------------------------------------------------------------ */
+/* ---- lists ----------------------------------------------------------------------------------- */
 
 void tn__json_enter(tn__json *in, char opening) {
     if (peek(in) != opening) {

@@ -51,7 +51,7 @@ void tn__safetensors_write(tn__text *out, const tn__safetensors *header);
 /* Bytes of a header with `text_bytes` of text, with its padding. */
 uint64_t tn__safetensors_padded(uint64_t text_bytes);
 
-/* ---- reading ----------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* Takes the header's JSON text apart, in place: all names are of `text`, which must outlive them.
  * TN_CORRUPT_INPUT says what rule of the format is broken and where; `file` is named. data_bytes:

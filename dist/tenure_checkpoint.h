@@ -11,9 +11,9 @@
  *     ...
  *     if (tn_checkpoint_load(&config, stream) != TN_OK) puts(tn_error_last());
  *
- * An *entry* is a tensor of the whole model; each rank says which of its elements, counted row-major
- * from 0, it holds where. What was saved on four ranks is loaded on two, three or one by saying
- * other pieces: every element comes from the file that has it.
+ * An *entry* is a tensor of the whole model; each rank says which of its elements, counted
+ * row-major from 0, it holds where. What was saved on four ranks is loaded on two, three or one by
+ * saying other pieces: every element comes from the file that has it.
  *
  * On disk a checkpoint is a directory:
  *

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { DEADLINE_US = 2000 * 1000 };
+
 static rank_fixture all;
 
 static void a_collective_runs_between_its_producer_and_its_consumer(void **state) {
@@ -99,7 +101,7 @@ static void two_communicators_work_beside_each_other(void **state) {
 /* The collective never gets its turn: destroying gives up on it, and it ends when it does. */
 static void destroy_gives_up_on_a_stream_that_is_held_up(void **state) {
     (void)state;
-    tn_comm *doomed = ranks_comm(&all, "doomed", 200 * 1000);
+    tn_comm *doomed = ranks_comm(&all, "doomed", DEADLINE_US);
     unsigned char data = 7;
     unsigned char *part = test_take(all.pool, 1, all.stream);
     unsigned char *whole = test_take(all.pool, (size_t)all.count, all.stream);
@@ -126,6 +128,9 @@ static int open_ranks(void **state) {
 
 static int close_ranks(void **state) {
     (void)state;
+    /* Ranks of a communicator that has failed end together. */
+    EXPECT_OK(tn_barrier(all.comm, all.stream));
+    ranks_wait(&all);
     ranks_close(&all);
     return 0;
 }

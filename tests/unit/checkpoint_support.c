@@ -10,7 +10,7 @@
 enum { MASTER, WEIGHT, BLOB, NOTHING };
 enum { ROWS = 300, COLS = 70, BLOB_BYTES = 5000, STAGING = 4096 };
 
-/* ---- the model -------------------------------------------------------------------------------- */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 static tn_tensor make_tensor(const checkpoint_model *model, tn_format format, tn_dtype dtype,
                              int64_t rows, int64_t cols) {
@@ -98,7 +98,7 @@ void checkpoint_model_close(checkpoint_model *model) {
     remove_tree(model->path);
 }
 
-/* ---- contents ---------------------------------------------------------------------------------- */
+/* ---- contents -------------------------------------------------------------------------------- */
 
 static void bytes_of(unsigned char *bytes, size_t count, unsigned seed, unsigned salt) {
     uint32_t state = seed * 2654435761u + salt * 40503u + 1;
@@ -159,7 +159,7 @@ int checkpoint_model_has(checkpoint_model *model, unsigned seed) {
     return is_same;
 }
 
-/* ---- saved and loaded -------------------------------------------------------------------------- */
+/* ---- saved and loaded ------------------------------------------------------------------------ */
 
 tn_status checkpoint_model_save(checkpoint_model *model, unsigned seed) {
     checkpoint_model_fill(model, seed);

@@ -1,5 +1,6 @@
-/* A checkpoint of one process: what is loaded is what was saved, and nothing else ever is: not after
- * a kill at any step of saving, a step that fails, a full disk, or damage to any region of a file.
+/* A checkpoint of one process: what is loaded is what was saved, and nothing else ever is: not
+ * after a kill at any step of saving, a step that fails, a full disk, or damage to any region of a
+ * file.
  */
 #include "checkpoint_support.h"
 
@@ -33,7 +34,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* ---- saved and loaded -------------------------------------------------------------------------- */
+/* ---- saved and loaded ------------------------------------------------------------------------ */
 
 static void what_is_loaded_is_what_was_saved(void **state) {
     (void)state;
@@ -81,7 +82,7 @@ static void a_part_of_the_elements_can_be_loaded(void **state) {
     assert_memory_equal(after + 2, before + 12345, 4321 * sizeof *after);
 }
 
-/* ---- steps that fail and kills ------------------------------------------------------------------ */
+/* ---- steps that fail and kills --------------------------------------------------------------- */
 
 typedef struct plot {
     long nth; /* step from now that it happens at */
@@ -232,7 +233,7 @@ static void host_memory_may_run_out_at_any_time(void **state) {
     assert_true(checkpoint_model_has(&model, 30));
 }
 
-/* ---- damage -------------------------------------------------------------------------------------- */
+/* ---- damage ---------------------------------------------------------------------------------- */
 
 static size_t size_of(const char *path) {
     struct stat facts;
@@ -325,7 +326,7 @@ static void a_file_of_another_checkpoint_is_refused(void **state) {
     expect_refused(foreign, "crc32 of its header");
 }
 
-/* ---- arguments ------------------------------------------------------------------------------------ */
+/* ---- arguments ------------------------------------------------------------------------------- */
 
 static void expect_save_refused(const tn_checkpoint_entry *entries, size_t count, tn_status status,
                                 const char *words) {
