@@ -1,0 +1,161 @@
+/* A sharded model: its units, what each has, and who holds which bucket.
+ *
+ *     model scope --+-- units --+-- unit 0: shard, weights, gradients, master, moments
+ *                   |           +-- unit 1 ...
+ *                   +-- the ring's buffer, the slot of derived columns, buckets, sums, the step
+ *
+ * Invariants between calls:
+ * - A unit is acquired in the ring as often as is_held says (0 or 1), and that is 1 while it is in
+ *   forward, and in a backward that reads weights.
+ * - A gradient has a plane while its unit is the owner of a bucket, and that plane is in it.
+ * - `ended` of a unit counts the backwards that it has ended since the last update; it is at most
+ *   micro_batches.
+ * - position is how many begins this step has made; trace[0 ... trace_count - 1] are those of the
+ *   first step, and grow only in it.
+ */
+#ifndef TENURE_SHARDED_PRIVATE_H
+#define TENURE_SHARDED_PRIVATE_H
+
+#include "tenure_sharded.h"
+
+enum { TN__SHARDED_WIDTH = 128 }; /* columns that packed elements are laid out in */
+
+typedef enum tn__sharded_phase {
+    TN__SHARDED_IDLE = 0,
+    TN__SHARDED_FORWARD,
+    TN__SHARDED_BACKWARD
+} tn__sharded_phase;
+
+typedef struct tn__sharded_part {
+    tn_tensor gathered;    /* in the ring */
+    tn_tensor weight;      /* what layers read: the same, or FP8 that is made of it */
+    tn_tensor gradient;    /* {0}: frozen */
+    tn_tensor master;      /* a view of the rank's elements of it; {0}: frozen, or none */
+    int is_quantized_here; /* weight is not gathered */
+    size_t bucket_offset;  /* in elements */
+} tn__sharded_part;
+
+typedef struct tn__sharded_bucket tn__sharded_bucket;
+
+typedef struct tn__sharded_unit {
+    char *name;
+    tn_shard_plan *plan;
+    tn_scope scope;
+    tn__sharded_part *parts;
+    tn_lease *leases; /* room for one of each part */
+    int part_count;
+    tn_tensor shard;
+    tn_tensor master, first, second, gradient; /* {0}: no elements */
+    size_t held_elements;                      /* of the rank, that train */
+    size_t packed_elements;                    /* the same, rounded up to whole rows: 0 behind */
+    size_t bucket_elements;
+    int backward_reads_nothing;
+    int ring_unit;
+    tn__sharded_phase phase;
+    int is_held;
+    int ended;
+    tn__sharded_bucket *bucket; /* that it owns; NULL */
+} tn__sharded_unit;
+
+/* Bytes at an address that stays, as they are leased while the model lives. */
+typedef struct tn__sharded_buffer {
+    tn_tensor memory; /* {0}: none */
+    tn_lease lease;
+    void *data;
+} tn__sharded_buffer;
+
+struct tn__sharded_bucket {
+    tn__sharded_buffer buffer;
+    tn__sharded_unit *owner; /* NULL */
+};
+
+typedef struct tn__sharded_begin {
+    int unit;
+    int is_backward;
+} tn__sharded_begin;
+
+struct tn_sharded_model {
+    tn_sharded_config config; /* name is the model's own copy */
+    tn_device *device;
+    int rank, rank_count;
+    int owns_stream; /* config.comm_stream */
+    tn_scope scope, units_scope;
+    tn_ring *ring; /* NULL before the seal */
+    tn__sharded_unit **units;
+    int unit_count;
+    tn__sharded_bucket *buckets;
+    int bucket_count, next_bucket;
+    tn_tensor arrived; /* a reduction of one micro-batch, before it is added; {0}: none is */
+    tn_tensor step, squares, norm, factor;
+    tn__sharded_begin *trace;
+    size_t trace_count, trace_room;
+    size_t position;
+    int is_stray; /* this step has left the trace */
+    tn_sharded_report counts;
+};
+
+/* ---- sharded_model.c ------------------------------------------------------------------------- */
+
+/* PLAIN, rows x cols, with no plane yet. */
+tn_status tn__sharded_plain(tn_scope scope, tn_dtype dtype, int64_t rows, int64_t cols,
+                            const char *name, tn_tensor *out);
+
+/* The first elements of a plain tensor, or those from `first` on, as a column. */
+tn_status tn__sharded_view(tn_tensor base, int64_t first, int64_t count, tn_scope scope,
+                           tn_stream stream, tn_tensor *out);
+
+/* As tn__sharded_plain, all of it 0. */
+tn_status tn__sharded_zeros(const tn_sharded_model *model, tn_scope scope, tn_dtype dtype,
+                            int64_t rows, int64_t cols, const char *name, tn_tensor *out);
+
+/* A unit by its number, or why it is none. */
+tn_status tn__sharded_find(const tn_sharded_model *model, const char *call, int unit,
+                           tn__sharded_unit **out);
+
+/* Whether gradients of micro-batches meet in the rank's part, and not in the bucket. */
+int tn__sharded_adds_parts(const tn_sharded_model *model);
+
+/* Whether a reduction does not go straight to the rank's part, but is added or converted to it. */
+int tn__sharded_passes_arrived(const tn_sharded_model *model, tn_gradient_sum sum);
+
+/* Elements of an unit's bucket together with all of them, in bytes. */
+size_t tn__sharded_bucket_bytes(const tn_sharded_model *model, const tn__sharded_unit *unit);
+
+/* ---- sharded_unit.c -------------------------------------------------------------------------- */
+
+void tn__sharded_unit_delete(tn__sharded_unit *unit); /* its tensors are gone, or go */
+
+/* The rank's parts of masters to the shard. initial: of add; NULL: those of tensors that train. */
+tn_status tn__sharded_cast(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                           const tn_tensor *initial, float amax_epsilon);
+
+/* ---- sharded_bucket.c ------------------------------------------------------------------------ */
+
+tn_status tn__sharded_buffer_make(const tn_sharded_model *model, size_t bytes, tn_stream stream,
+                                  const char *name, tn__sharded_buffer *out);
+void tn__sharded_buffer_end(const tn_sharded_model *model, tn__sharded_buffer *buffer);
+
+tn_status tn__sharded_buckets_make(tn_sharded_model *model);
+void tn__sharded_buckets_end(tn_sharded_model *model);
+
+/* Bytes of all buckets and of what a reduction needs beside them, were gradients added up so. */
+size_t tn__sharded_buckets_bytes(const tn_sharded_model *model, tn_gradient_sum sum);
+
+/* The unit owns a bucket, and its gradients have their planes there: contents undefined, or what
+ * the micro-batches before have left. */
+tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *unit);
+
+/* Gradients have no planes any more. */
+tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *unit);
+
+/* TN_INVALID_STATE names a gradient that is not valid. */
+tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__sharded_unit *unit);
+
+tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit);
+
+/* ---- sharded_step.c -------------------------------------------------------------------------- */
+
+/* The unit is not gathered any more, and what was made of it is gone. */
+tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit);
+
+#endif

@@ -1,0 +1,308 @@
+/* Buckets of whole gradients, which units take in turn, and what is done with a full one.
+ *
+ *     take    the planes of the owner before are dropped: the layers' stream waits for the
+ *             reduction that read them; then the unit's gradients adopt the bucket
+ *     reduce  on comm_stream, behind what wrote the gradients, to the rank's part of them
+ *
+ * Where gradients are added up whole every unit has a bucket of its own, and takes it once a step.
+ */
+#include "sharded.h"
+
+#include "error.h"
+#include "host_alloc.h"
+#include "tenure_ops.h"
+
+/* ---- made and ended -------------------------------------------------------------------------- */
+
+static int is_whole_sum(const tn_sharded_model *model) {
+    return model->config.gradient_sum == TN_GRADIENT_SUM_WHOLE && model->config.micro_batches > 1;
+}
+
+static size_t most_bucket_bytes(const tn_sharded_model *model) {
+    size_t most = 0;
+    for (int i = 0; i < model->unit_count; i++) {
+        const size_t bytes = tn__sharded_bucket_bytes(model, model->units[i]);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+static size_t most_packed(const tn_sharded_model *model) {
+    size_t most = 0;
+    for (int i = 0; i < model->unit_count; i++)
+        if (model->units[i]->packed_elements > most) most = model->units[i]->packed_elements;
+    return most;
+}
+
+static int trainable_units(const tn_sharded_model *model) {
+    int count = 0;
+    for (int i = 0; i < model->unit_count; i++)
+        count += model->units[i]->bucket_elements > 0;
+    return count;
+}
+
+static int shared_buckets(const tn_sharded_model *model) {
+    const int units = trainable_units(model);
+    return model->config.gradient_slots < units ? model->config.gradient_slots : units;
+}
+
+static size_t whole_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
+    const int many = model->config.micro_batches > 1;
+    size_t bytes = 0;
+    if (many && sum == TN_GRADIENT_SUM_WHOLE) {
+        for (int i = 0; i < model->unit_count; i++)
+            bytes += tn__sharded_bucket_bytes(model, model->units[i]);
+        return bytes;
+    }
+    return (size_t)shared_buckets(model) * most_bucket_bytes(model);
+}
+
+size_t tn__sharded_buckets_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
+    size_t bytes = whole_bytes(model, sum);
+    if (tn__sharded_passes_arrived(model, sum))
+        bytes += most_packed(model) * tn_dtype_bytes(model->config.gradient_dtype);
+    return bytes;
+}
+
+tn_status tn__sharded_buffer_make(const tn_sharded_model *model, size_t bytes, tn_stream stream,
+                                  const char *name, tn__sharded_buffer *out) {
+    tn_plane_view view;
+    tn_lease lease;
+    tn_tensor memory = {0};
+    TN_TRY(tn__sharded_plain(model->scope, TN_BYTE, 1, (int64_t)bytes, name, &memory));
+    const tn_status status = tn_lease_begin(memory, TN_PLANE_DATA, TN_WRITE, stream, &lease, &view);
+    if (status != TN_OK) {
+        tn__saved_error saved;
+        tn__error_save(&saved);
+        (void)tn_tensor_destroy(memory, stream);
+        tn__error_restore(&saved);
+        return status;
+    }
+    *out = (tn__sharded_buffer){memory, lease, view.data};
+    return TN_OK;
+}
+
+static tn_status make_all(tn_sharded_model *model) {
+    const size_t most = most_bucket_bytes(model), packed = most_packed(model);
+    int next = 0;
+    for (int i = 0; i < model->bucket_count; i++) {
+        size_t bytes = most;
+        if (is_whole_sum(model)) {
+            while (model->units[next]->bucket_elements == 0)
+                next++;
+            bytes = tn__sharded_bucket_bytes(model, model->units[next++]);
+        }
+        TN_TRY(tn__sharded_buffer_make(model, bytes, model->config.stream, "bucket",
+                                       &model->buckets[i].buffer));
+    }
+    if (!tn__sharded_passes_arrived(model, model->config.gradient_sum) || packed == 0) return TN_OK;
+    return tn__sharded_zeros(model, model->scope, model->config.gradient_dtype,
+                             (int64_t)packed / TN__SHARDED_WIDTH, TN__SHARDED_WIDTH, "arrived",
+                             &model->arrived);
+}
+
+tn_status tn__sharded_buckets_make(tn_sharded_model *model) {
+    const int count = is_whole_sum(model) ? trainable_units(model) : shared_buckets(model);
+    if (count == 0) return TN_OK;
+    model->buckets = tn__host_alloc((size_t)count, sizeof *model->buckets);
+    if (!model->buckets)
+        return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the buckets of model %s", model->config.name);
+    model->bucket_count = count;
+    const tn_status status = make_all(model);
+    if (status != TN_OK) tn__sharded_buckets_end(model);
+    return status;
+}
+
+/* Its last uses are on comm_stream, or before them. */
+void tn__sharded_buffer_end(const tn_sharded_model *model, tn__sharded_buffer *buffer) {
+    if (buffer->memory.value == 0) return;
+    if (tn_lease_end(buffer->lease) != TN_OK) TN_CHECK(tn_lease_abandon(buffer->lease) == TN_OK);
+    (void)tn_tensor_destroy(buffer->memory, model->config.comm_stream);
+    *buffer = (tn__sharded_buffer){.data = NULL};
+}
+
+void tn__sharded_buckets_end(tn_sharded_model *model) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    for (int i = 0; i < model->bucket_count; i++)
+        tn__sharded_buffer_end(model, &model->buckets[i].buffer);
+    if (model->arrived.value) (void)tn_tensor_destroy(model->arrived, model->config.comm_stream);
+    model->arrived = (tn_tensor){0};
+    tn__host_free(model->buckets);
+    model->buckets = NULL;
+    model->bucket_count = 0;
+    tn__error_restore(&saved);
+}
+
+/* ---- taken ----------------------------------------------------------------------------------- */
+
+tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *unit) {
+    for (int i = 0; i < unit->part_count; i++)
+        if (unit->parts[i].gradient.value)
+            TN_TRY(tn_plane_drop(unit->parts[i].gradient, TN_PLANE_DATA, model->config.stream));
+    if (unit->bucket) unit->bucket->owner = NULL;
+    unit->bucket = NULL;
+    return TN_OK;
+}
+
+/* The gradient's plane, in the bucket; nobody has written it yet. */
+static tn_status adopt(const tn_sharded_model *model, const tn__sharded_part *part,
+                       const tn__sharded_bucket *bucket) {
+    const size_t element_bytes = tn_dtype_bytes(model->config.gradient_dtype);
+    tn_foreign_memory memory = TN_FOREIGN_MEMORY_INIT;
+    tn_plane_layout layout;
+    tn_plane_view view;
+    tn_lease lease;
+    TN_TRY(tn_plane_layout_get(part->gradient, TN_PLANE_DATA, &layout));
+    memory.plane = TN_PLANE_DATA;
+    memory.data = (char *)bucket->buffer.data + part->bucket_offset * element_bytes;
+    memory.data_bytes = layout.data_bytes;
+    memory.stream = model->config.stream;
+    TN_TRY(tn_plane_adopt(part->gradient, &memory));
+    TN_TRY(tn_lease_begin(part->gradient, TN_PLANE_DATA, TN_WRITE, model->config.stream, &lease,
+                          &view));
+    return tn_lease_abandon(lease);
+}
+
+static tn_status adopt_all(tn_sharded_model *model, tn__sharded_unit *unit,
+                           tn__sharded_bucket *bucket) {
+    tn_status status = TN_OK;
+    unit->bucket = bucket;
+    bucket->owner = unit;
+    for (int i = 0; i < unit->part_count && status == TN_OK; i++)
+        if (unit->parts[i].gradient.value) status = adopt(model, &unit->parts[i], bucket);
+    if (status == TN_OK) return TN_OK;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    (void)tn__sharded_bucket_drop(model, unit);
+    tn__error_restore(&saved);
+    return status;
+}
+
+/* Its own, which it may have already, or the next one that comes round. */
+static tn__sharded_bucket *next_bucket(tn_sharded_model *model, const tn__sharded_unit *unit) {
+    if (!is_whole_sum(model)) return &model->buckets[model->next_bucket];
+    int index = 0;
+    for (int i = 0; model->units[i] != unit; i++)
+        index += model->units[i]->bucket_elements > 0;
+    return &model->buckets[index];
+}
+
+tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *unit) {
+    if (unit->bucket_elements == 0) return TN_OK;
+    if (is_whole_sum(model) && unit->ended > 0) return TN_OK;
+    tn__sharded_bucket *bucket = next_bucket(model, unit);
+    if (bucket->owner) TN_TRY(tn__sharded_bucket_drop(model, bucket->owner));
+    if (unit->bucket) TN_TRY(tn__sharded_bucket_drop(model, unit));
+    TN_TRY(adopt_all(model, unit, bucket));
+    if (!is_whole_sum(model)) model->next_bucket = (model->next_bucket + 1) % model->bucket_count;
+    return TN_OK;
+}
+
+tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    for (int i = 0; i < unit->part_count; i++) {
+        tn_plane_state state;
+        tn_tensor_info info = TN_TENSOR_INFO_INIT;
+        const tn_tensor gradient = unit->parts[i].gradient;
+        if (gradient.value == 0) continue;
+        TN_TRY(tn_plane_state_get(gradient, TN_PLANE_DATA, &state));
+        if (state == TN_PLANE_VALID) continue;
+        TN_TRY(tn_tensor_info_get(gradient, &info));
+        return TN_FAIL(TN_INVALID_STATE,
+                       "model %s: the gradient of %s in unit %s was not written between "
+                       "backward_begin and backward_end: write it, zeros if there is none, or "
+                       "make the tensor frozen",
+                       model->config.name, info.name, unit->name);
+    }
+    return TN_OK;
+}
+
+/* ---- reduced --------------------------------------------------------------------------------- */
+
+/* READ on comm_stream, which so comes behind what wrote the gradients. */
+static tn_status lease_gradients(const tn_sharded_model *model, tn__sharded_unit *unit) {
+    for (int i = 0; i < unit->part_count; i++) {
+        tn_plane_view view;
+        unit->leases[i] = (tn_lease){0};
+        if (unit->parts[i].gradient.value == 0) continue;
+        TN_TRY(tn_lease_begin(unit->parts[i].gradient, TN_PLANE_DATA, TN_READ,
+                              model->config.comm_stream, &unit->leases[i], &view));
+    }
+    return TN_OK;
+}
+
+static tn_status end_leases(tn__sharded_unit *unit, tn_status status) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    for (int i = 0; i < unit->part_count; i++) {
+        const tn_lease lease = unit->leases[i];
+        if (lease.value == 0) continue;
+        unit->leases[i] = (tn_lease){0};
+        const tn_status ended = status == TN_OK ? tn_lease_end(lease) : tn_lease_abandon(lease);
+        if (status != TN_OK || ended == TN_OK) continue;
+        tn__error_save(&saved);
+        status = ended;
+        TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    }
+    if (status != TN_OK) tn__error_restore(&saved);
+    return status;
+}
+
+/* The bucket's sums over ranks, of the rank's part, to `sums`. */
+static tn_status put_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                               void *sums) {
+    const tn_segment *segments;
+    size_t count;
+    TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
+    return tn_reduce_scatter_uneven(model->config.comm, unit->bucket->buffer.data, sums, segments,
+                                    count, model->config.gradient_dtype, TN_REDUCE_SUM,
+                                    model->config.comm_stream);
+}
+
+/* Into `to`, whose tail stays as it is; {0}: other ranks have all of it. */
+static tn_status reduce_to(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                           tn_tensor to) {
+    tn_plane_view view;
+    tn_lease lease;
+    if (to.value == 0) return put_reduction(model, unit, NULL);
+    TN_TRY(tn_lease_begin(to, TN_PLANE_DATA, TN_UPDATE, model->config.comm_stream, &lease, &view));
+    const tn_status status = put_reduction(model, unit, view.data);
+    if (status == TN_OK) return tn_lease_end(lease);
+    TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    return status;
+}
+
+/* What has arrived, as the rank's part, or on top of what is there of micro-batches before. */
+static tn_status take_arrived(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    const tn_stream stream = model->config.comm_stream;
+    const int64_t count = (int64_t)unit->held_elements;
+    const int adds = tn__sharded_adds_parts(model) && unit->ended > 0;
+    tn_convert_args convert = TN_CONVERT_ARGS_INIT;
+    tn_axpy_args axpy = TN_AXPY_ARGS_INIT;
+    tn_tensor from = {0}, to = {0};
+    if (count == 0) return TN_OK;
+    TN_TRY(tn__sharded_view(model->arrived, 0, count, model->scope, stream, &from));
+    tn_status status = tn__sharded_view(unit->gradient, 0, count, unit->scope, stream, &to);
+    if (status == TN_OK) {
+        axpy.x = convert.x = from, axpy.y = convert.y = to;
+        status = adds ? tn_axpy(&axpy, stream) : tn_convert(&convert, stream);
+        const tn_status ended = tn_tensor_destroy(to, stream);
+        if (status == TN_OK) status = ended;
+    }
+    const tn_status ended = tn_tensor_destroy(from, stream);
+    return status == TN_OK ? ended : status;
+}
+
+tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit) {
+    const int passes = tn__sharded_passes_arrived(model, model->config.gradient_sum);
+    const int is_last = unit->ended + 1 == model->config.micro_batches;
+    if (unit->bucket_elements == 0) return TN_OK;
+    if (!tn__sharded_adds_parts(model) && !is_last) return TN_OK;
+    const int is_arrived = passes && unit->held_elements > 0;
+    tn_status status = lease_gradients(model, unit);
+    if (status == TN_OK)
+        status = reduce_to(model, unit, is_arrived ? model->arrived : unit->gradient);
+    TN_TRY(end_leases(unit, status));
+    model->counts.reductions++;
+    return passes ? take_arrived(model, unit) : TN_OK;
+}

@@ -1,0 +1,248 @@
+/* A step of a sharded model: what is gathered when, and ahead of what.
+ *
+ *     begin   acquire in the ring, unless it is held; then the unit that comes next in the trace is
+ *             gathered ahead, on comm_stream, beside the layers of this one
+ *     end     the planes that were made of the weights go, and the unit itself unless it is kept
+ */
+#include "sharded.h"
+
+#include "error.h"
+#include "host_alloc.h"
+#include "tenure_ops.h"
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static const char *const phase_names[] = {"not begun", "in forward", "in backward"};
+
+static tn_status require_phase(const tn_sharded_model *model, const char *call,
+                               const tn__sharded_unit *unit, tn__sharded_phase phase) {
+    if (!model->ring)
+        return TN_FAIL(TN_INVALID_STATE, "%s: model %s is not sealed: call tn_sharded_seal first",
+                       call, model->config.name);
+    if (unit->phase == phase) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE, "%s: unit %s of model %s is %s, expected %s", call, unit->name,
+                   model->config.name, phase_names[unit->phase], phase_names[phase]);
+}
+
+/* ---- the trace ------------------------------------------------------------------------------- */
+
+static int is_recording(const tn_sharded_model *model) { return model->counts.steps == 0; }
+
+/* Room for one more begin, before anything is done that would have to be undone. */
+static tn_status reserve_trace(tn_sharded_model *model) {
+    const size_t room = model->trace_room;
+    if (!is_recording(model) || model->position < room) return TN_OK;
+    const size_t more = room ? 2 * room : 64;
+    tn__sharded_begin *trace = tn__host_realloc(model->trace, room, more, sizeof *trace);
+    if (!trace) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the trace of model %s", model->config.name);
+    model->trace = trace;
+    model->trace_room = more;
+    return TN_OK;
+}
+
+static void pass_begin(tn_sharded_model *model, int unit, int is_backward) {
+    const size_t at = model->position++;
+    if (is_recording(model)) {
+        model->trace[at] = (tn__sharded_begin){unit, is_backward};
+        model->trace_count = model->position;
+        return;
+    }
+    if (model->is_stray) return;
+    const int is_next = at < model->trace_count && model->trace[at].unit == unit &&
+                        model->trace[at].is_backward == is_backward;
+    if (is_next) return;
+    model->is_stray = 1;
+    model->counts.strays++;
+}
+
+static int reads_weights(const tn__sharded_unit *unit, int is_backward) {
+    return !is_backward || !unit->backward_reads_nothing;
+}
+
+/* The next begin that will have to gather, as the trace has it, if what comes before it gathers
+ * nothing; NULL: none, or nobody knows. A unit that is held now, and let go before its next begin,
+ * is not gathered ahead: it is there still. */
+static tn__sharded_unit *next_to_gather(const tn_sharded_model *model) {
+    if (is_recording(model) || model->is_stray) return NULL;
+    for (size_t at = model->position; at < model->trace_count; at++) {
+        tn__sharded_unit *unit = model->units[model->trace[at].unit];
+        if (!reads_weights(unit, model->trace[at].is_backward)) continue;
+        if (!unit->is_held) return unit;
+        if (unit->phase != TN__SHARDED_IDLE) return NULL;
+    }
+    return NULL;
+}
+
+/* ---- gathered, and let go -------------------------------------------------------------------- */
+
+static tn_status is_there(const tn_sharded_model *model, const tn__sharded_unit *unit, int *out) {
+    tn_ring_unit_info info = TN_RING_UNIT_INFO_INIT;
+    TN_TRY(tn_ring_unit_info_get(model->ring, unit->ring_unit, &info));
+    *out =
+        info.state == TN_RING_RESERVED || info.state == TN_RING_COMM || info.state == TN_RING_READY;
+    return TN_OK;
+}
+
+static tn_status gather(tn_sharded_model *model, tn__sharded_unit *unit) {
+    int is_ahead;
+    if (unit->is_held) return TN_OK;
+    TN_TRY(is_there(model, unit, &is_ahead));
+    TN_TRY(tn_ring_acquire(model->ring, unit->ring_unit, (tn_scope){0}, model->config.stream));
+    unit->is_held = 1;
+    if (is_ahead)
+        model->counts.gathers_ahead++;
+    else
+        model->counts.gathers_late++;
+    return TN_OK;
+}
+
+static tn_status drop_made(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    const tn_stream stream = model->config.stream;
+    for (int i = 0; i < unit->part_count; i++) {
+        const tn__sharded_part *part = &unit->parts[i];
+        tn_tensor_info info = TN_TENSOR_INFO_INIT;
+        TN_TRY(tn_tensor_info_get(part->weight, &info));
+        if (info.format == TN_FORMAT_PLAIN) continue;
+        TN_TRY(tn_plane_drop(part->weight, TN_PLANE_COL, stream));
+        if (part->is_quantized_here) TN_TRY(tn_plane_drop(part->weight, TN_PLANE_ROW, stream));
+    }
+    return TN_OK;
+}
+
+tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit) {
+    if (!unit->is_held) return TN_OK;
+    TN_TRY(drop_made(model, unit));
+    TN_TRY(tn_ring_release(model->ring, unit->ring_unit));
+    unit->is_held = 0;
+    return TN_OK;
+}
+
+/* Failing to is no failure of the begin: the next one gathers, and says what is wrong. */
+static void gather_ahead(tn_sharded_model *model) {
+    tn__saved_error saved;
+    const tn__sharded_unit *next = next_to_gather(model);
+    if (!next) return;
+    tn__error_save(&saved);
+    if (tn_ring_prefetch(model->ring, next->ring_unit) != TN_OK) tn__error_restore(&saved);
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+tn_status tn_sharded_forward_begin(tn_sharded_model *model, int unit) {
+    static const char call[] = "tn_sharded_forward_begin";
+    tn__sharded_unit *of = NULL;
+    TN_TRY(tn__sharded_find(model, call, unit, &of));
+    TN_TRY(require_phase(model, call, of, TN__SHARDED_IDLE));
+    TN_TRY(reserve_trace(model));
+    TN_TRY(gather(model, of));
+    pass_begin(model, unit, 0);
+    of->phase = TN__SHARDED_FORWARD;
+    gather_ahead(model);
+    return TN_OK;
+}
+
+tn_status tn_sharded_forward_end(tn_sharded_model *model, int unit) {
+    static const char call[] = "tn_sharded_forward_end";
+    tn__sharded_unit *of = NULL;
+    TN_TRY(tn__sharded_find(model, call, unit, &of));
+    TN_TRY(require_phase(model, call, of, TN__SHARDED_FORWARD));
+    /* What a backward has kept stays until the last one. */
+    if (model->config.keep_after_forward || (model->config.keep_after_backward && of->ended > 0))
+        TN_TRY(drop_made(model, of));
+    else
+        TN_TRY(tn__sharded_let_go(model, of));
+    of->phase = TN__SHARDED_IDLE;
+    return TN_OK;
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/* What a dgrad reads of weights that were gathered in high precision. */
+static tn_status quantize_columns(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    if (unit->backward_reads_nothing) return TN_OK;
+    for (int i = 0; i < unit->part_count; i++) {
+        tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+        if (!unit->parts[i].is_quantized_here) continue;
+        quantize.src = unit->parts[i].gathered;
+        quantize.dst = unit->parts[i].weight;
+        quantize.planes = TN_QUANTIZE_COL;
+        TN_TRY(tn_quantize(&quantize, model->config.stream));
+    }
+    return TN_OK;
+}
+
+/* Gathered, with a bucket, or as it was. */
+static tn_status begin_backward(tn_sharded_model *model, tn__sharded_unit *unit, int number) {
+    const int was_held = unit->is_held;
+    TN_TRY(reserve_trace(model));
+    if (reads_weights(unit, 1)) TN_TRY(gather(model, unit));
+    tn_status status = quantize_columns(model, unit);
+    if (status == TN_OK) status = tn__sharded_bucket_take(model, unit);
+    if (status == TN_OK) {
+        pass_begin(model, number, 1);
+        return TN_OK;
+    }
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    (void)(was_held ? drop_made(model, unit) : tn__sharded_let_go(model, unit));
+    tn__error_restore(&saved);
+    return status;
+}
+
+tn_status tn_sharded_backward_begin(tn_sharded_model *model, int unit) {
+    static const char call[] = "tn_sharded_backward_begin";
+    tn__sharded_unit *of = NULL;
+    TN_TRY(tn__sharded_find(model, call, unit, &of));
+    TN_TRY(require_phase(model, call, of, TN__SHARDED_IDLE));
+    if (of->bucket_elements > 0 && of->ended == model->config.micro_batches)
+        return TN_FAIL(TN_INVALID_STATE,
+                       "%s: unit %s of model %s has had the backward of all %d "
+                       "micro-batches of "
+                       "the step: call tn_sharded_update, or tn_sharded_abandon",
+                       call, of->name, model->config.name, model->config.micro_batches);
+    TN_TRY(begin_backward(model, of, unit));
+    of->phase = TN__SHARDED_BACKWARD;
+    gather_ahead(model);
+    return TN_OK;
+}
+
+int tn_sharded_accumulates(const tn_sharded_model *model, int unit) {
+    if (!model || unit < 0 || unit >= model->unit_count) return 0;
+    return !tn__sharded_adds_parts(model) && model->units[unit]->ended > 0;
+}
+
+/* Kept for the micro-batches that come, never with a plane that was made of it. */
+static tn_status end_weights(tn_sharded_model *model, tn__sharded_unit *unit) {
+    const int is_last = unit->ended + 1 >= model->config.micro_batches;
+    if (model->config.keep_after_backward && !is_last) return drop_made(model, unit);
+    return tn__sharded_let_go(model, unit);
+}
+
+tn_status tn_sharded_backward_end(tn_sharded_model *model, int unit) {
+    static const char call[] = "tn_sharded_backward_end";
+    tn__sharded_unit *of = NULL;
+    TN_TRY(tn__sharded_find(model, call, unit, &of));
+    TN_TRY(require_phase(model, call, of, TN__SHARDED_BACKWARD));
+    TN_TRY(tn__sharded_bucket_check(model, of));
+    TN_TRY(end_weights(model, of));
+    TN_TRY(tn__sharded_reduce(model, of));
+    of->phase = TN__SHARDED_IDLE;
+    of->ended++;
+    return TN_OK;
+}
+
+/* ---- given up -------------------------------------------------------------------------------- */
+
+tn_status tn_sharded_abandon(tn_sharded_model *model) {
+    TN_REQUIRE(model, "tn_sharded_abandon: model is NULL");
+    for (int i = 0; i < model->unit_count; i++) {
+        tn__sharded_unit *unit = model->units[i];
+        TN_TRY(tn__sharded_bucket_drop(model, unit));
+        TN_TRY(tn__sharded_let_go(model, unit));
+        unit->phase = TN__SHARDED_IDLE;
+        unit->ended = 0;
+    }
+    model->position = 0;
+    model->is_stray = 0;
+    return TN_OK;
+}

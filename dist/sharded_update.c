@@ -1,0 +1,216 @@
+/* The update of a sharded model: the norm of all gradients, AdamW on the rank's parts, the cast of
+ * them to the shard; and what all of it takes. */
+#include "sharded.h"
+
+#include <math.h>
+
+#include "error.h"
+#include "tenure_train.h"
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static tn_status check_units(const tn_sharded_model *model) {
+    for (int i = 0; i < model->unit_count; i++) {
+        const tn__sharded_unit *unit = model->units[i];
+        if (unit->phase != TN__SHARDED_IDLE)
+            return TN_FAIL(TN_INVALID_STATE,
+                           "tn_sharded_update: unit %s of model %s has begun and not ended",
+                           unit->name, model->config.name);
+        if (unit->bucket_elements == 0 || unit->ended == model->config.micro_batches) continue;
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tn_sharded_update: unit %s of model %s has had the "
+                       "backward of %d of %d "
+                       "micro-batches",
+                       unit->name, model->config.name, unit->ended, model->config.micro_batches);
+    }
+    return TN_OK;
+}
+
+static tn_status check_update(const tn_sharded_model *model, const tn_sharded_update_args *args) {
+    TN_REQUIRE(model, "tn_sharded_update: model is NULL");
+    TN_REQUIRE(args && args->size == sizeof *args,
+               "tn_sharded_update: args is NULL or of another size: start from "
+               "TN_SHARDED_UPDATE_ARGS_INIT");
+    TN_REQUIRE(args->max_norm >= 0.0f, "tn_sharded_update: max_norm is %g, expected 0 or more",
+               (double)args->max_norm);
+    TN_REQUIRE(isfinite(args->gradient_scale), "tn_sharded_update: gradient_scale is %g",
+               (double)args->gradient_scale);
+    if (!model->ring)
+        return TN_FAIL(TN_INVALID_STATE, "tn_sharded_update: model %s is not sealed",
+                       model->config.name);
+    return check_units(model);
+}
+
+/* ---- the norm -------------------------------------------------------------------------------- */
+
+static tn_status add_squares(const tn_sharded_model *model) {
+    tn_square_sums_args squares = TN_SQUARE_SUMS_ARGS_INIT;
+    squares.sums = model->squares;
+    TN_TRY(tn_plane_fill(model->squares, TN_PLANE_DATA, 0, model->config.stream));
+    squares.accumulate = 1;
+    for (int i = 0; i < model->unit_count; i++) {
+        squares.x = model->units[i]->gradient;
+        if (squares.x.value) TN_TRY(tn_square_sums(&squares, model->config.stream));
+    }
+    return TN_OK;
+}
+
+static tn_status reduce_squares(const tn_sharded_model *model) {
+    const tn_stream stream = model->config.comm_stream;
+    tn_lease lease;
+    tn_plane_view view;
+    TN_TRY(tn_lease_begin(model->squares, TN_PLANE_DATA, TN_UPDATE, stream, &lease, &view));
+    const tn_status status = tn_all_reduce(model->config.comm, view.data, view.data, TN_SQUARE_SUMS,
+                                           TN_FP32, TN_REDUCE_SUM, stream);
+    if (status == TN_OK) return tn_lease_end(lease);
+    TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    return status;
+}
+
+static tn_status make_factor(const tn_sharded_model *model, const tn_sharded_update_args *args) {
+    tn_clip_factor_args clip = TN_CLIP_FACTOR_ARGS_INIT;
+    const int is_clipped = args->max_norm > 0.0f;
+    if (is_clipped) {
+        TN_TRY(add_squares(model));
+        TN_TRY(reduce_squares(model));
+        clip.norm = model->norm;
+    }
+    clip.sums = model->squares;
+    clip.scale = args->gradient_scale;
+    if (clip.scale == 0.0f)
+        clip.scale = 1.0f / ((float)model->rank_count * (float)model->config.micro_batches);
+    clip.max_norm = is_clipped ? args->max_norm : INFINITY;
+    clip.factor = model->factor;
+    return tn_clip_factor(&clip, model->config.stream);
+}
+
+/* ---- the units ------------------------------------------------------------------------------- */
+
+static tn_status update_unit(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                             const tn_sharded_update_args *args) {
+    tn_adamw_args adamw = TN_ADAMW_ARGS_INIT;
+    if (unit->bucket_elements == 0) return TN_OK;
+    if (unit->master.value) {
+        adamw.master = unit->master, adamw.gradient = unit->gradient;
+        adamw.first = unit->first, adamw.second = unit->second;
+        adamw.step = model->step;
+        adamw.learning_rate = args->learning_rate;
+        adamw.beta1 = args->beta1, adamw.beta2 = args->beta2;
+        adamw.epsilon = args->epsilon;
+        adamw.weight_decay = args->weight_decay;
+        adamw.rate = args->rate;
+        adamw.gradient_scale = model->factor;
+        TN_TRY(tn_adamw(&adamw, model->config.stream));
+    }
+    return tn__sharded_cast(model, unit, NULL, args->amax_epsilon);
+}
+
+/* Units that were kept for more micro-batches are of weights that are gone now. */
+static tn_status end_step(tn_sharded_model *model) {
+    for (int i = 0; i < model->unit_count; i++) {
+        TN_TRY(tn__sharded_let_go(model, model->units[i]));
+        model->units[i]->ended = 0;
+    }
+    model->position = 0;
+    model->is_stray = 0;
+    model->counts.steps++;
+    return TN_OK;
+}
+
+tn_status tn_sharded_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
+    tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
+    TN_TRY(check_update(model, args));
+    for (int i = 0; i < model->unit_count; i++)
+        TN_TRY(tn__sharded_let_go(model, model->units[i]));
+    TN_TRY(make_factor(model, args));
+    advance.step = model->step;
+    advance.beta1 = args->beta1, advance.beta2 = args->beta2;
+    TN_TRY(tn_adamw_advance(&advance, model->config.stream));
+    for (int i = 0; i < model->unit_count; i++)
+        TN_TRY(update_unit(model, model->units[i], args));
+    return end_step(model);
+}
+
+/* ---- what it takes --------------------------------------------------------------------------- */
+
+static size_t plane_bytes(tn_tensor tensor) {
+    tn_plane_layout layout;
+    if (tensor.value == 0) return 0;
+    if (tn_plane_layout_get(tensor, TN_PLANE_DATA, &layout) != TN_OK) return 0;
+    return layout.data_bytes;
+}
+
+/* Of an all-reduce: tn_comm_stats has the formula. */
+static uint64_t all_reduce_wire(const tn_sharded_model *model, uint64_t count) {
+    const uint64_t ranks = (uint64_t)model->rank_count, part = (count + ranks - 1) / ranks;
+    const uint64_t before = part * (uint64_t)model->rank;
+    const uint64_t left = before >= count ? 0 : count - before;
+    const uint64_t mine = left < part ? left : part;
+    return (count - mine + (ranks - 1) * mine) * sizeof(float);
+}
+
+/* Elements of the bucket that other ranks have. */
+static tn_status reduce_wire(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                             uint64_t *out) {
+    const tn_segment *segments;
+    size_t count;
+    uint64_t elements = 0;
+    TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
+    for (size_t i = 0; i < count; i++)
+        if (segments[i].rank != model->rank) elements += segments[i].count;
+    *out = elements * tn_dtype_bytes(model->config.gradient_dtype);
+    return TN_OK;
+}
+
+static tn_status count_unit(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                            tn_sharded_report *report) {
+    tn_shard_plan_info info = TN_SHARD_PLAN_INFO_INIT;
+    size_t offset, sent;
+    uint64_t reduced;
+    TN_TRY(tn_shard_plan_info_get(unit->plan, &info));
+    TN_TRY(tn_shard_sent_bytes(unit->plan, TN_SHARD_FORWARD, model->rank, &offset, &sent));
+    TN_TRY(reduce_wire(model, unit, &reduced));
+    report->shard_bytes += plane_bytes(unit->shard);
+    report->state_bytes +=
+        plane_bytes(unit->master) + plane_bytes(unit->first) + plane_bytes(unit->second);
+    report->gradient_bytes += plane_bytes(unit->gradient);
+    report->gather_wire += (uint64_t)(model->rank_count - 1) * sent;
+    report->reduce_wire += reduced;
+    if (info.amax_count_trained > 0)
+        report->update_wire += all_reduce_wire(model, (uint64_t)info.amax_count_trained);
+    return TN_OK;
+}
+
+/* Bytes of reduced gradients, were they added up so. */
+static size_t parts_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
+    const int is_fp32 = tn__sharded_passes_arrived(model, sum);
+    const size_t bytes = is_fp32 ? sizeof(float) : tn_dtype_bytes(model->config.gradient_dtype);
+    size_t elements = 0;
+    for (int i = 0; i < model->unit_count; i++)
+        elements += model->units[i]->packed_elements;
+    return elements * bytes;
+}
+
+tn_status tn_sharded_report_get(const tn_sharded_model *model, tn_sharded_report *out) {
+    TN_REQUIRE(model, "tn_sharded_report_get: model is NULL");
+    TN_REQUIRE(out && out->size == sizeof *out,
+               "tn_sharded_report_get: out is NULL or of another size: start from "
+               "TN_SHARDED_REPORT_INIT");
+    tn_sharded_report report = model->counts;
+    report.size = sizeof report;
+    for (int i = 0; i < model->unit_count; i++)
+        TN_TRY(count_unit(model, model->units[i], &report));
+    report.update_wire += all_reduce_wire(model, TN_SQUARE_SUMS);
+    report.bucket_bytes = tn__sharded_buckets_bytes(model, model->config.gradient_sum);
+    report.sharded_sum_bytes = parts_bytes(model, TN_GRADIENT_SUM_SHARDED) +
+                               tn__sharded_buckets_bytes(model, TN_GRADIENT_SUM_SHARDED);
+    report.whole_sum_bytes = parts_bytes(model, TN_GRADIENT_SUM_WHOLE) +
+                             tn__sharded_buckets_bytes(model, TN_GRADIENT_SUM_WHOLE);
+    if (model->ring) {
+        tn_ring_stats stats = TN_RING_STATS_INIT;
+        TN_TRY(tn_ring_stats_get(model->ring, &stats));
+        report.ring_bytes = stats.buffer_bytes;
+    }
+    *out = report;
+    return TN_OK;
+}

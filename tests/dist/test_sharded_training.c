@@ -1,0 +1,221 @@
+/* Training over ranks against training without: gradients of each layer, losses and master copies,
+ * bit for bit, over 20 steps; and within a bound where clipping adds up norms by rank. */
+#include "model_support.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static rank_fixture all;
+
+static int steps(void) { return all.count > 4 ? 3 : 20; }
+
+static void expect_loss(const test_model *model, const reference_model *reference, int step) {
+    const float expected = reference->loss[all.rank];
+    if (!(model->loss == expected))
+        fail_msg("rank %d, step %d: the loss is %a, expected %a", all.rank, step,
+                 (double)model->loss, (double)expected);
+}
+
+/* A step of both, held against each other before and after the update. */
+static size_t step_of_both(test_model *model, reference_model *reference, int step) {
+    size_t compared;
+    for (int micro = 0; micro < model->options.micro_batches; micro++)
+        model_pass(model, step, micro);
+    reference_gradients(reference, step);
+    compared = model_compare_gradients(model, reference);
+    expect_loss(model, reference, step);
+    model_update(model);
+    reference_update(reference);
+    return compared;
+}
+
+static void train(const char *name, const model_options *options, int many) {
+    reference_model *reference = reference_open(&all, options);
+    test_model *model = model_open(&all, options, NULL);
+    size_t compared = 0;
+    float first = 0.0f;
+    for (int step = 0; step < many; step++) {
+        compared += step_of_both(model, reference, step);
+        compared += model_compare_masters(model, reference);
+        if (step == 0) first = model->loss;
+    }
+    if (all.rank == 0)
+        printf("  %-24s %d steps: %zu numbers of rank 0 bit-equal, loss %.4f to %.4f\n", name, many,
+               compared, (double)first, (double)model->loss);
+    assert_true(all.rank > 0 || compared > 0);
+    model_close(model);
+    reference_close(reference);
+}
+
+static void twenty_steps_have_the_bits_of_one_rank(void **state) {
+    (void)state;
+    for (int precision = MODEL_BF16; precision <= MODEL_FP8_OF_BF16; precision++) {
+        static const char *const names[] = {"bf16", "FP8", "FP8 of bf16"};
+        model_options options = model_options_small(2);
+        options.precision = (model_precision)precision;
+        train(names[precision], &options, precision == MODEL_FP8 ? steps() : 4);
+    }
+}
+
+static void micro_batches_are_added_up_as_stated(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    options.micro_batches = 2;
+    train("sums of parts", &options, 3);
+    options.sum = TN_GRADIENT_SUM_WHOLE;
+    train("whole sums", &options, 3);
+    options.gradient_dtype = TN_BF16;
+    train("whole sums in bf16", &options, 3);
+    options.sum = TN_GRADIENT_SUM_SHARDED;
+    train("sums of parts in bf16", &options, 3);
+}
+
+static void modes_do_not_change_a_bit(void **state) {
+    (void)state;
+    model_options options = model_options_small(3);
+    options.recompute = 1;
+    options.gradient_slots = 1;
+    train("computed again", &options, 3);
+    options.recompute = 0;
+    options.gradient_slots = 0;
+    options.keep_after_forward = 1;
+    train("kept after forward", &options, 3);
+    options.micro_batches = 2;
+    options.keep_after_backward = 1;
+    train("kept all the step", &options, 3);
+    options = model_options_small(3);
+    options.frozen_layers = 1;
+    options.frozen_parts = 1u << BLOCK_UP | 1u << BLOCK_GAIN_1;
+    train("frozen", &options, 3);
+}
+
+static void layouts_do_not_change_a_bit(void **state) {
+    (void)state;
+    for (int layout = TN_SHARD_TILES; layout < TN_SHARD_LAYOUT_COUNT; layout++) {
+        model_options options = model_options_small(2);
+        options.layout = (tn_shard_layout)layout;
+        train(tn_shard_layout_name(options.layout), &options, 3);
+    }
+}
+
+/* The squares are added up in another order: of n numbers, each sum is within n units of 2^-24 of
+ * the whole, so the factor is within 2^-14 of the other one here; a step moves a weight by at most
+ * the rate of 2^-8, and differs by that fraction of it, but for gradients that are nothing. */
+static void clipping_differs_by_the_order_of_its_sum(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    options.max_norm = 0.125f;
+    reference_model *reference = reference_open(&all, &options);
+    test_model *model = model_open(&all, &options, NULL);
+    float norms[2];
+    (void)step_of_both(model, reference, 0);
+    const float distance = model_master_distance(model, reference);
+    EXPECT_OK(tn_plane_read(tn_sharded_norm(model->sharded), TN_PLANE_DATA, &norms[0],
+                            sizeof norms[0], NULL, 0, all.stream));
+    EXPECT_OK(tn_plane_read(reference->norm, TN_PLANE_DATA, &norms[1], sizeof norms[1], NULL, 0,
+                            all.stream));
+    ranks_wait(&all);
+    if (all.rank == 0)
+        printf("  norm %a and %a, masters within %a\n", (double)norms[0], (double)norms[1],
+               (double)distance);
+    assert_true(norms[0] > options.max_norm);
+    assert_true(fabsf(norms[0] - norms[1]) <= 0x1p-14f * norms[1]);
+    assert_true(distance <= 0x1p-20f);
+    model_close(model);
+    reference_close(reference);
+}
+
+/* ---- stalls --------------------------------------------------------------------------------- */
+
+/* A stream that stands still from one point of a backward until all of it has been put. */
+typedef struct stall {
+    tn_stream stream;
+    int at, seen;
+    ranks_gate *gate;
+} stall;
+
+static void stall_there(void *context, test_model *model, const char *after, int layer) {
+    stall *s = context;
+    (void)model, (void)after;
+    if (after[0] == 'f') return;
+    if (s->seen++ == s->at) s->gate = ranks_gate_put(&all, s->stream);
+    if (layer == 0) ranks_gate_open(s->gate);
+}
+
+/* With one bucket each unit's backward waits for the reduction of the one before; nothing waits on
+ * the host, or the gate would never be opened. */
+static void a_stream_that_stalls_anywhere_changes_no_gradient(void **state) {
+    (void)state;
+    model_options options = model_options_small(3);
+    options.gradient_slots = 1;
+    reference_model *reference = reference_open(&all, &options);
+    test_model *model = model_open(&all, &options, NULL);
+    (void)step_of_both(model, reference, 0);
+    model->note = stall_there;
+    for (int way = 0; way < 2 * 3; way++) {
+        stall s = {.stream = way % 2 ? all.stream : all.other, .at = way / 2};
+        model->note_context = &s;
+        (void)step_of_both(model, reference, 1 + way);
+        (void)model_compare_masters(model, reference);
+        ranks_gate_end(s.gate);
+    }
+    model_close(model);
+    reference_close(reference);
+}
+
+/* Two steps without ranks, then sharded: master copies, moments and the count of steps go along. */
+static void training_goes_on_sharded_after_a_warm_up(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    options.frozen_parts = 1u << BLOCK_DOWN;
+    reference_model *reference = reference_open(&all, &options);
+    for (int step = 0; step < 2; step++) {
+        reference_gradients(reference, step);
+        reference_update(reference);
+    }
+    test_model *model = model_open(&all, &options, reference);
+    (void)model_compare_masters(model, reference);
+    for (int step = 2; step < 5; step++) {
+        (void)step_of_both(model, reference, step);
+        (void)model_compare_masters(model, reference);
+    }
+    model_close(model);
+    reference_close(reference);
+}
+
+/* A step that was given up in the middle of a backward leaves no trace in those that follow. */
+static void a_step_given_up_changes_nothing(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    options.micro_batches = 2;
+    reference_model *reference = reference_open(&all, &options);
+    test_model *model = model_open(&all, &options, NULL);
+    (void)step_of_both(model, reference, 0);
+    model_pass(model, 77, 0);
+    EXPECT_OK(tn_sharded_forward_begin(model->sharded, 0));
+    EXPECT_OK(tn_sharded_abandon(model->sharded));
+    for (int step = 1; step < 3; step++) {
+        (void)step_of_both(model, reference, step);
+        (void)model_compare_masters(model, reference);
+    }
+    assert_int_equal(model_report(model).strays, 0);
+    model_close(model);
+    reference_close(reference);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(twenty_steps_have_the_bits_of_one_rank),
+        cmocka_unit_test(micro_batches_are_added_up_as_stated),
+        cmocka_unit_test(modes_do_not_change_a_bit),
+        cmocka_unit_test(layouts_do_not_change_a_bit),
+        cmocka_unit_test(clipping_differs_by_the_order_of_its_sum),
+        cmocka_unit_test(a_stream_that_stalls_anywhere_changes_no_gradient),
+        cmocka_unit_test(training_goes_on_sharded_after_a_warm_up),
+        cmocka_unit_test(a_step_given_up_changes_nothing),
+    };
+    all = ranks_open();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    ranks_close(&all);
+    return failed;
+}
