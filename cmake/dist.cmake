@@ -154,6 +154,8 @@ function(tenure_add_rank_tests)
   tenure_add_sim_rank_test(collective_order 1 2 3)
   tenure_add_sim_rank_test(missing_rank 2 3)
   tenure_add_rank_test(staging 1 2 4)
+  tenure_add_rank_test(checkpoints 1 2 3 4)
+  tenure_add_sim_rank_test(checkpoints 2)
   # Exits by MPI_Abort, which the others do not survive: what was said before is what counts.
   set_tests_properties(dist/hung_rank_2 dist/hung_rank_3 PROPERTIES
     PASS_REGULAR_EXPRESSION "clean after a hung rank.*aborting the job"
