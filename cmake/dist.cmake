@@ -121,6 +121,7 @@ set(TENURE_RANK_TEST_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT
 function(tenure_add_rank_tests)
   tenure_add_rank_test(collectives 1 2 3 4)
   tenure_add_rank_test(collectives_uneven 1 2 3 4)
+  tenure_add_rank_test(all_to_all 1 2 3 4)
   tenure_add_rank_test(comm_groups 1 2 3)
   tenure_add_rank_test(comm_split 1 2 3 4)
   tenure_add_rank_test(collective_order 1 2 3)

@@ -5,9 +5,17 @@
  */
 #include "comm_watch.h"
 
-static const char *const names[TN_COLLECTIVE_COUNT] = {
-    "all_gather", "reduce_scatter",    "all_reduce",           "broadcast",
-    "barrier",    "all_gather_uneven", "reduce_scatter_uneven"};
+static const char *const names[TN_COLLECTIVE_COUNT] = {"all_gather",
+                                                       "reduce_scatter",
+                                                       "all_reduce",
+                                                       "broadcast",
+                                                       "barrier",
+                                                       "all_gather_uneven",
+                                                       "reduce_scatter_uneven",
+                                                       "all_to_all",
+                                                       "all_to_all_uneven",
+                                                       "send",
+                                                       "receive"};
 
 const char *tn_collective_name(tn_collective collective) {
     unsigned at = (unsigned)collective;
@@ -16,11 +24,11 @@ const char *tn_collective_name(tn_collective collective) {
 
 /* ---- bytes on the wire ---------------------------------------------------------------------- */
 
-/* Elements of the segments of rank `mine`, or of all others. */
-static uint64_t segment_elements(const tn__batch *batch, const tn__collective_call *call, int mine,
-                                 int is_of_others) {
+/* Elements of the first `count` segments that are of rank `mine`, or of all others. */
+static uint64_t segment_elements(const tn__batch *batch, const tn__collective_call *call,
+                                 size_t count, int mine, int is_of_others) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < call->segment_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const tn_segment *segment = &batch->segments[call->first_segment + i];
         if ((segment->rank != mine) == is_of_others) sum += segment->count;
     }
@@ -31,8 +39,10 @@ static uint64_t wire_elements(const tn_comm *comm, const tn__collective_call *ca
     const tn__batch *batch = &comm->list.batch;
     uint64_t others = (uint64_t)comm->rank_count - 1;
     uint64_t count = call->count;
+    size_t all = call->segment_count;
     switch (call->kind) {
     case TN_ALL_GATHER:
+    case TN_ALL_TO_ALL:
     case TN_REDUCE_SCATTER: return others * count;
     case TN_BROADCAST: return call->root == comm->rank ? others * count : 0;
     case TN_ALL_REDUCE: {
@@ -41,8 +51,10 @@ static uint64_t wire_elements(const tn_comm *comm, const tn__collective_call *ca
         uint64_t mine = before >= count ? 0 : count - before < part ? count - before : part;
         return count - mine + others * mine;
     }
-    case TN_ALL_GATHER_UNEVEN: return others * segment_elements(batch, call, comm->rank, 0);
-    case TN_REDUCE_SCATTER_UNEVEN: return segment_elements(batch, call, comm->rank, 1);
+    case TN_ALL_GATHER_UNEVEN: return others * segment_elements(batch, call, all, comm->rank, 0);
+    case TN_REDUCE_SCATTER_UNEVEN: return segment_elements(batch, call, all, comm->rank, 1);
+    case TN_ALL_TO_ALL_UNEVEN: return segment_elements(batch, call, all / 2, comm->rank, 1);
+    case TN_SEND: return call->root == comm->rank ? 0 : count;
     default: return 0;
     }
 }
@@ -111,6 +123,36 @@ static tn_status check_group_stream(const tn_comm *comm, const char *call, tn_st
                    comm->name, call, stream, comm->group_stream);
 }
 
+static int is_to_itself(const tn_comm *comm, const tn__collective_call *call) {
+    return (call->kind == TN_SEND || call->kind == TN_RECEIVE) && call->root == comm->rank;
+}
+
+/* The next message of a kind to the rank itself from call `*at` on; NULL if there is none. */
+static const tn__collective_call *next_own(const tn_comm *comm, tn_collective kind, size_t *at) {
+    const tn__batch *batch = &comm->list.batch;
+    while (*at < batch->call_count) {
+        const tn__collective_call *call = &batch->calls[(*at)++];
+        if (call->kind == kind && is_to_itself(comm, call)) return call;
+    }
+    return NULL;
+}
+
+/* What a rank sends itself in a group it receives there. */
+static tn_status check_own_messages(const tn_comm *comm) {
+    size_t send_at = 0, receive_at = 0;
+    for (;;) {
+        const tn__collective_call *send = next_own(comm, TN_SEND, &send_at);
+        const tn__collective_call *receive = next_own(comm, TN_RECEIVE, &receive_at);
+        if (!send && !receive) return TN_OK;
+        size_t sent = send ? send->count : 0, received = receive ? receive->count : 0;
+        if (sent == received) continue;
+        return TN_FAIL(TN_INVALID_ARGUMENT,
+                       "communicator %s: in this group rank %d sends itself %zu bytes where it "
+                       "receives %zu from itself",
+                       comm->name, comm->rank, sent, received);
+    }
+}
+
 static tn_status put_locked(tn_comm *comm, const tn__collective_call *call,
                             const tn_segment *segments, size_t segment_count, tn_stream stream) {
     TN_TRY(tn__comm_check_locked(comm));
@@ -119,6 +161,12 @@ static tn_status put_locked(tn_comm *comm, const tn__collective_call *call,
         TN_TRY(tn__batch_add(&comm->list, call, segments, segment_count));
         comm->group_stream = stream;
         return TN_OK;
+    }
+    if (is_to_itself(comm, call)) {
+        return TN_FAIL(TN_INVALID_ARGUMENT,
+                       "communicator %s: rank %d can %s to or from itself in a group only, which "
+                       "has both ends",
+                       comm->name, comm->rank, tn_collective_name(call->kind));
     }
     TN_TRY(tn__batch_add(&comm->list, call, segments, segment_count));
     tn_status status = put_list_locked(comm, stream);
@@ -169,6 +217,7 @@ static tn_status end_locked(tn_comm *comm, tn_stream stream) {
     }
     TN_TRY(tn__comm_check_locked(comm));
     TN_TRY(check_group_stream(comm, "tn_comm_group_end", stream));
+    TN_TRY(check_own_messages(comm));
     if (comm->list.batch.call_count) TN_TRY(put_list_locked(comm, stream));
     tn__batch_clear(&comm->list);
     comm->is_grouping = 0;

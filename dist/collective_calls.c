@@ -36,6 +36,7 @@ static tn_status check_overlap(const tn_comm *comm, const tn__collective_call *c
     size_t before = (size_t)comm->rank * call->count * call->element_bytes;
     int is_in_place = call->kind == TN_ALL_GATHER       ? src == dst + before
                       : call->kind == TN_REDUCE_SCATTER ? dst == src + before
+                      : call->kind == TN_ALL_TO_ALL     ? 0
                                                         : src == dst;
     if (is_in_place || src + src_bytes <= dst || dst + dst_bytes <= src) return TN_OK;
     return TN_FAIL(TN_INVALID_ARGUMENT,
@@ -107,6 +108,43 @@ tn_status tn_broadcast(tn_comm *comm, void *buffer, size_t bytes, int root, tn_s
     TN_TRY(tn__collective_check_size(comm, &call));
     TN_TRY(tn__collective_check_addresses(&call));
     return tn__collective_put(comm, &call, NULL, 0, stream);
+}
+
+tn_status tn_all_to_all(tn_comm *comm, const void *src, void *dst, size_t bytes, tn_stream stream) {
+    TN_REQUIRE(comm, "tn_all_to_all: comm is NULL");
+    tn__collective_call call = {.kind = TN_ALL_TO_ALL, .src = src, .dst = dst, .count = bytes};
+    call.element_bytes = 1, call.dtype = TN_BYTE;
+    if (!bytes) return tn__collective_put_nothing(comm);
+    TN_TRY(tn__collective_check_size(comm, &call));
+    TN_TRY(tn__collective_check_addresses(&call));
+    size_t whole_bytes = bytes * (size_t)comm->rank_count;
+    TN_TRY(check_overlap(comm, &call, whole_bytes, whole_bytes));
+    return tn__collective_put(comm, &call, NULL, 0, stream);
+}
+
+/* Both addresses of the call are the one buffer. */
+static tn_status put_message(tn_comm *comm, tn__collective_call *call, tn_stream stream) {
+    call->element_bytes = 1, call->dtype = TN_BYTE;
+    TN_REQUIRE(call->root >= 0 && call->root < comm->rank_count, "%s: peer %d of %d ranks",
+               tn_collective_name(call->kind), call->root, comm->rank_count);
+    if (!call->count) return tn__collective_put_nothing(comm);
+    TN_TRY(tn__collective_check_size(comm, call));
+    TN_TRY(tn__collective_check_addresses(call));
+    return tn__collective_put(comm, call, NULL, 0, stream);
+}
+
+tn_status tn_send(tn_comm *comm, const void *src, size_t bytes, int peer, tn_stream stream) {
+    TN_REQUIRE(comm, "tn_send: comm is NULL");
+    tn__collective_call call = {.kind = TN_SEND, .src = src, .count = bytes, .root = peer};
+    call.dst = (void *)(uintptr_t)src; /* never written: a message has one address */
+    return put_message(comm, &call, stream);
+}
+
+tn_status tn_receive(tn_comm *comm, void *dst, size_t bytes, int peer, tn_stream stream) {
+    TN_REQUIRE(comm, "tn_receive: comm is NULL");
+    tn__collective_call call = {.kind = TN_RECEIVE, .dst = dst, .count = bytes, .root = peer};
+    call.src = dst;
+    return put_message(comm, &call, stream);
 }
 
 tn_status tn_barrier(tn_comm *comm, tn_stream stream) {

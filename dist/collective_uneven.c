@@ -140,3 +140,88 @@ tn_status tn_reduce_scatter_uneven(tn_comm *comm, const void *src, void *dst,
     if (!list.total) return tn__collective_put_nothing(comm);
     return tn__collective_put(comm, &call, segments, segment_count, stream);
 }
+
+/* ---- all to all ------------------------------------------------------------------------------ */
+
+/* One side of an all_to_all_uneven: what goes to or comes from each rank. */
+typedef struct parts {
+    const char *what;
+    const void *base;
+    const size_t *bytes;
+    const size_t *offsets; /* NULL: one after the other */
+} parts;
+
+/* Where the parts are, as segments, with their end in *end. */
+static tn_status list_parts(const tn_comm *comm, const parts *side, tn_segment *out, size_t *end) {
+    size_t next = 0;
+    *end = 0;
+    for (int rank = 0; rank < comm->rank_count; rank++) {
+        size_t offset = side->offsets ? side->offsets[rank] : next, bytes = side->bytes[rank];
+        TN_REQUIRE(!__builtin_add_overflow(offset, bytes, &next) && next <= SIZE_MAX / 2,
+                   "all_to_all_uneven: %s_bytes[%d] is %zu at %zu: too large", side->what, rank,
+                   bytes, offset);
+        out[rank] = (tn_segment){rank, offset, bytes};
+        if (bytes && next > *end) *end = next;
+    }
+    TN_REQUIRE(side->base || !*end, "all_to_all_uneven: %s is NULL, and it has %zu bytes",
+               side->what[0] == 's' ? "src" : "dst", *end);
+    return TN_OK;
+}
+
+static int do_overlap(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
+    uintptr_t a_at = (uintptr_t)a, b_at = (uintptr_t)b;
+    return a_bytes && b_bytes && a_at < b_at + b_bytes && b_at < a_at + a_bytes;
+}
+
+static tn_status check_sides_apart(const tn__collective_call *call, const tn_segment *sends,
+                                   const tn_segment *receives, int rank_count) {
+    const char *src = call->src, *dst = call->dst;
+    for (int to = 0; to < rank_count; to++) {
+        for (int from = 0; from < rank_count; from++) {
+            if (!do_overlap(src + sends[to].offset, sends[to].count, dst + receives[from].offset,
+                            receives[from].count))
+                continue;
+            return TN_FAIL(TN_INVALID_ARGUMENT,
+                           "all_to_all_uneven: what goes to rank %d overlaps what comes from rank "
+                           "%d: src and dst are apart",
+                           to, from);
+        }
+    }
+    return TN_OK;
+}
+
+static tn_status check_parts(const tn_comm *comm, tn__collective_call *call, const parts sides[2],
+                             tn_segment *segments) {
+    size_t ranks = (size_t)comm->rank_count, src_end, dst_end;
+    tn_segment *receives = segments + ranks;
+    uneven_list received = {.segments = receives, .count = ranks};
+    TN_TRY(list_parts(comm, &sides[0], segments, &src_end));
+    TN_TRY(list_parts(comm, &sides[1], receives, &dst_end));
+    TN_TRY(check_apart(call, &received));
+    TN_REQUIRE(segments[comm->rank].count == receives[comm->rank].count,
+               "all_to_all_uneven: rank %d sends itself %zu bytes and receives %zu from itself",
+               comm->rank, segments[comm->rank].count, receives[comm->rank].count);
+    for (size_t rank = 0; rank < ranks; rank++)
+        call->count += segments[rank].count;
+    if (!do_overlap(call->src, src_end, call->dst, dst_end)) return TN_OK;
+    return check_sides_apart(call, segments, receives, comm->rank_count);
+}
+
+tn_status tn_all_to_all_uneven(tn_comm *comm, const void *src, const size_t *send_bytes,
+                               const size_t *send_offsets, void *dst, const size_t *receive_bytes,
+                               const size_t *receive_offsets, tn_stream stream) {
+    TN_REQUIRE(comm, "tn_all_to_all_uneven: comm is NULL");
+    TN_REQUIRE(send_bytes && receive_bytes,
+               "tn_all_to_all_uneven: send_bytes and receive_bytes are needed, of each rank");
+    const parts sides[2] = {{"send", src, send_bytes, send_offsets},
+                            {"receive", dst, receive_bytes, receive_offsets}};
+    tn__collective_call call = {.kind = TN_ALL_TO_ALL_UNEVEN, .src = src, .dst = dst};
+    call.element_bytes = 1, call.dtype = TN_BYTE;
+    size_t count = 2 * (size_t)comm->rank_count;
+    tn_segment *segments = tn__host_alloc(count, sizeof *segments);
+    if (!segments) return TN_OUT_OF_HOST_MEMORY;
+    tn_status status = check_parts(comm, &call, sides, segments);
+    if (status == TN_OK) status = tn__collective_put(comm, &call, segments, count, stream);
+    tn__host_free(segments);
+    return status;
+}

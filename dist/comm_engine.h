@@ -30,9 +30,10 @@ typedef struct tn__collective_call {
     size_t element_bytes;
     tn_dtype dtype; /* of reductions; else TN_BYTE */
     tn_reduce reduce;
-    int root;
-    size_t first_segment; /* of an uneven call, in the batch's list */
-    size_t segment_count;
+    int root; /* of a send or receive: the other rank */
+    size_t
+        first_segment; /* of an uneven call, in the batch's list; of all_to_all_uneven: what goes */
+    size_t segment_count; /* to each rank, by rank, then what comes from each */
 } tn__collective_call;
 
 /* What is put on a stream at once: one call, or those of a group. Not empty. */

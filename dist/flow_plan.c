@@ -17,6 +17,10 @@ typedef struct builder {
     tn__flow *free_flows;
 } builder;
 
+static int is_message(const tn__collective_call *call) {
+    return call->kind == TN_SEND || call->kind == TN_RECEIVE;
+}
+
 static char *writable(const void *address) { return (char *)(uintptr_t)address; }
 
 /* ---- flows ---------------------------------------------------------------------------------- */
@@ -44,8 +48,8 @@ static tn__flow_exchange *add_exchange(builder *make, tn__flow_kind kind) {
 
 static void add_own(builder *make, char *src, char *dst, size_t bytes) {
     if (src == dst) return;
-    add_piece(make, &make->plan->own_sends, src, bytes);
-    add_piece(make, &make->plan->own_receives, dst, bytes);
+    add_piece(make, &make->plan->own_sends[0], src, bytes);
+    add_piece(make, &make->plan->own_receives[0], dst, bytes);
 }
 
 /* ---- what all ranks get --------------------------------------------------------------------- */
@@ -126,15 +130,79 @@ static void add_all_reduce(builder *make, const tn__collective_call *call) {
     }
 }
 
-/* ---- headers -------------------------------------------------------------------------------- */
+/* ---- from rank to rank ---------------------------------------------------------------------- */
+
+static void add_all_to_all(builder *make, const tn__collective_call *call) {
+    for (int other = 0; other < make->plan->rank_count; other++) {
+        size_t at = (size_t)other * call->count;
+        char *src = writable(call->src) + at, *dst = (char *)call->dst + at;
+        if (other == make->plan->rank) {
+            add_own(make, src, dst, call->count);
+            continue;
+        }
+        add_piece(make, &make->pairs->sends[other], src, call->count);
+        add_piece(make, &make->pairs->receives[other], dst, call->count);
+    }
+}
 
 static uint64_t mix(uint64_t hash, uint64_t value) {
     hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
     return hash ^ (hash >> 32);
 }
 
+/* What goes to or comes from another rank, of which the two have to agree. */
+static void add_sent(builder *make, tn_collective kind, int other, char *address, size_t bytes) {
+    tn__flow_header *header = &make->plan->headers[other];
+    add_piece(make, &make->pairs->sends[other], address, bytes);
+    header->sent_bytes += bytes;
+    header->sent_hash = mix(header->sent_hash, mix((uint64_t)kind + 1, bytes));
+}
+
+static void add_expected(builder *make, tn_collective kind, int other, char *address,
+                         size_t bytes) {
+    tn__flow_header *header = &make->plan->headers[other];
+    add_piece(make, &make->pairs->receives[other], address, bytes);
+    header->expected_bytes += bytes;
+    header->expected_hash = mix(header->expected_hash, mix((uint64_t)kind + 1, bytes));
+}
+
+static void add_all_to_all_uneven(builder *make, const tn__collective_call *call) {
+    const tn_segment *sends = make->batch->segments + call->first_segment;
+    const tn_segment *receives = sends + make->plan->rank_count;
+    for (int other = 0; other < make->plan->rank_count; other++) {
+        char *src = writable(call->src) + sends[other].offset;
+        char *dst = (char *)call->dst + receives[other].offset;
+        if (other == make->plan->rank) {
+            add_own(make, src, dst, sends[other].count);
+            continue;
+        }
+        add_sent(make, call->kind, other, src, sends[other].count);
+        add_expected(make, call->kind, other, dst, receives[other].count);
+    }
+}
+
+static void add_message(builder *make, const tn__collective_call *call) {
+    int is_own = call->root == make->plan->rank;
+    if (call->kind == TN_SEND) {
+        char *src = writable(call->src);
+        if (is_own)
+            add_piece(make, &make->plan->own_sends[1], src, call->count);
+        else
+            add_sent(make, TN_SEND, call->root, src, call->count);
+        return;
+    }
+    if (is_own)
+        add_piece(make, &make->plan->own_receives[1], call->dst, call->count);
+    else
+        add_expected(make, TN_SEND, call->root, call->dst, call->count);
+}
+
+/* ---- headers -------------------------------------------------------------------------------- */
+
+/* Of what all ranks know alike; what is between two of an uneven all-to-all only they know. */
 static uint64_t hash_call(const tn__batch *batch, const tn__collective_call *call, uint64_t hash) {
     hash = mix(hash, (uint64_t)call->kind);
+    if (call->kind == TN_ALL_TO_ALL_UNEVEN) return hash;
     hash = mix(hash, (uint64_t)call->dtype << 32 | (uint64_t)call->reduce);
     hash = mix(hash, (uint64_t)call->root);
     hash = mix(hash, call->count);
@@ -147,28 +215,62 @@ static uint64_t hash_call(const tn__batch *batch, const tn__collective_call *cal
     return hash;
 }
 
-static void fill_header(builder *make) {
-    const tn__batch *batch = make->batch;
-    const tn__collective_call *first = &batch->calls[0];
-    tn__flow_header *header = &make->plan->header;
-    if (batch->call_count == 1) {
-        header->kind = (int32_t)first->kind;
-        header->dtype = (int32_t)first->dtype;
-        header->reduce = (int32_t)first->reduce;
-        header->root = (int32_t)first->root;
-        header->count = first->count;
-    } else {
-        header->kind = TN__FLOW_GROUP;
-        header->count = batch->call_count;
+static tn__flow_header describe_batch(const tn__batch *batch) {
+    tn__flow_header header = {.kind = TN__FLOW_MESSAGES};
+    uint64_t for_all = 0;
+    for (size_t i = 0; i < batch->call_count; i++) {
+        const tn__collective_call *call = &batch->calls[i];
+        if (is_message(call)) continue;
+        for_all++;
+        header.hash = hash_call(batch, call, header.hash);
+        header.kind = (int32_t)call->kind;
+        header.dtype = (int32_t)call->dtype;
+        header.reduce = (int32_t)call->reduce;
+        header.root = (int32_t)call->root;
+        header.count = call->kind == TN_ALL_TO_ALL_UNEVEN ? 0 : call->count;
     }
-    for (size_t i = 0; i < batch->call_count; i++)
-        header->hash = hash_call(batch, &batch->calls[i], header->hash);
+    if (for_all > 1)
+        header = (tn__flow_header){.kind = TN__FLOW_GROUP, .count = for_all, .hash = header.hash};
+    return header;
 }
 
-void tn__flow_name(const tn__flow_header *header, char *text, size_t text_bytes) {
+static void fill_headers(builder *make) {
+    tn__flow_header header = describe_batch(make->batch);
+    make->plan->is_for_all = header.kind != TN__FLOW_MESSAGES;
+    for (int rank = 0; rank < make->plan->rank_count; rank++) {
+        tn__flow_header *to = &make->plan->headers[rank];
+        header.sent_bytes = to->sent_bytes, header.sent_hash = to->sent_hash;
+        header.expected_bytes = to->expected_bytes, header.expected_hash = to->expected_hash;
+        *to = header;
+    }
+}
+
+int tn__flow_meets(const tn__flow_plan *plan, int other) {
+    const tn__flow_header *header = &plan->headers[other];
+    if (other == plan->rank) return 0;
+    return plan->is_for_all || header->sent_bytes || header->expected_bytes;
+}
+
+void tn__flow_number(tn__flow_plan *plan, uint64_t *sequence) {
+    *sequence += plan->is_for_all != 0;
+    for (int rank = 0; rank < plan->rank_count; rank++)
+        plan->headers[rank].sequence = *sequence;
+}
+
+/* ---- headers in words ----------------------------------------------------------------------- */
+
+static void name_of(const tn__flow_header *header, char *text, size_t text_bytes) {
     const char *kind =
         header->kind == TN__FLOW_GROUP ? "group" : tn_collective_name((tn_collective)header->kind);
-    snprintf(text, text_bytes, "%s %llu", kind, (unsigned long long)header->sequence);
+    if (header->kind == TN__FLOW_MESSAGES)
+        snprintf(text, text_bytes, "send or receive after %llu",
+                 (unsigned long long)header->sequence);
+    else
+        snprintf(text, text_bytes, "%s %llu", kind, (unsigned long long)header->sequence);
+}
+
+void tn__flow_name(const tn__flow_plan *plan, char *text, size_t text_bytes) {
+    name_of(&plan->headers[0], text, text_bytes);
 }
 
 static const char *reduction_name(const tn__flow_header *header) {
@@ -181,18 +283,33 @@ static const char *reduction_name(const tn__flow_header *header) {
 static void describe(const tn__flow_header *header, char *text, size_t text_bytes) {
     int is_group = header->kind == TN__FLOW_GROUP;
     char name[TEXT_BYTES / 2];
-    tn__flow_name(header, name, sizeof name);
+    name_of(header, name, sizeof name);
     snprintf(text, text_bytes, "%s of %llu %s%s, root %d, lists %08x", name,
              (unsigned long long)header->count,
              is_group ? "calls" : tn_dtype_name((tn_dtype)header->dtype), reduction_name(header),
              header->root, (unsigned)header->hash);
 }
 
+/* What rank `from` says it sends rank `to`, and what that one expects. */
+static tn_status check_pair(const char *comm_name, int from, const tn__flow_header *sender, int to,
+                            const tn__flow_header *receiver) {
+    if (sender->sent_hash == receiver->expected_hash) return TN_OK;
+    return TN_FAIL(TN_COMM_ERROR,
+                   "communicator %s: rank %d sends %llu bytes to rank %d, which expects %llu: two "
+                   "ranks give the same sizes in the same order",
+                   comm_name, from, (unsigned long long)sender->sent_bytes, to,
+                   (unsigned long long)receiver->expected_bytes);
+}
+
 tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name, int other,
                                 const tn__flow_header *theirs) {
+    const tn__flow_header *mine = &plan->headers[other];
     char ours[TEXT_BYTES], others[TEXT_BYTES];
-    if (memcmp(theirs, &plan->header, sizeof *theirs) == 0) return TN_OK;
-    describe(&plan->header, ours, sizeof ours);
+    if (memcmp(theirs, mine, offsetof(tn__flow_header, sent_bytes)) == 0) {
+        TN_TRY(check_pair(comm_name, plan->rank, mine, other, theirs));
+        return check_pair(comm_name, other, theirs, plan->rank, mine);
+    }
+    describe(mine, ours, sizeof ours);
     describe(theirs, others, sizeof others);
     return TN_FAIL(TN_COMM_ERROR,
                    "communicator %s: rank %d called %s, but rank %d called %s: all ranks make the "
@@ -209,6 +326,10 @@ static void add_call(builder *make, const tn__collective_call *call) {
     case TN_REDUCE_SCATTER: add_reduce_scatter(make, call); break;
     case TN_REDUCE_SCATTER_UNEVEN: add_reduce_scatter_uneven(make, call); break;
     case TN_ALL_REDUCE: add_all_reduce(make, call); break;
+    case TN_ALL_TO_ALL: add_all_to_all(make, call); break;
+    case TN_ALL_TO_ALL_UNEVEN: add_all_to_all_uneven(make, call); break;
+    case TN_SEND:
+    case TN_RECEIVE: add_message(make, call); break;
     case TN_BROADCAST: spread_piece(make, call->root, call->src, call->dst, call->count); break;
     default: break;
     }
@@ -219,7 +340,8 @@ static int is_reduction(const tn__collective_call *call) {
            call->kind == TN_ALL_REDUCE;
 }
 
-/* Reductions have their exchanges first, in the order of calls. */
+/* Reductions have their exchanges first, in the order of calls. Messages come last: between two
+ * ranks their place among the calls for all ranks need not be the same. */
 static void add_calls(builder *make) {
     const tn__batch *batch = make->batch;
     for (size_t i = 0; i < batch->call_count; i++)
@@ -227,7 +349,10 @@ static void add_calls(builder *make) {
     make->spread = add_exchange(make, TN__FLOW_SPREAD);
     make->pairs = add_exchange(make, TN__FLOW_PAIRS);
     for (size_t i = 0; i < batch->call_count; i++)
-        if (!is_reduction(&batch->calls[i])) add_call(make, &batch->calls[i]);
+        if (!is_reduction(&batch->calls[i]) && !is_message(&batch->calls[i]))
+            add_call(make, &batch->calls[i]);
+    for (size_t i = 0; i < batch->call_count; i++)
+        if (is_message(&batch->calls[i])) add_call(make, &batch->calls[i]);
 }
 
 /* A call has at most three pieces for each rank, and so has each segment. */
@@ -241,8 +366,9 @@ tn_status tn__flow_plan_make(int rank, int rank_count, const tn__batch *batch,
     size_t exchange_bytes = exchanges * sizeof(tn__flow_exchange);
     size_t flow_bytes = flows * sizeof(tn__flow);
     size_t piece_bytes = most_pieces(rank_count, batch) * sizeof(tn__flow_piece);
+    size_t header_bytes = (size_t)rank_count * sizeof(tn__flow_header);
     tn__flow_plan *plan =
-        tn__host_alloc(1, sizeof *plan + exchange_bytes + flow_bytes + piece_bytes);
+        tn__host_alloc(1, sizeof *plan + exchange_bytes + flow_bytes + piece_bytes + header_bytes);
     if (!plan) return TN_OUT_OF_HOST_MEMORY;
     builder make = {.plan = plan, .batch = batch};
     char *at = (char *)(plan + 1);
@@ -251,8 +377,9 @@ tn_status tn__flow_plan_make(int rank, int rank_count, const tn__batch *batch,
     plan->exchanges = (void *)at;
     make.free_flows = (void *)(at + exchange_bytes);
     make.free_pieces = (void *)(at + exchange_bytes + flow_bytes);
+    plan->headers = (void *)(at + exchange_bytes + flow_bytes + piece_bytes);
     add_calls(&make);
-    fill_header(&make);
+    fill_headers(&make);
     *out = plan;
     return TN_OK;
 }

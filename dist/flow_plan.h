@@ -56,17 +56,24 @@ typedef struct tn__flow_exchange {
     tn__flow *receives;
 } tn__flow_exchange;
 
-enum { TN__FLOW_GROUP = -1 /* the kind in the header of a group */ };
+/* Kinds in headers: of a group with more than one call for all ranks; with none. */
+enum { TN__FLOW_GROUP = -1, TN__FLOW_MESSAGES = -2 };
 
-/* What a rank is about to do. The engine sets the sequence. */
+/* What a rank is about to do, in its words to one other rank. */
 typedef struct tn__flow_header {
+    /* What all ranks call alike: */
     int32_t kind;
     int32_t dtype;
     int32_t reduce;
     int32_t root;
-    uint64_t count;    /* of a group: its calls */
-    uint64_t sequence; /* of this communicator's collectives, from 1 */
+    uint64_t count;    /* of a group: its calls for all ranks */
+    uint64_t sequence; /* of this communicator's batches for all ranks, from 1 */
     uint64_t hash;     /* of the calls and their lists */
+    /* Where only the two have to agree (uneven all-to-alls, messages): */
+    uint64_t sent_bytes;
+    uint64_t sent_hash;
+    uint64_t expected_bytes;
+    uint64_t expected_hash;
 } tn__flow_header;
 
 typedef struct tn__flow_plan {
@@ -74,19 +81,27 @@ typedef struct tn__flow_plan {
     int rank_count;
     tn__flow_exchange *exchanges;
     size_t exchange_count;
-    tn__flow own_sends; /* what this rank gives itself, and where it goes */
-    tn__flow own_receives;
-    tn__flow_header header;
+    tn__flow own_sends[2]; /* what this rank gives itself (in messages: the second) */
+    tn__flow own_receives[2];
+    tn__flow_header *headers; /* by rank */
+    int is_for_all;           /* else ranks that send each other nothing do not meet */
 } tn__flow_plan;
 
 /* One block of host memory, for tn__host_free; nothing of the batch is needed after it. */
 TN_SISTER_API tn_status tn__flow_plan_make(int rank, int rank_count, const tn__batch *batch,
                                            tn__flow_plan **out);
 
-/* "all_gather 3", of this rank's header. */
-TN_SISTER_API void tn__flow_name(const tn__flow_header *header, char *text, size_t text_bytes);
+/* Whether this rank exchanges headers with another. */
+TN_SISTER_API int tn__flow_meets(const tn__flow_plan *plan, int other);
 
-/* TN_COMM_ERROR, with both in words, unless the header of another rank agrees with ours. */
+/* Numbers the plan, before it is carried out: *sequence counts those for all ranks. */
+TN_SISTER_API void tn__flow_number(tn__flow_plan *plan, uint64_t *sequence);
+
+/* "all_gather 3". */
+TN_SISTER_API void tn__flow_name(const tn__flow_plan *plan, char *text, size_t text_bytes);
+
+/* TN_COMM_ERROR, with both in words, unless what another rank says to us agrees with our header to
+ * it. */
 TN_SISTER_API tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name,
                                               int other, const tn__flow_header *theirs);
 

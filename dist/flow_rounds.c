@@ -120,9 +120,9 @@ tn_status tn__flow_round_out(const tn__flow_rounds *rounds, tn__flow_visit visit
     return TN_OK;
 }
 
-tn_status tn__flow_copy_own(const tn__flow_plan *plan, tn__flow_copy copy, void *context) {
-    tn__flow_cursor from = tn__flow_begin(&plan->own_sends),
-                    to = tn__flow_begin(&plan->own_receives);
+static tn_status copy_flow(const tn__flow *sends, const tn__flow *receives, tn__flow_copy copy,
+                           void *context) {
+    tn__flow_cursor from = tn__flow_begin(sends), to = tn__flow_begin(receives);
     char *src, *dst;
     TN_ASSERT(from.bytes == to.bytes);
     while (from.bytes) {
@@ -132,4 +132,9 @@ tn_status tn__flow_copy_own(const tn__flow_plan *plan, tn__flow_copy copy, void 
         TN_TRY(copy(context, dst, src, step));
     }
     return TN_OK;
+}
+
+tn_status tn__flow_copy_own(const tn__flow_plan *plan, tn__flow_copy copy, void *context) {
+    TN_TRY(copy_flow(&plan->own_sends[0], &plan->own_receives[0], copy, context));
+    return copy_flow(&plan->own_sends[1], &plan->own_receives[1], copy, context);
 }

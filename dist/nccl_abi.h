@@ -68,6 +68,10 @@ enum { TN__NCCL_CONFIG_VERSION = 21400 };
     X(reduce, "ncclReduce", tn__nccl_result,                                                       \
       (const void *src, void *dst, size_t count, int type, int reduce, int root, void *comm,       \
        void *stream))                                                                              \
+    X(send, "ncclSend", tn__nccl_result,                                                           \
+      (const void *src, size_t count, int type, int peer, void *comm, void *stream))               \
+    X(receive, "ncclRecv", tn__nccl_result,                                                        \
+      (void *dst, size_t count, int type, int peer, void *comm, void *stream))                     \
     X(group_start, "ncclGroupStart", tn__nccl_result, (void))                                      \
     X(group_end, "ncclGroupEnd", tn__nccl_result, (void))
 

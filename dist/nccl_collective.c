@@ -3,6 +3,7 @@
  *     all_gather_uneven       a broadcast of each segment from its rank; or ncclAllGather
  *     reduce_scatter_uneven   a reduction of each segment to its rank; or ncclReduceScatter
  *                             (in equal parts in the order of ranks)
+ *     all_to_all              a send to and a receive from each rank, also of all_to_all_uneven
  *     barrier                 an all-reduce of one float
  */
 #include "nccl_state.h"
@@ -89,6 +90,33 @@ static int reduce_scatter_uneven(const putting *put, const tn__collective_call *
     return code;
 }
 
+/* ---- from rank to rank ---------------------------------------------------------------------- */
+
+static int send_to(const putting *put, const void *src, size_t bytes, int peer) {
+    if (!bytes) return TN__NCCL_SUCCESS;
+    return put->calls->send(src, bytes, TN__NCCL_UINT8, peer, put->state->comm, put->stream);
+}
+
+static int receive_from(const putting *put, void *dst, size_t bytes, int peer) {
+    if (!bytes) return TN__NCCL_SUCCESS;
+    return put->calls->receive(dst, bytes, TN__NCCL_UINT8, peer, put->state->comm, put->stream);
+}
+
+static int all_to_all(const putting *put, const tn__collective_call *call) {
+    const tn_segment *sends = put->batch->segments + call->first_segment;
+    const tn_segment *receives = sends + put->state->rank_count;
+    int is_uneven = call->kind == TN_ALL_TO_ALL_UNEVEN, code = TN__NCCL_SUCCESS;
+    for (int peer = 0; peer < put->state->rank_count && !has_failed(code); peer++) {
+        size_t at = (size_t)peer * call->count, bytes = call->count;
+        const char *src = (const char *)call->src + (is_uneven ? sends[peer].offset : at);
+        char *dst = (char *)call->dst + (is_uneven ? receives[peer].offset : at);
+        code = send_to(put, src, is_uneven ? sends[peer].count : bytes, peer);
+        if (!has_failed(code))
+            code = receive_from(put, dst, is_uneven ? receives[peer].count : bytes, peer);
+    }
+    return code;
+}
+
 /* ---- one call ------------------------------------------------------------------------------- */
 
 static int put_call(const putting *put, const tn__collective_call *call) {
@@ -107,6 +135,10 @@ static int put_call(const putting *put, const tn__collective_call *call) {
         return put->calls->broadcast(call->src, call->dst, call->count, type, call->root, comm,
                                      put->stream);
     case TN_ALL_GATHER_UNEVEN: return gather_uneven(put, call);
+    case TN_ALL_TO_ALL:
+    case TN_ALL_TO_ALL_UNEVEN: return all_to_all(put, call);
+    case TN_SEND: return send_to(put, call->src, call->count, call->root);
+    case TN_RECEIVE: return receive_from(put, call->dst, call->count, call->root);
     case TN_REDUCE_SCATTER_UNEVEN: return reduce_scatter_uneven(put, call);
     default:
         return put->calls->all_reduce(word, word, 1, TN__NCCL_FLOAT32, TN__NCCL_MAX, comm,
@@ -114,22 +146,31 @@ static int put_call(const putting *put, const tn__collective_call *call) {
     }
 }
 
-static int is_one_call(const tn__batch *batch) {
-    tn_collective kind = batch->calls[0].kind;
-    return batch->call_count == 1 && kind <= TN_BARRIER;
+/* The name of the one call of NCCL that a batch is; NULL if it is a group. */
+static const char *name_alone(const tn__batch *batch) {
+    static const char *const names[TN_COLLECTIVE_COUNT] = {
+        [TN_ALL_GATHER] = "ncclAllGather",
+        [TN_REDUCE_SCATTER] = "ncclReduceScatter",
+        [TN_ALL_REDUCE] = "ncclAllReduce",
+        [TN_BROADCAST] = "ncclBroadcast",
+        [TN_BARRIER] = "ncclAllReduce of a barrier",
+        [TN_SEND] = "ncclSend",
+        [TN_RECEIVE] = "ncclRecv"};
+    return batch->call_count == 1 ? names[batch->calls[0].kind] : NULL;
 }
 
-static const char *name_of(const tn__batch *batch) {
-    static const char *const names[] = {"ncclAllGather", "ncclReduceScatter", "ncclAllReduce",
-                                        "ncclBroadcast", "ncclAllReduce of a barrier"};
-    return is_one_call(batch) ? names[batch->calls[0].kind] : "ncclGroupEnd";
+static int is_message(const tn__collective_call *call) {
+    return call->kind == TN_SEND || call->kind == TN_RECEIVE;
 }
 
 static int put_group(const putting *put) {
     int code = put->calls->group_start();
     if (code != TN__NCCL_SUCCESS) return code;
-    for (size_t i = 0; i < put->batch->call_count && !has_failed(code); i++)
-        code = put_call(put, &put->batch->calls[i]);
+    /* Messages after all others: what two ranks send each other must be in one order on both. */
+    for (int messages = 0; messages < 2; messages++)
+        for (size_t i = 0; i < put->batch->call_count && !has_failed(code); i++)
+            if (is_message(&put->batch->calls[i]) == messages)
+                code = put_call(put, &put->batch->calls[i]);
     /* After a failed call this ends the group without a launch. */
     int end = put->calls->group_end();
     return has_failed(code) ? code : end;
@@ -138,6 +179,7 @@ static int put_group(const putting *put) {
 tn_status tn__nccl_batch_start(tn__comm_state *state, const tn__batch *batch, tn_stream stream) {
     putting put = {.state = state, .calls = state->calls, .batch = batch, .stream = stream};
     TN_TRY(state->driver->make_current(state->on));
-    int code = is_one_call(batch) ? put_call(&put, &batch->calls[0]) : put_group(&put);
-    return tn__nccl_finish(state, code, name_of(batch));
+    const char *name = name_alone(batch);
+    int code = name ? put_call(&put, &batch->calls[0]) : put_group(&put);
+    return tn__nccl_finish(state, code, name ? name : "ncclGroupEnd");
 }

@@ -14,23 +14,24 @@
 static tn_status exchange_headers(tn__comm_state *state, const tn__flow_plan *plan) {
     tn__tcp_lanes_clear(state);
     for (int rank = 0; rank < state->rank_count; rank++) {
-        if (rank == state->rank) continue;
-        tn__tcp_lane_block(tn__tcp_lane_to(state, rank), &plan->header, sizeof plan->header);
+        if (!tn__flow_meets(plan, rank)) continue;
+        tn__tcp_lane_block(tn__tcp_lane_to(state, rank), &plan->headers[rank],
+                           sizeof *plan->headers);
         tn__tcp_lane_block(tn__tcp_lane_from(state, rank), &state->theirs[rank],
-                           sizeof plan->header);
+                           sizeof *state->theirs);
     }
     return tn__tcp_exchange(state);
 }
 
 static tn_status meet(tn__comm_state *state, tn__flow_plan *plan) {
     char name[sizeof state->what - 8];
-    plan->header.sequence = ++state->sequence;
-    tn__flow_name(&plan->header, name, sizeof name);
+    tn__flow_number(plan, &state->sequence);
+    tn__flow_name(plan, name, sizeof name);
     snprintf(state->what, sizeof state->what, "call %s", name);
     TN_TRY(exchange_headers(state, plan));
     snprintf(state->what, sizeof state->what, "finish %s", name);
     for (int rank = 0; rank < state->rank_count; rank++)
-        if (rank != state->rank)
+        if (tn__flow_meets(plan, rank))
             TN_TRY(tn__flow_check_header(plan, state->name, rank, &state->theirs[rank]));
     return TN_OK;
 }

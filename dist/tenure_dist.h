@@ -183,13 +183,41 @@ TN_API TN_MUST_USE tn_status tn_reduce_scatter_uneven(tn_comm *comm, const void 
                                                       size_t segment_count, tn_dtype dtype,
                                                       tn_reduce reduce, tn_stream stream);
 
+/* Part r of src, `bytes` long, goes to rank r, and part r of dst is what came from it. Apart. */
+TN_API TN_MUST_USE tn_status tn_all_to_all(tn_comm *comm, const void *src, void *dst, size_t bytes,
+                                           tn_stream stream);
+
+/* The same with parts of any size and place: send_bytes[r] at src + send_offsets[r] go to rank r,
+ * receive_bytes[r] come from it to dst + receive_offsets[r], for each of tn_comm_size ranks.
+ * Offsets that are NULL: one part after the other. Two ranks agree on what goes between them, and
+ * nobody else knows it, so that every rank calls, and the call is put on the stream even if this
+ * rank neither sends nor receives. src and dst are apart. */
+TN_API TN_MUST_USE tn_status tn_all_to_all_uneven(tn_comm *comm, const void *src,
+                                                  const size_t *send_bytes,
+                                                  const size_t *send_offsets, void *dst,
+                                                  const size_t *receive_bytes,
+                                                  const size_t *receive_offsets, tn_stream stream);
+
+/* ---- between two ranks -------------------------------------------------------------------- */
+
+/* `bytes` from one rank's tn_send to its peer's tn_receive; the other ranks are not concerned.
+ * What one rank sends another it receives in the same order. Outside of a group each is done before
+ * the next collective: two ranks that both send first, and then receive, wait for each other until
+ * the deadline; in a group they do not. A rank sends to itself only in a group, which has as many
+ * receives of it, of the same bytes in the same order. */
+TN_API TN_MUST_USE tn_status tn_send(tn_comm *comm, const void *src, size_t bytes, int peer,
+                                     tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_receive(tn_comm *comm, void *dst, size_t bytes, int peer,
+                                        tn_stream stream);
+
 /* ---- groups ------------------------------------------------------------------------------- */
 
 /* The collectives that are called on the communicator between begin and end are one collective:
  * one group of NCCL, one exchange of headers of MPI and TCP, one place in the communicator's order.
  * Each is checked when it is called, with the stream that end is given, and put on it by end: all
  * or none. Among themselves they have no order, and nobody checks that what one writes no other
- * reads or writes.
+ * reads or writes. A group of nothing but sends and receives concerns only the ranks that they
+ * name; with any other call in it all ranks.
  *
  * A call that fails is not in the group, which stays open. If end fails, nothing was put and the
  * group is still open as it was: end it again, or cancel it. A communicator has one group at a
@@ -228,6 +256,10 @@ typedef enum tn_collective {
     TN_BARRIER,
     TN_ALL_GATHER_UNEVEN,
     TN_REDUCE_SCATTER_UNEVEN,
+    TN_ALL_TO_ALL,
+    TN_ALL_TO_ALL_UNEVEN,
+    TN_SEND,
+    TN_RECEIVE,
     TN_COLLECTIVE_COUNT
 } tn_collective;
 
@@ -243,6 +275,10 @@ TN_API const char *tn_collective_name(tn_collective collective); /* "all_gather"
  *     barrier                 0
  *     all_gather_uneven       (n - 1) * bytes of this rank's segments
  *     reduce_scatter_uneven   elements of the other ranks' segments
+ *     all_to_all              (n - 1) * bytes
+ *     all_to_all_uneven       send_bytes to the other ranks
+ *     send                    bytes, to another rank
+ *     receive                 0
  *
  * MPI and TCP send just these, and a header of each call or group that is not counted. For NCCL it
  * is the least that any algorithm can do without the network's help. */

@@ -15,12 +15,13 @@ static tn_status process_is_ending(void) { return TN_FAIL(TN_COMM_ERROR, "the pr
 
 /* ---- headers -------------------------------------------------------------------------------- */
 
-static int post_headers(tn__comm_state *state) {
+static int post_headers(tn__comm_state *state, const tn__flow_plan *plan) {
     int code = MPI_SUCCESS;
     for (int rank = 0; rank < state->rank_count && code == MPI_SUCCESS; rank++) {
-        if (rank == state->rank) continue;
-        tn__mpi_message message = {&state->mine, sizeof state->mine, &state->theirs[rank],
-                                   sizeof state->mine};
+        if (!tn__flow_meets(plan, rank)) continue;
+        state->mine[rank] = plan->headers[rank];
+        tn__mpi_message message = {&state->mine[rank], sizeof *state->mine, &state->theirs[rank],
+                                   sizeof *state->theirs};
         code = tn__mpi_post(state, rank, TN__MPI_HEADER_TAG, &message,
                             tn__mpi_requests_of(state->requests, rank));
     }
@@ -29,7 +30,7 @@ static int post_headers(tn__comm_state *state) {
 
 static tn_status check_headers(const tn__comm_state *state, const tn__flow_plan *plan) {
     for (int rank = 0; rank < state->rank_count; rank++) {
-        if (rank == state->rank) continue;
+        if (!tn__flow_meets(plan, rank)) continue;
         TN_TRY(tn__flow_check_header(plan, state->name, rank, &state->theirs[rank]));
     }
     return TN_OK;
@@ -38,10 +39,9 @@ static tn_status check_headers(const tn__comm_state *state, const tn__flow_plan 
 tn_status tn__mpi_meet(tn__comm_state *state, tn__flow_plan *plan) {
     char missing[TEXT_BYTES], name[TEXT_BYTES], what[3 * TEXT_BYTES];
     state->deadline_ns = tn__mpi_now_ns() + state->timeout_us * NS_PER_US;
-    plan->header.sequence = ++state->sequence;
-    state->mine = plan->header;
+    tn__flow_number(plan, &state->sequence);
     if (!tn__mpi_lock()) return process_is_ending();
-    int code = post_headers(state);
+    int code = post_headers(state, plan);
     tn__mpi_unlock();
     if (code != MPI_SUCCESS) {
         atomic_store(&state->has_pending, 1);
@@ -50,7 +50,7 @@ tn_status tn__mpi_meet(tn__comm_state *state, tn__flow_plan *plan) {
     if (tn__mpi_wait(state, state->requests, 2 * state->rank_count, state->deadline_ns, &code))
         return check_headers(state, plan);
     tn__mpi_missing_ranks(state, state->requests, missing, sizeof missing);
-    tn__flow_name(&state->mine, name, sizeof name);
+    tn__flow_name(plan, name, sizeof name);
     snprintf(what, sizeof what, "%s to call %s", *missing ? missing : "the other ranks", name);
     return tn__mpi_give_up(state, state->deadline_ns, code, what);
 }

@@ -20,7 +20,7 @@ static void free_memory(void *argument) {
     pthread_mutex_destroy(&state->lock);
     tn__host_free(state->name);
     tn__host_free(state->peers);
-    tn__host_free(state->theirs);
+    tn__host_free(state->mine);
     tn__host_free(state->requests);
     tn__host_free(state->sent);
     tn__host_free(state->received);
@@ -78,14 +78,15 @@ tn_status tn__mpi_state_make_room(tn__comm_state *state, int rank_count) {
     size_t row = bytes / ranks / ROW_BYTES_MIN * ROW_BYTES_MIN;
     state->row_bytes = row < ROW_BYTES_MIN ? ROW_BYTES_MIN : row;
     state->peers = tn__host_alloc(ranks, sizeof *state->peers);
-    state->theirs = tn__host_alloc(ranks, sizeof *state->theirs);
+    state->mine = tn__host_alloc(2 * ranks, sizeof *state->mine);
     state->requests = tn__host_alloc(4 * ranks, sizeof *state->requests);
     state->sent = tn__host_alloc(ranks, state->row_bytes);
     state->received = tn__host_alloc(ranks, state->row_bytes);
     state->split_words = tn__host_alloc(ranks + 1, sizeof *state->split_words);
-    if (!state->peers || !state->theirs || !state->requests || !state->sent || !state->received ||
+    if (!state->peers || !state->mine || !state->requests || !state->sent || !state->received ||
         !state->split_words)
         return TN_OUT_OF_HOST_MEMORY;
+    state->theirs = state->mine + ranks;
     state->split_requests = state->requests + 2 * ranks;
     for (size_t i = 0; i < 4 * ranks; i++)
         state->requests[i] = MPI_REQUEST_NULL;

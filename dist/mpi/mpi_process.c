@@ -1,9 +1,10 @@
 /* MPI in this process: see mpi_process.h.
  *
- * At exit, if we started MPI: after a failure, the ranks first meet in a barrier with a deadline,
- * on a communicator of its own. If all come, MPI_Finalize is safe. If one does not (it hangs, say,
- * and MPI_Finalize would wait for it for ever), the job is aborted with a line that says so:
- * MPI offers no other way to end some of its ranks.
+ * At exit, if we started MPI: the ranks first meet in a barrier on a communicator of its own, which
+ * has a deadline on a rank where a communicator failed. The others, which can not know of a failure
+ * in a sub-group, wait for it as MPI_Finalize would. If all come, MPI_Finalize is safe. If one
+ * does not (it hangs, say, and MPI_Finalize would wait for it for ever), the job is aborted with
+ * a line that says so: MPI offers no other way to end some of its ranks.
  */
 #include "mpi_process.h"
 
@@ -116,7 +117,7 @@ static void release_kept(void) {
 static int all_come_to_the_end(void) {
     MPI_Request request = MPI_REQUEST_NULL;
     int have_come = 0;
-    uint64_t deadline = tn__mpi_now_ns() + farewell_us * NS_PER_US;
+    uint64_t deadline = farewell_us ? tn__mpi_now_ns() + farewell_us * NS_PER_US : UINT64_MAX;
     if (MPI_Ibarrier(farewell, &request) != MPI_SUCCESS) return 0;
     while (!have_come && tn__mpi_now_ns() < deadline) {
         if (MPI_Test(&request, &have_come, MPI_STATUS_IGNORE) != MPI_SUCCESS) return 0;
@@ -132,7 +133,7 @@ static void end_at_exit(void) {
     is_ending = 1; /* from here no other thread calls MPI */
     MPI_Finalized(&finalized);
     if (!finalized) {
-        if (farewell_us && !all_come_to_the_end()) {
+        if (!all_come_to_the_end() && farewell_us) {
             int rank = 0;
             MPI_Comm_rank(MPI_COMM_WORLD, &rank);
             fprintf(stderr,

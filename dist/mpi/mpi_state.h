@@ -72,9 +72,9 @@ struct tn__comm_state {
     int first_tag;
     int *peers; /* by rank: its rank in the base */
 
-    tn__flow_header mine;
-    tn__flow_header *theirs; /* by rank */
-    MPI_Request *requests;   /* 2 of each rank */
+    tn__flow_header *mine; /* by rank */
+    tn__flow_header *theirs;
+    MPI_Request *requests; /* 2 of each rank */
     size_t row_bytes;
     unsigned char *sent;
     unsigned char *received;

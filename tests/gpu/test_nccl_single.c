@@ -64,6 +64,75 @@ static void each_collective_gives_what_was_put_in(void **state) {
     free(seen);
 }
 
+/* Segments of the one rank, in the reverse order of their places. */
+static void uneven_collectives_give_what_was_put_in(void **state) {
+    (void)state;
+    enum { HALF = BYTES / 2 };
+    const tn_segment bytes[] = {{0, HALF, 1000}, {0, 0, HALF}}, floats[] = {{0, 250, 50}};
+    const size_t whole[] = {BYTES};
+    unsigned char *data = malloc(BYTES), *seen = malloc(BYTES);
+    char *src = test_take(pool, BYTES, stream), *dst = test_take(pool, BYTES, stream);
+    for (size_t i = 0; i < BYTES; i++)
+        data[i] = (unsigned char)(i * 7 % 113);
+    EXPECT_OK(tn_copy(device, src, data, BYTES, stream));
+    EXPECT_OK(tn_all_to_all(comm, src, dst, BYTES, stream));
+    EXPECT_OK(tn_all_to_all_uneven(comm, dst, whole, NULL, src, whole, NULL, stream));
+    EXPECT_OK(tn_fill(device, dst, 0, BYTES, stream));
+    EXPECT_OK(tn_all_gather_uneven(comm, src, dst, bytes, 2, stream));
+    EXPECT_OK(tn_all_gather_uneven(comm, dst, dst, bytes, 2, stream));
+    EXPECT_OK(tn_copy(device, seen, dst, BYTES, stream));
+    EXPECT_OK(tn_stream_synchronize(device, stream));
+    assert_memory_equal(seen + HALF, data, 1000);
+    assert_memory_equal(seen, data + 1000, HALF);
+    EXPECT_OK(tn_reduce_scatter_uneven(comm, src, dst, floats, 1, TN_FP32, TN_REDUCE_SUM, stream));
+    EXPECT_OK(tn_copy(device, seen, dst, 200, stream));
+    EXPECT_OK(tn_comm_wait(comm));
+    EXPECT_OK(tn_stream_synchronize(device, stream));
+    assert_memory_equal(seen, data + 1000, 200);
+    test_give(pool, src, stream);
+    test_give(pool, dst, stream);
+    free(data);
+    free(seen);
+}
+
+static void a_group_sends_to_itself_and_gathers(void **state) {
+    (void)state;
+    const tn_segment segments[] = {{0, 0, 100}, {0, 300, 50}};
+    unsigned char seen[350];
+    char *src = test_take(pool, 350, stream), *dst = test_take(pool, 350, stream);
+    tn_comm_stats before = TN_COMM_STATS_INIT, after = TN_COMM_STATS_INIT;
+    EXPECT_OK(tn_comm_stats_get(comm, &before));
+    EXPECT_OK(tn_fill(device, src, 5, 350, stream));
+    EXPECT_OK(tn_fill(device, dst, 0, 350, stream));
+    EXPECT_OK(tn_comm_group_begin(comm));
+    EXPECT_OK(tn_all_gather_uneven(comm, src, dst, segments, 2, stream));
+    EXPECT_OK(tn_send(comm, src, 60, 0, stream));
+    EXPECT_OK(tn_receive(comm, dst + 200, 60, 0, stream));
+    EXPECT_OK(tn_comm_group_end(comm, stream));
+    EXPECT_OK(tn_copy(device, seen, dst, 350, stream));
+    EXPECT_OK(tn_comm_wait(comm));
+    EXPECT_OK(tn_stream_synchronize(device, stream));
+    for (int i = 0; i < 350; i++)
+        assert_int_equal(seen[i], i < 100 || (i >= 200 && i < 260) || i >= 300 ? 5 : 0);
+    EXPECT_OK(tn_comm_stats_get(comm, &after));
+    assert_int_equal(after.groups, before.groups + 1);
+    test_give(pool, src, stream);
+    test_give(pool, dst, stream);
+}
+
+static void a_split_communicator_outlives_the_old_one(void **state) {
+    (void)state;
+    tn_comm *old = join(), *part = NULL, *none = old;
+    EXPECT_OK(tn_comm_split(old, 3, 0, "part", &part));
+    EXPECT_OK(tn_comm_split(old, -1, 0, NULL, &none));
+    assert_null(none);
+    EXPECT_OK(tn_comm_destroy(old));
+    assert_int_equal(tn_comm_size(part), 1);
+    assert_string_equal(tn_comm_name(part), "part");
+    EXPECT_OK(tn_barrier(part, stream));
+    EXPECT_OK(tn_comm_destroy(part));
+}
+
 static void collectives_on_two_streams_keep_their_order(void **state) {
     (void)state;
     float sent = 3.5f, seen = 0.0f;
@@ -200,6 +269,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_communicator_is_of_one_rank),
         cmocka_unit_test(each_collective_gives_what_was_put_in),
+        cmocka_unit_test(uneven_collectives_give_what_was_put_in),
+        cmocka_unit_test(a_group_sends_to_itself_and_gathers),
+        cmocka_unit_test(a_split_communicator_outlives_the_old_one),
         cmocka_unit_test(collectives_on_two_streams_keep_their_order),
         cmocka_unit_test(one_rank_sends_nothing),
         cmocka_unit_test(a_wrong_configuration_is_refused),

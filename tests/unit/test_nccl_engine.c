@@ -189,6 +189,41 @@ static void equal_shares_in_order_are_ncclAllGather_and_ncclReduceScatter(void *
     engine->leave(comm);
 }
 
+static void all_to_all_is_a_send_and_a_receive_for_each_rank(void **state) {
+    (void)state;
+    tn_segment segments[] = {{0, 0, 5}, {1, 5, 0}, {0, 100, 6}, {1, 200, 7}};
+    tn__collective_call even = gather_call, uneven = gather_call;
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    even.kind = TN_ALL_TO_ALL, even.count = 8;
+    EXPECT_OK(put(comm, even, NULL, 0, 1));
+    assert_string_equal(script->log,
+                        "group( send 8 to 0 receive 8 from 0 send 8 to 1 receive 8 from 1 ) ");
+    assert_ptr_equal(script->dst, memory + 1000 + 8);
+    script->log[0] = 0;
+    uneven.kind = TN_ALL_TO_ALL_UNEVEN;
+    EXPECT_OK(put(comm, uneven, segments, 4, 1));
+    assert_string_equal(script->log, "group( send 5 to 0 receive 6 from 0 receive 7 from 1 ) ");
+    assert_ptr_equal(script->dst, memory + 1000 + 200);
+    engine->leave(comm);
+}
+
+static void messages_follow_the_calls_for_all_ranks(void **state) {
+    (void)state;
+    tn__collective_call calls[3] = {gather_call, gather_call, barrier_call};
+    tn__comm_state *comm;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    calls[0].kind = TN_SEND, calls[0].count = 9;
+    calls[1].kind = TN_RECEIVE, calls[1].count = 4, calls[1].root = 1;
+    EXPECT_OK(put(comm, calls[0], NULL, 0, 1));
+    assert_string_equal(script->log, "send 9 to 0 ");
+    script->log[0] = 0;
+    const tn__batch batch = {calls, 3, NULL, 0};
+    EXPECT_OK(engine->start(comm, &batch, NULL));
+    assert_string_equal(script->log, "group( all_reduce 1 send 9 to 0 receive 4 from 1 ) ");
+    engine->leave(comm);
+}
+
 static void a_refused_call_ends_its_group_and_the_communicator_goes_on(void **state) {
     (void)state;
     tn__comm_state *comm;
@@ -269,6 +304,8 @@ int main(void) {
         SCRIPTED(uneven_segments_are_broadcast_from_and_reduced_to_their_ranks),
         SCRIPTED(uneven_calls_in_place_stay_where_they_are),
         SCRIPTED(equal_shares_in_order_are_ncclAllGather_and_ncclReduceScatter),
+        SCRIPTED(all_to_all_is_a_send_and_a_receive_for_each_rank),
+        SCRIPTED(messages_follow_the_calls_for_all_ranks),
         SCRIPTED(a_refused_call_ends_its_group_and_the_communicator_goes_on),
         SCRIPTED(a_split_communicator_is_its_own),
         SCRIPTED(a_split_that_takes_too_long_fails_the_old_one_for_good),
