@@ -301,20 +301,25 @@ static tn_status check_pair(const char *comm_name, int from, const tn__flow_head
                    (unsigned long long)receiver->expected_bytes);
 }
 
-tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name, int other,
-                                const tn__flow_header *theirs) {
+tn_status tn__flow_check_alike(const tn__flow_plan *plan, const char *comm_name, int other,
+                               const tn__flow_header *theirs) {
     const tn__flow_header *mine = &plan->headers[other];
     char ours[TEXT_BYTES], others[TEXT_BYTES];
-    if (memcmp(theirs, mine, offsetof(tn__flow_header, sent_bytes)) == 0) {
-        TN_TRY(check_pair(comm_name, plan->rank, mine, other, theirs));
-        return check_pair(comm_name, other, theirs, plan->rank, mine);
-    }
+    if (memcmp(theirs, mine, offsetof(tn__flow_header, sent_bytes)) == 0) return TN_OK;
     describe(mine, ours, sizeof ours);
     describe(theirs, others, sizeof others);
     return TN_FAIL(TN_COMM_ERROR,
                    "communicator %s: rank %d called %s, but rank %d called %s: all ranks make the "
                    "same calls in the same order",
                    comm_name, plan->rank, ours, other, others);
+}
+
+tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name, int other,
+                                const tn__flow_header *theirs) {
+    const tn__flow_header *mine = &plan->headers[other];
+    TN_TRY(tn__flow_check_alike(plan, comm_name, other, theirs));
+    TN_TRY(check_pair(comm_name, plan->rank, mine, other, theirs));
+    return check_pair(comm_name, other, theirs, plan->rank, mine);
 }
 
 /* ---- plans ---------------------------------------------------------------------------------- */

@@ -105,6 +105,10 @@ TN_SISTER_API void tn__flow_name(const tn__flow_plan *plan, char *text, size_t t
 TN_SISTER_API tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name,
                                               int other, const tn__flow_header *theirs);
 
+/* The same of what all ranks call alike: what it says of our pair is not looked at. */
+tn_status tn__flow_check_alike(const tn__flow_plan *plan, const char *comm_name, int other,
+                               const tn__flow_header *theirs);
+
 /* ---- rounds --------------------------------------------------------------------------------- */
 
 typedef struct tn__flow_cursor {

@@ -106,6 +106,7 @@ static void add_call(const tn__link_group *group, const tn__batch *batch,
     double all, fewest;
     switch (call->kind) {
     case TN_ALL_GATHER:
+    case TN_ALL_TO_ALL:
     case TN_REDUCE_SCATTER: add_ring(work, group->ring_latency_us, others * bytes); break;
     case TN_ALL_GATHER_UNEVEN:
     case TN_REDUCE_SCATTER_UNEVEN:

@@ -180,6 +180,20 @@ static void touch_call(range_list *list, const tn__comm_state *state, const tn__
         touch_segments(list, state, batch, call, call->src, 0, is_in_place);
         if (!is_in_place) touch_segments(list, state, batch, call, call->dst, 1, 1);
         break;
+    case TN_ALL_TO_ALL:
+        touch(list, call->src, bytes * ranks, 0);
+        touch(list, call->dst, bytes * ranks, 1);
+        break;
+    case TN_ALL_TO_ALL_UNEVEN:
+        for (size_t i = 0; i < call->segment_count; i++) {
+            const tn_segment *part = &batch->segments[call->first_segment + i];
+            int is_receive = i >= ranks;
+            const char *base = is_receive ? call->dst : call->src;
+            touch(list, base + part->offset, part->count, is_receive);
+        }
+        break;
+    case TN_SEND: touch(list, call->src, bytes, 0); break;
+    case TN_RECEIVE: touch(list, call->dst, bytes, 1); break;
     default: touch(list, call->src, bytes, 0); touch(list, call->dst, bytes, 1);
     }
 }
