@@ -278,7 +278,7 @@ static void wrong_configurations_are_refused_by_name(void **state) {
     config.rank = 4, config.rank_count = 4;
     expect_refusal(&config, TN_INVALID_ARGUMENT, "rank 4 of 4: simulated");
     config.rank = 0, config.id = &id;
-    expect_refusal(&config, TN_INVALID_ARGUMENT, "id, nccl_comm and rendezvous are for other engines");
+    expect_refusal(&config, TN_INVALID_ARGUMENT, "nccl_comm and rendezvous are for other");
     config.id = NULL;
     links.size = 1;
     expect_refusal(&config, TN_INVALID_ARGUMENT, "tn_simulated_links.size is 1");
