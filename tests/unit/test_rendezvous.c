@@ -2,10 +2,12 @@
  * another job or count, one dies, and strangers say anything. */
 #include "test_processes.h"
 
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "host_alloc.h"
@@ -210,14 +212,18 @@ static void ranks_that_never_come_are_named(void **state) {
     test_rank_end(second);
 }
 
-/* Its listener takes connections, and nobody serves them. */
+/* The port is taken, so that nobody else gets it, and nobody listens there. */
 static void a_store_that_is_not_there_is_waited_for(void **state) {
     (void)state;
-    test_meeting meeting = test_meeting_open();
-    int port = meeting.port;
-    test_meeting_close(&meeting);
-    meeting.port = port;
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t bytes = sizeof address;
+    test_meeting meeting = {.listener = -1};
+    int taken = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(taken, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(getsockname(taken, (struct sockaddr *)&address, &bytes), 0);
+    meeting.port = ntohs(address.sin_port);
     test_rank_end(test_rank_begin(&meeting, 1, 2, time_out));
+    close(taken);
 }
 
 static void come_with_another_count(const test_meeting *meeting) {
