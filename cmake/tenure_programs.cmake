@@ -37,8 +37,18 @@ function(tenure_add_program name)
   add_dependencies(tenure-programs ${name}-program)
 endfunction()
 
+# `tenure simulate` alone: it needs the ops and the communicators.
 if(TARGET tenure_bench_support)
-  tenure_add_program(tenure SOURCES bench/cli/cli_main.c LINK tenure_bench_support)
+  file(GLOB simulate_sources CONFIGURE_DEPENDS bench/simulate/*.c)
+  add_library(tenure_simulate STATIC ${simulate_sources})
+  target_include_directories(tenure_simulate PUBLIC bench/simulate)
+  target_link_libraries(tenure_simulate PUBLIC tenure_bench_support tenure-dist tenure-ops)
+  install(DIRECTORY bench/models/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tenure/models
+    FILES_MATCHING PATTERN "*.json")
+endif()
+
+if(TARGET tenure_bench_support)
+  tenure_add_program(tenure SOURCES bench/cli/cli_main.c LINK tenure_simulate)
   if(TARGET tenure-ops)
     tenure_add_program(tenure-demo SOURCES bench/demo/*.c LINK tenure_bench_support tenure-ops)
     tenure_add_program(tenure-train SOURCES bench/trainer/*.c LINK tenure_bench_support tenure-ops)

@@ -10,6 +10,7 @@
 
 #include "replay_command.h"
 #include "report_command.h"
+#include "simulate_command.h"
 #include "tenure_alloc.h"
 
 enum { EXIT_BAD_USAGE = 2 };
@@ -31,6 +32,8 @@ static const command commands[] = {
      replay_command_print_help},
     {"report", "make a page of a pool's snapshot or of a trace", report_command,
      report_command_print_help},
+    {"simulate", "run a training step of a described model on simulated ranks", simulate_command,
+     simulate_command_print_help},
     {"options", "print every option of the library, its value and where that came from",
      options_command, options_command_print_help},
     {"help", "print this, or the help of a command", help_command, print_help},

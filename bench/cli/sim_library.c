@@ -56,7 +56,9 @@ static int load_symbols(sim_library *sim, char *error) {
     } wanted[] = {{"tnsim_configure", (void **)&sim->configure},
                   {"tnsim_race_count", (void **)&sim->race_count},
                   {"tnsim_race_text", (void **)&sim->race_text},
-                  {"tnsim_physical_bytes", (void **)&sim->physical_bytes}};
+                  {"tnsim_physical_bytes", (void **)&sim->physical_bytes},
+                  {"tnsim_now_us", (void **)&sim->now_us},
+                  {"tnsim_watch", (void **)&sim->watch}};
     for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]); i++) {
         *wanted[i].address = dlsym(sim->handle, wanted[i].name);
         if (*wanted[i].address) continue;

@@ -29,6 +29,8 @@ typedef struct sim_library {
     uint64_t (*race_count)(void);
     const char *(*race_text)(uint64_t index);
     size_t (*physical_bytes)(int device);
+    double (*now_us)(void);
+    void (*watch)(tnsim_watcher watcher, void *context);
 } sim_library;
 
 /* Loads TENURE_CUDA_LIBRARY if it is set, else libtenure-simcuda.so beside the program or beside

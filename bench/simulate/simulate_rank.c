@@ -1,0 +1,192 @@
+/* One rank: opened, run through two steps, closed. See simulate_rank.h. */
+#include "simulate_rank.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "simulate_step.h"
+#include "simulate_weights.h"
+
+static const size_t roomy_bytes = (size_t)4 << 40; /* of a device that holds whatever comes */
+
+/* ---- what the parts share -------------------------------------------------------------------- */
+
+tn_status simulate_make(const simulate_rank *rank, simulate_owner owner, tn_dtype dtype,
+                        int64_t rows, int64_t cols, const char *name, tn_tensor *out) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    config.dtype = dtype;
+    config.rank = cols ? 2 : 1;
+    config.shape[0] = rows;
+    config.shape[1] = cols;
+    config.name = name;
+    return tn_tensor_create(rank->owners[owner], &config, out);
+}
+
+tn_status simulate_drop(const simulate_rank *rank, tn_tensor *tensor) {
+    SIMULATE_TRY(tn_tensor_destroy(*tensor, rank->stream));
+    *tensor = (tn_tensor){0};
+    return TN_OK;
+}
+
+tn_status simulate_mark(const simulate_rank *rank, const char *name, int64_t index) {
+    size_t bytes[SIMULATE_OWNER_COUNT];
+    char words[SIMULATE_NOTE_BYTES];
+    for (int i = 0; i < SIMULATE_OWNER_COUNT; i++) {
+        tn_ledger ledger = TN_LEDGER_INIT;
+        SIMULATE_TRY(tn_scope_ledger(rank->owners[i], &ledger));
+        bytes[i] = ledger.total_bytes;
+    }
+    /* The weights' scope is below that of the slot which their columns are derived into. */
+    bytes[SIMULATE_OWNER_COLUMNS] -= bytes[SIMULATE_OWNER_WEIGHTS];
+    if (index < 0) snprintf(words, sizeof words, "%s", name);
+    if (index >= 0) snprintf(words, sizeof words, "%s %lld", name, (long long)index);
+    simulate_record_note(rank->record, words, bytes);
+    return TN_OK;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static tn_status open_device(simulate_rank *rank) {
+    const simulate_job *job = rank->job;
+    tn_device_config config = TN_DEVICE_CONFIG_INIT;
+    tn_pool_config pool = TN_POOL_CONFIG_INIT;
+    config.driver = job->sim ? TN_DRIVER_CUDA : TN_DRIVER_HOST;
+    if (job->sim) config.cuda_library = job->sim->path;
+    SIMULATE_TRY(tn_device_create(&config, &rank->device));
+    pool.name = "rank";
+    SIMULATE_TRY(tn_pool_create(rank->device, &pool, &rank->pool));
+    SIMULATE_TRY(tn_stream_create(rank->device, &rank->stream));
+    return tn_stream_create(rank->device, &rank->side);
+}
+
+static tn_status open_scope(tn_scope parent, tn_pool *pool, const char *name, tn_scope *out) {
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    config.pool = pool;
+    config.parent = parent;
+    config.kind = TN_SCOPE_MODEL;
+    config.name = name;
+    return tn_scope_create(&config, out);
+}
+
+static tn_status open_scopes(simulate_rank *rank) {
+    const tn_scope none = {0};
+    SIMULATE_TRY(open_scope(none, rank->pool, "rank", &rank->root));
+    SIMULATE_TRY(open_scope(rank->root, NULL, simulate_owner_name(SIMULATE_OWNER_COLUMNS),
+                            &rank->owners[SIMULATE_OWNER_COLUMNS]));
+    for (int i = 0; i < SIMULATE_OWNER_COUNT; i++) {
+        const tn_scope parent =
+            i == SIMULATE_OWNER_WEIGHTS ? rank->owners[SIMULATE_OWNER_COLUMNS] : rank->root;
+        if (i == SIMULATE_OWNER_COLUMNS) continue;
+        SIMULATE_TRY(
+            open_scope(parent, NULL, simulate_owner_name((simulate_owner)i), &rank->owners[i]));
+    }
+    return TN_OK;
+}
+
+/* The layers of the stage's chunks, chunk by chunk. */
+static tn_status open_layers(simulate_rank *rank) {
+    const simulate_model *model = rank->model;
+    int64_t first, count, at = 0;
+    for (int64_t chunk = rank->stage; chunk < simulate_chunk_count(model); chunk += model->pp) {
+        simulate_chunk_layers(model, (int)chunk, &first, &count);
+        rank->layer_count += count;
+    }
+    rank->layers = calloc((size_t)rank->layer_count, sizeof *rank->layers);
+    if (!rank->layers) return TN_OUT_OF_HOST_MEMORY;
+    for (int64_t chunk = rank->stage; chunk < simulate_chunk_count(model); chunk += model->pp) {
+        simulate_chunk_layers(model, (int)chunk, &first, &count);
+        for (int64_t i = first; i < first + count; i++, at++) {
+            rank->layers[at].index = i;
+            rank->layers[at].has_experts = simulate_model_has_experts(model, i);
+            rank->layers[at].is_frozen = i < model->frozen_layers;
+        }
+    }
+    return TN_OK;
+}
+
+static tn_status open_all(simulate_rank *rank) {
+    SIMULATE_TRY(open_device(rank));
+    SIMULATE_TRY(open_scopes(rank));
+    SIMULATE_TRY(open_layers(rank));
+    if (rank->model->experts) SIMULATE_TRY(simulate_route_open(rank, &rank->route));
+    return simulate_weights_make(rank);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static double now_us(const simulate_rank *rank) {
+    return rank->job->sim ? rank->job->sim->now_us() : 0.0;
+}
+
+static tn_status begin_recording(simulate_rank *rank) {
+    SIMULATE_TRY(tn_device_synchronize(rank->device));
+    SIMULATE_TRY(tn_pool_stats_reset_peaks(rank->pool));
+    simulate_record_restart(rank->record, now_us(rank));
+    return TN_OK;
+}
+
+static tn_status end_recording(simulate_rank *rank) {
+    simulate_record *record = rank->record;
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    SIMULATE_TRY(tn_device_synchronize(rank->device));
+    record->step_us = now_us(rank) - record->origin_us;
+    SIMULATE_TRY(tn_pool_stats_get(rank->pool, &stats));
+    record->peak_live_bytes = stats.peak_live_bytes;
+    record->peak_reserved_bytes = stats.peak_reserved_bytes;
+    record->resting_bytes = stats.live_bytes;
+    simulate_record_close(record);
+    return tn_ledger_check(rank->pool);
+}
+
+static tn_status run_steps(simulate_rank *rank) {
+    simulate_step step = {0};
+    tn_status status = simulate_step_open(&step, rank);
+    if (status == TN_OK) status = simulate_step_run(&step);
+    if (status == TN_OK) status = begin_recording(rank);
+    if (status == TN_OK) status = simulate_step_run(&step);
+    if (status == TN_OK) status = end_recording(rank);
+    simulate_step_close(&step);
+    return status;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+/* Everything goes, also after a failure; what was wrong first is what is said. */
+static void close_all(simulate_rank *rank) {
+    (void)tn_scope_close(rank->root);
+    if (rank->side) (void)tn_stream_destroy(rank->device, rank->side);
+    if (rank->stream) (void)tn_stream_destroy(rank->device, rank->stream);
+    (void)tn_pool_destroy(rank->pool);
+    if (rank->device) (void)tn_device_destroy(rank->device);
+    simulate_weights_end(rank);
+    simulate_route_close(&rank->route);
+    free(rank->layers);
+}
+
+int simulate_rank_run(const simulate_job *job, int stage, int dp_rank, simulate_record *record,
+                      char *error) {
+    simulate_rank rank = {.job = job, .model = &job->model, .record = record, .stage = stage};
+    rank.dp_rank = dp_rank;
+    rank.tokens = simulate_model_tokens(&job->model);
+    rank.local_tokens = rank.tokens / job->model.tp;
+    rank.local_experts = job->model.experts / job->model.ep;
+    if (job->sim &&
+        !sim_library_configure(job->sim, job->device_bytes ? job->device_bytes : roomy_bytes)) {
+        snprintf(error, SIMULATE_ERROR_BYTES, "the simulated device does not take %zu bytes",
+                 job->device_bytes);
+        return 0;
+    }
+    if (job->sim) job->sim->watch(simulate_record_watch, record);
+    tn_status status = open_all(&rank);
+    if (status == TN_OK) status = run_steps(&rank);
+    if (status != TN_OK)
+        snprintf(error, SIMULATE_ERROR_BYTES, "%s: %.400s", tn_status_name(status),
+                 tn_error_last());
+    if (job->sim) {
+        record->races = job->sim->race_count();
+        job->sim->watch(NULL, NULL);
+    }
+    close_all(&rank);
+    return status == TN_OK;
+}
