@@ -45,7 +45,10 @@
       "how long derived planes live where no tensor or scope says")                                \
     X(LIMIT, plane_budget_bytes, "TENURE_PLANE_BUDGET", NULL, "none",                              \
       "derived planes that a root scope keeps under the policy budget")                            \
-    X(ENGINE, gemm_engine, "TENURE_GEMM_ENGINE", NULL, "auto", "what multiplies where no call says")
+    X(ENGINE, gemm_engine, "TENURE_GEMM_ENGINE", NULL, "auto",                                     \
+      "what multiplies where no call says")                                                        \
+    X(LIMIT, sim_workspace_bytes, "TENURE_SIM_WORKSPACE", NULL, "none",                            \
+      "workspace of a GEMM on a simulated device; none: the most that one may want on a GPU")
 
 typedef enum tn__driver_choice {
     TN__DRIVER_CHOICE_AUTO,
@@ -77,6 +80,7 @@ typedef struct tn__options {
     size_t plane_budget_bytes; /* 0: none is kept */
     size_t offload_limit_bytes; /* 0: none */
     int gemm_engine;            /* the op layer's tn_gemm_engine */
+    size_t sim_workspace_bytes; /* 0: what a GPU may want */
 } tn__options;
 
 /* What TENURE_PLANE_POLICY takes, ending with NULL. */

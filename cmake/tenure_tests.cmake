@@ -45,6 +45,12 @@ function(tenure_add_test kind source linkage)
     target_link_libraries(${target} PRIVATE $<TARGET_FILE:tenure_bench_support>
       ${TENURE_CJSON})
     add_dependencies(${target} tenure_bench_support)
+    if(TARGET tenure_simulate)
+      target_include_directories(${target} PRIVATE bench/simulate)
+      target_link_libraries(${target} PRIVATE $<TARGET_FILE:tenure_simulate>
+        $<TARGET_FILE:tenure_bench_support>)
+      add_dependencies(${target} tenure_simulate)
+    endif()
   endif()
   if(TENURE_CUDA_INCLUDE_DIRS AND short MATCHES "abi|gpu")
     target_include_directories(${target} SYSTEM PRIVATE ${TENURE_CUDA_INCLUDE_DIRS})

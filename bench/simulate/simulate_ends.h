@@ -1,4 +1,4 @@
-/* The two ends of a model: the embedding in front of the first layer, head and loss behind the last.
+/* The two ends of a model: the embedding before the first layer, head and loss behind the last.
  *
  * A vocabulary of 256 is that of bytes: each rank embeds its own tokens and has all logits of them.
  * A larger one is cut over the tensor-parallel ranks; there is no op for its lookup and its loss,

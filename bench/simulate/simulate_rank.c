@@ -7,6 +7,7 @@
 
 #include "simulate_step.h"
 #include "simulate_weights.h"
+#include "tenure_gemm.h"
 
 static const size_t roomy_bytes = (size_t)4 << 40; /* of a device that holds whatever comes */
 
@@ -119,6 +120,21 @@ static double now_us(const simulate_rank *rank) {
     return rank->job->sim ? rank->job->sim->now_us() : 0.0;
 }
 
+/* What a GEMM of 16 x 16 takes besides its operands: on the host driver every one takes that. */
+static tn_status find_workspace(const simulate_rank *rank) {
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    tn_tensor *const operands[] = {&args.a, &args.b, &args.d};
+    for (int i = 0; i < 3; i++)
+        SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, simulate_dtype(), 16, 16,
+                                   "operand", operands[i]));
+    SIMULATE_TRY(tn_gemm_choice_get(&args, &choice));
+    rank->record->workspace_bytes = choice.workspace_bytes;
+    for (int i = 0; i < 3; i++)
+        SIMULATE_TRY(simulate_drop(rank, operands[i]));
+    return TN_OK;
+}
+
 static tn_status begin_recording(simulate_rank *rank) {
     SIMULATE_TRY(tn_device_synchronize(rank->device));
     SIMULATE_TRY(tn_pool_stats_reset_peaks(rank->pool));
@@ -141,6 +157,7 @@ static tn_status end_recording(simulate_rank *rank) {
 
 static tn_status run_steps(simulate_rank *rank) {
     simulate_step step = {0};
+    SIMULATE_TRY(find_workspace(rank));
     tn_status status = simulate_step_open(&step, rank);
     if (status == TN_OK) status = simulate_step_run(&step);
     if (status == TN_OK) status = begin_recording(rank);

@@ -83,7 +83,8 @@ typedef struct simulate_record {
 
     /* Of the step, once it is closed or has been put in by who ran it. */
     double step_us, compute_us, communication_us, exposed_us;
-    size_t peak_live_bytes, peak_reserved_bytes, live_bytes, resting_bytes;
+    size_t peak_live_bytes, peak_reserved_bytes, resting_bytes;
+    size_t workspace_bytes; /* of a small GEMM: where devices differ */
     uint64_t calls[TN_COLLECTIVE_COUNT];
     uint64_t wire_bytes[TN_COLLECTIVE_COUNT];
     uint64_t races;

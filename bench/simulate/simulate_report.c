@@ -1,8 +1,13 @@
 /* A simulation as a table and as JSON: see simulate_report.h. */
 #include "simulate_report.h"
 
+#include <math.h>
+
 #include "replay_output.h"
 #include "text_table.h"
+
+/* Whole nanoseconds, so that sums of times print as such. */
+static double exact(double us) { return floor(us * 1e3 + 0.5) / 1e3; }
 
 /* Milliseconds of microseconds. */
 static double ms(double us) { return us / 1e3; }
@@ -115,7 +120,7 @@ static int add_note(cJSON *notes, const simulate_note *note) {
     cJSON *item = cJSON_CreateObject();
     if (!item || !cJSON_AddItemToArray(notes, item)) return 0;
     if (!cJSON_AddStringToObject(item, "after", note->name)) return 0;
-    if (!add_number(item, "time_us", note->time_us)) return 0;
+    if (!add_number(item, "time_us", exact(note->time_us))) return 0;
     if (!add_number(item, "live_bytes", (double)note->live_bytes)) return 0;
     cJSON *owners = cJSON_AddObjectToObject(item, "owners");
     for (int i = 0; owners && i < SIMULATE_OWNER_COUNT; i++) {
@@ -147,10 +152,11 @@ static int add_role_object(cJSON *roles, const simulate_role *role) {
                    {"peak_live_bytes", (double)record->peak_live_bytes},
                    {"peak_reserved_bytes", (double)record->peak_reserved_bytes},
                    {"resting_bytes", (double)record->resting_bytes},
-                   {"step_us", record->step_us},
-                   {"compute_us", record->compute_us},
-                   {"communication_us", record->communication_us},
-                   {"exposed_us", record->exposed_us},
+                   {"gemm_workspace_bytes", (double)record->workspace_bytes},
+                   {"step_us", exact(record->step_us)},
+                   {"compute_us", exact(record->compute_us)},
+                   {"communication_us", exact(record->communication_us)},
+                   {"exposed_us", exact(record->exposed_us)},
                    {"races", (double)record->races}};
     cJSON *object = cJSON_CreateObject();
     if (!object || !cJSON_AddItemToArray(roles, object)) return 0;
@@ -169,8 +175,8 @@ static int fill_object(cJSON *object, const simulate_result *result) {
     cJSON *model = simulate_model_to_json(&result->job->model);
     if (!model || !cJSON_AddItemToObject(object, "model", model)) return 0;
     if (!add_number(object, "ranks", (double)simulate_model_ranks(&result->job->model))) return 0;
-    if (!add_number(object, "step_us", result->step_us)) return 0;
-    if (!add_number(object, "bubble_us", result->bubble_us)) return 0;
+    if (!add_number(object, "step_us", exact(result->step_us))) return 0;
+    if (!add_number(object, "bubble_us", exact(result->bubble_us))) return 0;
     cJSON *on = cJSON_AddObjectToObject(object, "lifetimes");
     if (!on || !cJSON_AddBoolToObject(on, "L1", lifetimes->frozen_columns) ||
         !cJSON_AddBoolToObject(on, "L2", lifetimes->planes_by_use) ||
