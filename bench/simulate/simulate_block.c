@@ -18,11 +18,15 @@ tn_layer_weight simulate_layer_weight(const simulate_weight *weight) {
     return args;
 }
 
+int simulate_accumulates(const simulate_pass *pass) {
+    return simulate_unit_accumulates(pass->unit, pass->microbatch);
+}
+
 tn_layer_gradient simulate_layer_gradient(const simulate_pass *pass,
                                           const simulate_weight *weight) {
     tn_layer_gradient gradient = TN_LAYER_GRADIENT_INIT;
     gradient.dweight = weight->gradient;
-    gradient.accumulate = pass->accumulates;
+    gradient.accumulate = simulate_accumulates(pass);
     return gradient;
 }
 
@@ -58,7 +62,7 @@ tn_layer_norm_gradient simulate_norm_gradient(const simulate_pass *pass,
     gradient.added = pass->gradient;
     gradient.dx = dx;
     gradient.dgamma = gain->gradient;
-    gradient.accumulate = pass->accumulates;
+    gradient.accumulate = simulate_accumulates(pass);
     return gradient;
 }
 
@@ -78,26 +82,27 @@ tn_status simulate_retreat(simulate_pass *pass, tn_tensor *sum, tn_tensor dx) {
 
 /* ---- the layer ------------------------------------------------------------------------------- */
 
-tn_status simulate_block_forward(simulate_pass *pass, simulate_layer *layer,
+tn_status simulate_block_forward(simulate_pass *pass, simulate_layer *layer, simulate_layer *next,
                                  simulate_block *block) {
     simulate_rank *rank = pass->rank;
-    SIMULATE_TRY(simulate_unit_begin(rank, layer, 0));
+    SIMULATE_TRY(simulate_layer_begin(rank, layer, next, 0));
     SIMULATE_TRY(simulate_kept_forward(rank, layer));
     SIMULATE_TRY(simulate_attention_forward(pass, layer, block));
     SIMULATE_TRY(layer->has_experts ? simulate_experts_forward(pass, layer, block)
                                     : simulate_mlp_forward(pass, layer, block));
-    SIMULATE_TRY(simulate_unit_end(rank, layer, 0));
+    SIMULATE_TRY(simulate_layer_end(rank, layer, 0));
     return simulate_mark(rank, "forward layer", layer->index);
 }
 
-tn_status simulate_block_backward(simulate_pass *pass, simulate_layer *layer,
+tn_status simulate_block_backward(simulate_pass *pass, simulate_layer *layer, simulate_layer *next,
                                   simulate_block *block) {
     simulate_rank *rank = pass->rank;
-    SIMULATE_TRY(simulate_unit_begin(rank, layer, 1));
+    SIMULATE_TRY(simulate_layer_begin(rank, layer, next, 1));
+    pass->unit = &layer->unit;
     SIMULATE_TRY(layer->has_experts ? simulate_experts_backward(pass, layer, block)
                                     : simulate_mlp_backward(pass, layer, block));
     SIMULATE_TRY(simulate_attention_backward(pass, layer, block));
     SIMULATE_TRY(simulate_kept_backward(rank, layer));
-    SIMULATE_TRY(simulate_unit_end(rank, layer, 1));
+    SIMULATE_TRY(simulate_layer_end(rank, layer, 1));
     return simulate_mark(rank, "backward layer", layer->index);
 }

@@ -28,21 +28,25 @@ typedef struct simulate_block {
 
 typedef struct simulate_pass {
     simulate_rank *rank;
-    tn_tensor x;        /* forward: to be added to the residual */
-    tn_tensor residual; /* {0} before the first layer of a model */
-    tn_tensor gradient; /* backward */
-    int accumulates;    /* gradients are added to */
+    tn_tensor x;         /* forward: to be added to the residual */
+    tn_tensor residual;  /* {0} before the first layer of a model */
+    tn_tensor gradient;  /* backward */
+    simulate_unit *unit; /* whose gradients are written */
+    int microbatch;
 } simulate_pass;
 
+/* `next` is the layer that the pass comes to after this one; NULL: none. */
 TN_MUST_USE tn_status simulate_block_forward(simulate_pass *pass, simulate_layer *layer,
-                                             simulate_block *block);
+                                             simulate_layer *next, simulate_block *block);
 TN_MUST_USE tn_status simulate_block_backward(simulate_pass *pass, simulate_layer *layer,
-                                              simulate_block *block);
+                                              simulate_layer *next, simulate_block *block);
 
 /* ---- between the files of a block ------------------------------------------------------------ */
 
 tn_layer_common simulate_common(const simulate_rank *rank);
 tn_layer_weight simulate_layer_weight(const simulate_weight *weight);
+/* Whether gradients of the pass's unit are added to. */
+int simulate_accumulates(const simulate_pass *pass);
 tn_layer_gradient simulate_layer_gradient(const simulate_pass *pass, const simulate_weight *weight);
 
 /* Where x + residual goes that the layer's norm reads: a saved tensor; of a model's first norm x. */

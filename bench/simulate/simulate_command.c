@@ -277,6 +277,8 @@ static int read_model(simulate_request *request) {
                          (long long)(request->ranks / shared), error);
     if (!simulate_model_check(model, error)) return fail(EXIT_BAD_USAGE, error);
     request->job.links.ranks_per_node = (int)model->ranks_per_node;
+    request->job.links.split_of = simulate_group_split;
+    request->job.links.context = model;
     return 0;
 }
 

@@ -57,11 +57,12 @@ static tn_status make_tokens(const simulate_rank *rank, const char *name, tn_ten
 }
 
 tn_status simulate_embed_forward(simulate_pass *pass) {
-    const simulate_rank *rank = pass->rank;
+    simulate_rank *rank = pass->rank;
     const int64_t rows = rank->local_tokens, hidden = rank->model->hidden;
     tn_embed_args args = TN_EMBED_ARGS_INIT;
     SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, simulate_dtype(), rows, hidden,
                                "embedded", &pass->x));
+    SIMULATE_TRY(simulate_unit_begin(rank, &rank->table_unit, NULL, 0));
     if (is_of_bytes(rank)) {
         SIMULATE_TRY(make_tokens(rank, "tokens", &args.tokens));
         args.table = rank->table.value;
@@ -73,17 +74,20 @@ tn_status simulate_embed_forward(simulate_pass *pass) {
         const touched list[] = {{rank->table.value, TN_READ, bytes}, {pass->x, TN_WRITE, bytes}};
         SIMULATE_TRY(declare(rank, "embed", list, 2));
     }
+    SIMULATE_TRY(simulate_unit_end(rank, &rank->table_unit, 0));
     return simulate_mark(rank, "forward embedding", -1);
 }
 
 tn_status simulate_embed_backward(simulate_pass *pass) {
-    const simulate_rank *rank = pass->rank;
+    simulate_rank *rank = pass->rank;
     tn_embed_backward_args args = TN_EMBED_BACKWARD_ARGS_INIT;
+    pass->unit = &rank->table_unit;
+    SIMULATE_TRY(simulate_unit_begin(rank, pass->unit, NULL, 1));
     if (is_of_bytes(rank)) {
         SIMULATE_TRY(make_tokens(rank, "tokens", &args.tokens));
         args.dy = pass->gradient;
         args.dtable = rank->table.gradient;
-        args.accumulate = pass->accumulates;
+        args.accumulate = simulate_accumulates(pass);
         SIMULATE_TRY(tn_embed_backward(&args, rank->stream));
         SIMULATE_TRY(simulate_drop(rank, &args.tokens));
     } else {
@@ -93,6 +97,7 @@ tn_status simulate_embed_backward(simulate_pass *pass) {
         SIMULATE_TRY(declare(rank, "embed_gradient", list, 2));
     }
     SIMULATE_TRY(simulate_drop(rank, &pass->gradient));
+    SIMULATE_TRY(simulate_unit_end(rank, pass->unit, 1));
     return simulate_mark(rank, "backward embedding", -1);
 }
 
@@ -125,13 +130,14 @@ static tn_status loss(const simulate_rank *rank, tn_tensor logits, tn_tensor dlo
 }
 
 tn_status simulate_head_forward(simulate_pass *pass, simulate_end_state *state) {
-    const simulate_rank *rank = pass->rank;
+    simulate_rank *rank = pass->rank;
     const int64_t rows = logit_rows(rank), cols = logit_cols(rank);
     tn_norm_linear_forward_args args = TN_NORM_LINEAR_FORWARD_ARGS_INIT;
     tn_tensor logits = {0};
     SIMULATE_TRY(
         simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, TN_FP32, rows, cols, "logits", &logits));
     SIMULATE_TRY(simulate_make_sum(pass, &state->sum));
+    SIMULATE_TRY(simulate_unit_begin(rank, &rank->head_unit, NULL, 0));
     args.norm = simulate_norm(pass, &rank->last_gain, state->sum);
     args.w = simulate_layer_weight(&rank->head);
     args.y = logits;
@@ -139,6 +145,7 @@ tn_status simulate_head_forward(simulate_pass *pass, simulate_end_state *state) 
     SIMULATE_TRY(tn_norm_linear_forward(&args, &state->saved, rank->stream));
     SIMULATE_TRY(simulate_advance(pass, state->sum));
     pass->residual = (tn_tensor){0};
+    SIMULATE_TRY(simulate_unit_end(rank, &rank->head_unit, 0));
     SIMULATE_TRY(simulate_mark(rank, "forward head", -1));
     SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, simulate_dtype(), rows, cols,
                                "dlogits", &state->dlogits));
@@ -148,11 +155,13 @@ tn_status simulate_head_forward(simulate_pass *pass, simulate_end_state *state) 
 }
 
 tn_status simulate_head_backward(simulate_pass *pass, simulate_end_state *state) {
-    const simulate_rank *rank = pass->rank;
+    simulate_rank *rank = pass->rank;
     tn_norm_linear_backward_args args = TN_NORM_LINEAR_BACKWARD_ARGS_INIT;
     tn_tensor dx = {0};
     SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, simulate_dtype(),
                                rank->local_tokens, rank->model->hidden, "gradient", &dx));
+    pass->unit = &rank->head_unit;
+    SIMULATE_TRY(simulate_unit_begin(rank, pass->unit, NULL, 1));
     args.dy = state->dlogits;
     args.w = simulate_layer_weight(&rank->head);
     args.norm = simulate_norm_gradient(pass, &rank->last_gain, state->sum, dx);
@@ -161,5 +170,6 @@ tn_status simulate_head_backward(simulate_pass *pass, simulate_end_state *state)
     SIMULATE_TRY(tn_norm_linear_backward(&args, &state->saved, NULL, rank->stream));
     SIMULATE_TRY(simulate_drop(rank, &state->dlogits));
     SIMULATE_TRY(simulate_retreat(pass, &state->sum, dx));
+    SIMULATE_TRY(simulate_unit_end(rank, pass->unit, 1));
     return simulate_mark(rank, "backward head", -1);
 }

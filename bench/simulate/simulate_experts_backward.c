@@ -57,9 +57,9 @@ static tn_status shared_backward(const simulate_pass *pass, const simulate_layer
 
 /* ---- routed experts -------------------------------------------------------------------------- */
 
-static tn_status grouped_backward(const simulate_pass *pass, const simulate_weight *from,
-                                  tn_tensor dy, tn_tensor x, tn_tensor dx,
-                                  tn_grouped_saved *saved) {
+static tn_status grouped_backward(const simulate_pass *pass, const simulate_layer *layer,
+                                  const simulate_weight *from, tn_tensor dy, tn_tensor x,
+                                  tn_tensor dx, tn_grouped_saved *saved) {
     const simulate_rank *rank = pass->rank;
     tn_tensor weights[SIMULATE_LOCAL_EXPERTS_MAX], gradients[SIMULATE_LOCAL_EXPERTS_MAX];
     tn_grouped_linear_backward_args args = TN_GROUPED_LINEAR_BACKWARD_ARGS_INIT;
@@ -70,7 +70,7 @@ static tn_status grouped_backward(const simulate_pass *pass, const simulate_weig
     args.x = x;
     args.dx = dx;
     args.dweights = gradients;
-    args.accumulate = pass->accumulates;
+    args.accumulate = simulate_unit_accumulates(&layer->experts, pass->microbatch);
     args.scope = rank->owners[SIMULATE_OWNER_ACTIVATIONS];
     return tn_grouped_linear_backward(&args, saved, NULL, rank->stream);
 }
@@ -86,15 +86,15 @@ static tn_status experts_backward(const simulate_pass *pass, const simulate_laye
         SIMULATE_TRY(simulate_activate(rank, block->expert_hidden, activated));
     }
     SIMULATE_TRY(make(rank, rows, ffn, "gradient", &dactivated));
-    SIMULATE_TRY(
-        grouped_backward(pass, layer->expert_down, dy, activated, dactivated, &block->down_saved));
+    SIMULATE_TRY(grouped_backward(pass, layer, layer->expert_down, dy, activated, dactivated,
+                                  &block->down_saved));
     SIMULATE_TRY(simulate_drop(rank, &activated));
     SIMULATE_TRY(make(rank, rows, 2 * ffn, "gradient", &dhidden));
     SIMULATE_TRY(activation_backward(rank, dactivated, block->expert_hidden, dhidden));
     SIMULATE_TRY(simulate_drop(rank, &dactivated));
     SIMULATE_TRY(simulate_drop(rank, &block->expert_hidden));
-    SIMULATE_TRY(
-        grouped_backward(pass, layer->expert_up, dhidden, block->spread, dx, &block->up_saved));
+    SIMULATE_TRY(grouped_backward(pass, layer, layer->expert_up, dhidden, block->spread, dx,
+                                  &block->up_saved));
     SIMULATE_TRY(simulate_drop(rank, &block->spread));
     return simulate_drop(rank, &dhidden);
 }
@@ -114,7 +114,7 @@ static tn_status norm_backward(simulate_pass *pass, const simulate_layer *layer,
     args.added = pass->gradient;
     args.dx = dx;
     args.dgamma = layer->parts[SIMULATE_GAIN_2].gradient;
-    args.accumulate = pass->accumulates;
+    args.accumulate = simulate_accumulates(pass);
     args.scope = rank->owners[SIMULATE_OWNER_ACTIVATIONS];
     SIMULATE_TRY(tn_norm_backward(&args, rank->stream));
     SIMULATE_TRY(simulate_drop(rank, &block->rstd_2));

@@ -6,42 +6,44 @@
 #include <string.h>
 
 #include "progress.h"
+#include "simulate_weights.h"
 
 /* ---- roles ----------------------------------------------------------------------------------- */
 
-/* Ranks are numbered tp first, then dp, then pp. */
-static int64_t number_of(const simulate_model *model, int stage, int dp_rank) {
-    return ((int64_t)stage * model->dp + dp_rank) * model->tp;
-}
-
-/* Another role of the stage that the data-parallel rank is like; NULL: none. */
-static simulate_role *find_like(const simulate_result *result, int stage, int dp_rank) {
+/* The role of the stage with that share; NULL: none yet. */
+static simulate_role *find_like(const simulate_result *result, int stage, uint64_t share) {
     for (size_t i = 0; i < result->role_count; i++) {
         simulate_role *role = &result->roles[i];
-        if (role->stage == stage &&
-            simulate_ranks_are_alike(result->job, stage, role->dp_rank, dp_rank))
-            return role;
+        if (role->stage == stage && role->share == share) return role;
     }
     return NULL;
 }
 
+static simulate_role *add_role(simulate_result *result, int stage, int within, uint64_t share) {
+    simulate_role *roles = realloc(result->roles, (result->role_count + 1) * sizeof *result->roles);
+    if (!roles) return NULL;
+    result->roles = roles;
+    simulate_role *role = &roles[result->role_count++];
+    *role = (simulate_role){.stage = stage, .within = within, .share = share};
+    role->rank = stage * simulate_ranks_of_stage(&result->job->model) + within;
+    return role;
+}
+
 static int find_roles(const simulate_job *job, simulate_result *result) {
-    const simulate_model *model = &job->model;
-    result->roles = calloc((size_t)(model->pp * model->dp), sizeof *result->roles);
-    if (!result->roles) return 0;
-    for (int stage = 0; stage < model->pp; stage++) {
-        for (int dp_rank = 0; dp_rank < model->dp; dp_rank++) {
-            simulate_role *role = find_like(result, stage, dp_rank);
-            if (!role) {
-                role = &result->roles[result->role_count++];
-                role->stage = stage;
-                role->dp_rank = dp_rank;
-                role->rank = number_of(model, stage, dp_rank);
-            }
-            role->rank_count += model->tp;
+    const int64_t ranks = simulate_ranks_of_stage(&job->model);
+    uint64_t *shares = calloc((size_t)ranks, sizeof *shares);
+    int is_whole = shares != NULL;
+    for (int stage = 0; is_whole && stage < job->model.pp; stage++) {
+        is_whole = simulate_weights_shares(job, stage, shares) == TN_OK;
+        for (int within = 0; is_whole && within < ranks; within++) {
+            simulate_role *role = find_like(result, stage, shares[within]);
+            if (!role) role = add_role(result, stage, within, shares[within]);
+            if (role) role->rank_count++;
+            is_whole = role != NULL;
         }
     }
-    return 1;
+    free(shares);
+    return is_whole;
 }
 
 /* ---- the stages together --------------------------------------------------------------------- */
@@ -72,7 +74,7 @@ static int put_together(simulate_result *result) {
 static int run_role(const simulate_job *job, simulate_role *role, char *error) {
     char words[SIMULATE_ERROR_BYTES];
     simulate_record_begin(&role->record);
-    if (!simulate_rank_run(job, role->stage, role->dp_rank, &role->record, words)) {
+    if (!simulate_rank_run(job, role->stage, role->within, &role->record, words)) {
         snprintf(error, SIMULATE_ERROR_BYTES, "rank %lld: %.460s", (long long)role->rank, words);
         return 0;
     }

@@ -6,8 +6,7 @@
  *     simulate_result_free(&result);
  *
  * A *role* is a stage of the pipeline and a share of the weights: ranks of one role do the same
- * work on the same bytes, and one of them is run for all. tensor-parallel ranks are alike; data-
- * parallel ones are, where the planner gives them as many bytes.
+ * work on as many bytes, and one of them is run for all.
  */
 #ifndef TENURE_SIMULATE_JOB_H
 #define TENURE_SIMULATE_JOB_H
@@ -16,7 +15,8 @@
 
 typedef struct simulate_role {
     int stage;
-    int dp_rank;        /* of the one that is run */
+    int within;         /* of the stage's ranks: the one that is run */
+    uint64_t share;     /* what it has of all units: simulate_weights_shares */
     int64_t rank;       /* its number in the job */
     int64_t rank_count; /* that are like it, itself included */
     simulate_record record;

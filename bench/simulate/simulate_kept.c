@@ -117,33 +117,31 @@ tn_status simulate_kept_backward(simulate_rank *rank, simulate_layer *layer) {
 
 /* ---- L4 -------------------------------------------------------------------------------------- */
 
-static tn_status add_column_bytes(const simulate_weight *weight, size_t *bytes) {
-    tn_tensor_info info = TN_TENSOR_INFO_INIT;
-    tn_plane_layout layout;
-    if (!weight->value.value) return TN_OK;
-    SIMULATE_TRY(tn_tensor_info_get(weight->value, &info));
-    if (info.format != TN_FORMAT_FP8_BLOCK_2D) return TN_OK;
-    SIMULATE_TRY(tn_plane_layout_get(weight->value, TN_PLANE_COL, &layout));
-    *bytes += layout.data_bytes + layout.scale_bytes;
+static tn_status column_bytes(const simulate_unit *unit, size_t *bytes) {
+    *bytes = 0;
+    for (int i = 0; i < unit->count; i++) {
+        tn_plane_layout layout;
+        if (!unit->shapes[i].is_quantized) continue;
+        SIMULATE_TRY(tn_plane_layout_get(unit->weights[i]->value, TN_PLANE_COL, &layout));
+        *bytes += layout.data_bytes + layout.scale_bytes;
+    }
     return TN_OK;
 }
 
 /* Every rank's part is as large as the largest. */
-tn_status simulate_kept_gather(simulate_rank *rank, const simulate_layer *layer,
-                               tn_tensor *columns) {
-    const size_t ranks = (size_t)tn_comm_size(rank->dp);
+tn_status simulate_kept_gather(simulate_rank *rank, const simulate_unit *unit, tn_tensor *columns) {
+    tn_comm *comm = rank->groups[unit->group];
     tn_lease lease;
     tn_plane_view view;
-    size_t bytes = 0;
+    size_t bytes;
     *columns = (tn_tensor){0};
-    if (rank->job->lifetimes.gather_rows_only || ranks == 1) return TN_OK;
-    for (int i = 0; i < SIMULATE_PART_COUNT; i++)
-        SIMULATE_TRY(add_column_bytes(&layer->parts[i], &bytes));
-    const size_t part = (bytes + ranks - 1) / ranks;
+    SIMULATE_TRY(column_bytes(unit, &bytes));
+    if (rank->job->lifetimes.gather_rows_only || bytes == 0) return TN_OK;
+    const size_t ranks = (size_t)tn_comm_size(comm), part = (bytes + ranks - 1) / ranks;
     SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_L4, TN_BYTE, (int64_t)(part * ranks), 0,
                                "gathered columns", columns));
-    SIMULATE_TRY(tn_lease_begin(*columns, TN_PLANE_DATA, TN_WRITE, rank->stream, &lease, &view));
-    SIMULATE_TRY(tn_all_gather(rank->dp, (char *)view.data + part * (size_t)rank->dp_rank,
-                               view.data, part, rank->stream));
+    SIMULATE_TRY(tn_lease_begin(*columns, TN_PLANE_DATA, TN_WRITE, rank->side, &lease, &view));
+    char *own = (char *)view.data + part * (size_t)tn_comm_rank(comm);
+    SIMULATE_TRY(tn_all_gather(comm, own, view.data, part, rank->side));
     return tn_lease_end(lease);
 }

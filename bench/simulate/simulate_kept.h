@@ -20,8 +20,8 @@ TN_MUST_USE tn_status simulate_kept_backward(simulate_rank *rank, simulate_layer
 /* A chunk's backward has ended. */
 TN_MUST_USE tn_status simulate_kept_chunk_end(simulate_rank *rank);
 
-/* Around a gathered unit; *columns is {0} where they are not gathered. */
-TN_MUST_USE tn_status simulate_kept_gather(simulate_rank *rank, const simulate_layer *layer,
+/* With a sharded unit's gather; *columns is {0} where they are not gathered. */
+TN_MUST_USE tn_status simulate_kept_gather(simulate_rank *rank, const simulate_unit *unit,
                                            tn_tensor *columns);
 
 #endif

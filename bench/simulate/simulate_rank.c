@@ -85,8 +85,7 @@ static tn_status open_scopes(simulate_rank *rank) {
     return TN_OK;
 }
 
-/* The layers of the stage's chunks, chunk by chunk. */
-static tn_status open_layers(simulate_rank *rank) {
+tn_status simulate_layers_open(simulate_rank *rank) {
     const simulate_model *model = rank->model;
     int64_t first, count, at = 0;
     for (int64_t chunk = rank->stage; chunk < simulate_chunk_count(model); chunk += model->pp) {
@@ -106,10 +105,37 @@ static tn_status open_layers(simulate_rank *rank) {
     return TN_OK;
 }
 
+/* All ranks of the job, then those that share something with this one. On the host driver the job is
+ * that of MPI, which says who this one is. */
+static tn_status open_groups(simulate_rank *rank) {
+    const int64_t ranks = simulate_model_ranks(rank->model);
+    const int64_t own = rank->stage * simulate_ranks_of_stage(rank->model) + rank->within;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    if (ranks == 1) return TN_OK;
+    config.device = rank->device;
+    config.name = "job";
+    if (rank->job->sim) {
+        config.engine = TN_COMM_SIMULATED;
+        config.rank = (int)own, config.rank_count = (int)ranks;
+        config.links = &rank->job->links;
+    }
+    SIMULATE_TRY(tn_comm_create(&config, &rank->world));
+    for (int i = 0; i < SIMULATE_GROUP_COUNT; i++) {
+        const simulate_group group = (simulate_group)i;
+        int color, key;
+        simulate_group_color(rank->model, group, own, &color, &key);
+        if (simulate_group_size(rank->model, group) == 1) continue;
+        SIMULATE_TRY(
+            tn_comm_split(rank->world, color, key, simulate_group_name(group), &rank->groups[i]));
+    }
+    return TN_OK;
+}
+
 static tn_status open_all(simulate_rank *rank) {
     SIMULATE_TRY(open_device(rank));
     SIMULATE_TRY(open_scopes(rank));
-    SIMULATE_TRY(open_layers(rank));
+    SIMULATE_TRY(simulate_layers_open(rank));
+    SIMULATE_TRY(open_groups(rank));
     if (rank->model->experts) SIMULATE_TRY(simulate_route_open(rank, &rank->route));
     return simulate_weights_make(rank);
 }
@@ -135,8 +161,26 @@ static tn_status find_workspace(const simulate_rank *rank) {
     return TN_OK;
 }
 
+/* What all communicators have sent so far, added to or taken from what the record has. */
+static tn_status count_sent(const simulate_rank *rank, int is_end) {
+    simulate_record *record = rank->record;
+    for (int i = -1; i < SIMULATE_GROUP_COUNT; i++) {
+        tn_comm *comm = i < 0 ? rank->world : rank->groups[i];
+        tn_comm_stats stats = TN_COMM_STATS_INIT;
+        if (!comm) continue;
+        SIMULATE_TRY(tn_comm_stats_get(comm, &stats));
+        for (int kind = 0; kind < TN_COLLECTIVE_COUNT; kind++) {
+            const uint64_t sign = is_end ? 1 : UINT64_MAX; /* modulo 2^64: less */
+            record->calls[kind] += sign * stats.calls[kind];
+            record->wire_bytes[kind] += sign * stats.wire_bytes[kind];
+        }
+    }
+    return TN_OK;
+}
+
 static tn_status begin_recording(simulate_rank *rank) {
     SIMULATE_TRY(tn_device_synchronize(rank->device));
+    SIMULATE_TRY(count_sent(rank, 0));
     SIMULATE_TRY(tn_pool_stats_reset_peaks(rank->pool));
     simulate_record_restart(rank->record, now_us(rank));
     return TN_OK;
@@ -147,6 +191,7 @@ static tn_status end_recording(simulate_rank *rank) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     SIMULATE_TRY(tn_device_synchronize(rank->device));
     record->step_us = now_us(rank) - record->origin_us;
+    SIMULATE_TRY(count_sent(rank, 1));
     SIMULATE_TRY(tn_pool_stats_get(rank->pool, &stats));
     record->peak_live_bytes = stats.peak_live_bytes;
     record->peak_reserved_bytes = stats.peak_reserved_bytes;
@@ -171,7 +216,12 @@ static tn_status run_steps(simulate_rank *rank) {
 
 /* Everything goes, also after a failure; what was wrong first is what is said. */
 static void close_all(simulate_rank *rank) {
+    for (int i = 0; i < SIMULATE_GROUP_COUNT; i++)
+        (void)tn_ring_destroy(rank->rings[i]);
     (void)tn_scope_close(rank->root);
+    for (int i = 0; i < SIMULATE_GROUP_COUNT; i++)
+        (void)tn_comm_destroy(rank->groups[i]);
+    (void)tn_comm_destroy(rank->world);
     if (rank->side) (void)tn_stream_destroy(rank->device, rank->side);
     if (rank->stream) (void)tn_stream_destroy(rank->device, rank->stream);
     (void)tn_pool_destroy(rank->pool);
@@ -181,10 +231,10 @@ static void close_all(simulate_rank *rank) {
     free(rank->layers);
 }
 
-int simulate_rank_run(const simulate_job *job, int stage, int dp_rank, simulate_record *record,
+int simulate_rank_run(const simulate_job *job, int stage, int within, simulate_record *record,
                       char *error) {
     simulate_rank rank = {.job = job, .model = &job->model, .record = record, .stage = stage};
-    rank.dp_rank = dp_rank;
+    rank.within = within;
     rank.tokens = simulate_model_tokens(&job->model);
     rank.local_tokens = rank.tokens / job->model.tp;
     rank.local_experts = job->model.experts / job->model.ep;

@@ -1,6 +1,6 @@
 /* One rank of a simulated job: its device, pool, communicators, scopes, and the step that it runs.
  *
- *     status = simulate_rank_run(&job, stage, dp_rank, &record, error);
+ *     simulate_rank_run(&job, stage, within, &record, error);        (rank `within` of the stage)
  *
  * The rank is a real program on the library: the sharding planner, the ring, the layers and the
  * casts are those that a program would call; the ops are ghosts, which declare what they touch.
@@ -13,6 +13,7 @@
 
 #include "sim_library.h"
 #include "simulate_pipeline.h"
+#include "simulate_unit.h"
 #include "tenure_experts.h"
 #include "tenure_layers.h"
 #include "tenure_lifetime.h"
@@ -42,13 +43,6 @@ typedef struct simulate_job {
     const sim_library *sim;
 } simulate_job;
 
-/* A parameter as the layers take it. */
-typedef struct simulate_weight {
-    tn_tensor value;
-    tn_tensor gradient; /* {0}: frozen */
-    tn_tensor master, first, second;
-} simulate_weight;
-
 /* What a layer's weights are called, in the order in which a unit has them. */
 typedef enum simulate_part {
     SIMULATE_GAIN_1 = 0, /* fp32, of hidden elements */
@@ -71,7 +65,8 @@ typedef struct simulate_layer {
     int is_frozen;
     simulate_weight parts[SIMULATE_PART_COUNT]; /* value {0}: it has none such */
     simulate_weight *expert_up, *expert_down;   /* of this rank's experts */
-    tn_scope kept_rows, kept_columns;           /* L1, L2: made when they are first kept */
+    simulate_unit unit, experts;
+    tn_scope kept_rows, kept_columns; /* L1, L2: made when they are first kept */
 } simulate_layer;
 
 enum { SIMULATE_LOCAL_EXPERTS_MAX = 4096 };
@@ -88,34 +83,35 @@ typedef struct simulate_route {
     tn_tensor device_offsets, error;
 } simulate_route;
 
-typedef struct simulate_rank {
+struct simulate_rank {
     const simulate_job *job;
     const simulate_model *model;
     simulate_record *record;
-    int stage, dp_rank, tp_rank;
+    int stage;
+    int within; /* of the ranks of the stage */
     tn_device *device;
     tn_pool *pool;
     tn_stream stream;
-    tn_stream side; /* of communication */
-    tn_comm *world, *tp, *dp, *ep;
+    tn_stream side;                        /* of communication */
+    tn_comm *world;                        /* NULL: the job has one rank */
+    tn_comm *groups[SIMULATE_GROUP_COUNT]; /* NULL: one rank */
+    tn_ring *rings[SIMULATE_GROUP_COUNT];
     tn_scope root;
     tn_scope owners[SIMULATE_OWNER_COUNT];
     simulate_layer *layers; /* of all chunks of this stage, chunk by chunk */
     int64_t layer_count;
     simulate_weight table, last_gain, head; /* of the first and the last stage */
-    tn_tensor step;                         /* of tn_adamw_advance */
-    int64_t local_tokens;                   /* rows of this rank between layers */
-    int64_t tokens;                         /* of the whole tensor-parallel group */
+    simulate_unit table_unit, head_unit;
+    tn_tensor step;       /* of tn_adamw_advance */
+    int64_t local_tokens; /* rows of this rank between layers */
+    int64_t tokens;       /* of the whole tensor-parallel group */
     int64_t local_experts;
     simulate_route route; /* where there are experts */
-} simulate_rank;
+};
 
 /* 1 if the step ran; 0 with the words. record is closed then. */
-int simulate_rank_run(const simulate_job *job, int stage, int dp_rank, simulate_record *record,
+int simulate_rank_run(const simulate_job *job, int stage, int within, simulate_record *record,
                       char *error);
-
-/* Whether two data-parallel ranks of a stage have as many bytes of everything. */
-int simulate_ranks_are_alike(const simulate_job *job, int stage, int dp_rank, int other);
 
 /* ---- what the parts of a rank share ---------------------------------------------------------- */
 
@@ -125,6 +121,9 @@ TN_MUST_USE tn_status simulate_make(const simulate_rank *rank, simulate_owner ow
 
 /* Ends the tensor in the stream's order, and sets the handle to {0}; {0} is a no-op. */
 TN_MUST_USE tn_status simulate_drop(const simulate_rank *rank, tn_tensor *tensor);
+
+/* The layers of the stage's chunks, chunk by chunk, without weights: rank->layers, to be freed. */
+TN_MUST_USE tn_status simulate_layers_open(simulate_rank *rank);
 
 TN_MUST_USE tn_status simulate_route_open(simulate_rank *rank, simulate_route *route);
 void simulate_route_close(simulate_route *route);

@@ -78,7 +78,7 @@ static tn_status run_forward(const simulate_step *step, const simulate_turn *tur
 
 static tn_status run_backward(const simulate_step *step, const simulate_turn *turn) {
     simulate_rank *rank = step->rank;
-    simulate_pass pass = {.rank = rank, .accumulates = turn->microbatch > 0};
+    simulate_pass pass = {.rank = rank, .microbatch = turn->microbatch};
     int64_t at, count;
     layers_of(rank, turn->chunk, &at, &count);
     if (is_last_chunk(rank, turn->chunk))
