@@ -6,6 +6,7 @@
  * would read, but as much.
  */
 #include "simulate_block.h"
+#include "simulate_parallel.h"
 #include "tenure_attention.h"
 
 static int64_t heads_of(const simulate_rank *rank) { return rank->model->heads / rank->model->tp; }
@@ -26,18 +27,20 @@ static int has_low_rank(const simulate_rank *rank) { return rank->model->kv_rank
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-static tn_status linear_forward(const simulate_pass *pass, const simulate_weight *weight,
-                                tn_tensor x, tn_tensor y, tn_linear_saved *saved) {
+static tn_status linear_forward(const simulate_pass *pass, simulate_cut cut,
+                                const simulate_weight *weight, tn_tensor x, tn_tensor y,
+                                tn_linear_saved *saved) {
     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
     args.x = x;
     args.w = simulate_layer_weight(weight);
     args.y = y;
     args.common = simulate_common(pass->rank);
-    return tn_linear_forward(&args, saved, pass->rank->stream);
+    return simulate_linear_forward(pass->rank, cut, &args, saved);
 }
 
-static tn_status linear_backward(const simulate_pass *pass, const simulate_weight *weight,
-                                 tn_tensor dy, tn_tensor x, tn_tensor dx, tn_linear_saved *saved) {
+static tn_status linear_backward(const simulate_pass *pass, simulate_cut cut,
+                                 const simulate_weight *weight, tn_tensor dy, tn_tensor x,
+                                 tn_tensor dx, tn_linear_saved *saved) {
     tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
     args.dy = dy;
     args.w = simulate_layer_weight(weight);
@@ -45,7 +48,7 @@ static tn_status linear_backward(const simulate_pass *pass, const simulate_weigh
     args.dx = dx;
     args.gradient = simulate_layer_gradient(pass, weight);
     args.common = simulate_common(pass->rank);
-    return tn_linear_backward(&args, saved, NULL, pass->rank->stream);
+    return simulate_linear_backward(pass->rank, cut, &args, saved);
 }
 
 /* The norm of the residual and the first product that reads it. */
@@ -59,7 +62,10 @@ static tn_status product_forward(simulate_pass *pass, const simulate_layer *laye
     args.w = simulate_layer_weight(weight);
     args.y = y;
     args.common = simulate_common(rank);
-    SIMULATE_TRY(tn_norm_linear_forward(&args, &block->product_saved, rank->stream));
+    /* What comes down to a low rank is of this rank's tokens, and its weight whole. */
+    SIMULATE_TRY(has_low_rank(rank)
+                     ? tn_norm_linear_forward(&args, &block->product_saved, rank->stream)
+                     : simulate_norm_linear_forward(rank, &args, &block->product_saved));
     return simulate_advance(pass, block->sum_1);
 }
 
@@ -76,7 +82,13 @@ static tn_status product_backward(simulate_pass *pass, const simulate_layer *lay
     args.norm = simulate_norm_gradient(pass, &layer->parts[SIMULATE_GAIN_1], block->sum_1, dx);
     args.gradient = simulate_layer_gradient(pass, weight);
     args.common = simulate_common(rank);
-    SIMULATE_TRY(tn_norm_linear_backward(&args, &block->product_saved, NULL, rank->stream));
+    if (has_low_rank(rank)) {
+        SIMULATE_TRY(tn_norm_linear_backward(&args, &block->product_saved, NULL, rank->stream));
+        SIMULATE_TRY(simulate_sum_gradient(rank, weight->gradient));
+        SIMULATE_TRY(simulate_sum_gradient(rank, layer->parts[SIMULATE_GAIN_1].gradient));
+    } else {
+        SIMULATE_TRY(simulate_norm_linear_backward(rank, &args, &block->product_saved));
+    }
     return simulate_retreat(pass, &block->sum_1, dx);
 }
 
@@ -127,9 +139,10 @@ static tn_status raise(const simulate_pass *pass, const simulate_layer *layer,
     tn_tensor query = {0}, kv = {0};
     SIMULATE_TRY(make_activation(rank, rank->tokens, cols, "queries", &query));
     SIMULATE_TRY(make_activation(rank, rank->tokens, 2 * cols, "keys and values", &kv));
-    SIMULATE_TRY(linear_forward(pass, &layer->parts[SIMULATE_QUERY_UP], block->query_low, query,
-                                query_saved));
-    SIMULATE_TRY(linear_forward(pass, &layer->parts[SIMULATE_KV_UP], block->kv_low, kv, kv_saved));
+    SIMULATE_TRY(linear_forward(pass, SIMULATE_CUT_COLUMNS, &layer->parts[SIMULATE_QUERY_UP],
+                                block->query_low, query, query_saved));
+    SIMULATE_TRY(linear_forward(pass, SIMULATE_CUT_COLUMNS, &layer->parts[SIMULATE_KV_UP],
+                                block->kv_low, kv, kv_saved));
     SIMULATE_TRY(make_saved(rank, rank->tokens, qkv_cols(rank), "qkv", &block->qkv));
     SIMULATE_TRY(copy_parts(rank, block->qkv, query, kv, 0));
     SIMULATE_TRY(simulate_drop(rank, &query));
@@ -161,12 +174,12 @@ static tn_status low_backward(simulate_pass *pass, const simulate_layer *layer,
     SIMULATE_TRY(copy_parts(rank, *dqkv, dq, dkv, 1));
     SIMULATE_TRY(simulate_drop(rank, dqkv));
     SIMULATE_TRY(make_activation(rank, rank->local_tokens, query, "gradient", &dquery));
-    SIMULATE_TRY(linear_backward(pass, &layer->parts[SIMULATE_QUERY_UP], dq, block->query_low,
-                                 dquery, &block->query_up_saved));
+    SIMULATE_TRY(linear_backward(pass, SIMULATE_CUT_COLUMNS, &layer->parts[SIMULATE_QUERY_UP], dq,
+                                 block->query_low, dquery, &block->query_up_saved));
     SIMULATE_TRY(simulate_drop(rank, &dq));
     SIMULATE_TRY(make_activation(rank, rank->local_tokens, kv, "gradient", &dlow_kv));
-    SIMULATE_TRY(linear_backward(pass, &layer->parts[SIMULATE_KV_UP], dkv, block->kv_low, dlow_kv,
-                                 &block->kv_up_saved));
+    SIMULATE_TRY(linear_backward(pass, SIMULATE_CUT_COLUMNS, &layer->parts[SIMULATE_KV_UP], dkv,
+                                 block->kv_low, dlow_kv, &block->kv_up_saved));
     SIMULATE_TRY(simulate_drop(rank, &dkv));
     SIMULATE_TRY(simulate_drop(rank, &block->query_low));
     SIMULATE_TRY(simulate_drop(rank, &block->kv_low));
@@ -229,8 +242,8 @@ tn_status simulate_attention_forward(simulate_pass *pass, simulate_layer *layer,
         SIMULATE_TRY(simulate_drop(rank, &block->qkv));
     SIMULATE_TRY(simulate_mark(rank, "forward attention", layer->index));
     SIMULATE_TRY(make_activation(rank, rank->local_tokens, rank->model->hidden, "projected", &y));
-    SIMULATE_TRY(linear_forward(pass, &layer->parts[SIMULATE_PROJECTION], block->attended, y,
-                                &block->projection_saved));
+    SIMULATE_TRY(linear_forward(pass, SIMULATE_CUT_ROWS, &layer->parts[SIMULATE_PROJECTION],
+                                block->attended, y, &block->projection_saved));
     pass->x = y;
     return simulate_mark(rank, "forward projection", layer->index);
 }
@@ -240,8 +253,9 @@ tn_status simulate_attention_backward(simulate_pass *pass, simulate_layer *layer
     const simulate_rank *rank = pass->rank;
     tn_tensor dattended = {0}, dqkv = {0};
     SIMULATE_TRY(make_activation(rank, rank->tokens, attended_cols(rank), "gradient", &dattended));
-    SIMULATE_TRY(linear_backward(pass, &layer->parts[SIMULATE_PROJECTION], pass->gradient,
-                                 block->attended, dattended, &block->projection_saved));
+    SIMULATE_TRY(linear_backward(pass, SIMULATE_CUT_ROWS, &layer->parts[SIMULATE_PROJECTION],
+                                 pass->gradient, block->attended, dattended,
+                                 &block->projection_saved));
     SIMULATE_TRY(simulate_mark(rank, "backward projection", layer->index));
     if (!block->qkv.value) SIMULATE_TRY(raise(pass, layer, block, 0));
     SIMULATE_TRY(make_activation(rank, rank->tokens, qkv_cols(rank), "gradient", &dqkv));

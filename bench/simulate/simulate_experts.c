@@ -174,14 +174,15 @@ static tn_status experts_forward(simulate_pass *pass, const simulate_layer *laye
 
 /* ---- shared experts: forward ----------------------------------------------------------------- */
 
-static tn_status shared_linear(const simulate_pass *pass, const simulate_weight *weight,
-                               tn_tensor x, tn_tensor y, tn_linear_saved *saved) {
+static tn_status shared_linear(const simulate_pass *pass, simulate_cut cut,
+                               const simulate_weight *weight, tn_tensor x, tn_tensor y,
+                               tn_linear_saved *saved) {
     tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
     args.x = x;
     args.w = simulate_layer_weight(weight);
     args.y = y;
     args.common = simulate_common(pass->rank);
-    return tn_linear_forward(&args, saved, pass->rank->stream);
+    return simulate_linear_forward(pass->rank, cut, &args, saved);
 }
 
 static tn_status shared_forward(simulate_pass *pass, const simulate_layer *layer,
@@ -191,15 +192,15 @@ static tn_status shared_forward(simulate_pass *pass, const simulate_layer *layer
     tn_tensor activated = {0}, y = {0};
     SIMULATE_TRY(make(rank, SIMULATE_OWNER_SAVED, rank->tokens, 2 * ffn, "shared hidden",
                       &block->shared_hidden));
-    SIMULATE_TRY(shared_linear(pass, &layer->parts[SIMULATE_SHARED_UP], block->normed_2,
-                               block->shared_hidden, &block->shared_up_saved));
+    SIMULATE_TRY(shared_linear(pass, SIMULATE_CUT_COLUMNS, &layer->parts[SIMULATE_SHARED_UP],
+                               block->normed_2, block->shared_hidden, &block->shared_up_saved));
     SIMULATE_TRY(
         make(rank, SIMULATE_OWNER_ACTIVATIONS, rank->tokens, ffn, "activated", &activated));
     SIMULATE_TRY(simulate_activate(rank, block->shared_hidden, activated));
     SIMULATE_TRY(make(rank, SIMULATE_OWNER_ACTIVATIONS, rank->local_tokens, rank->model->hidden,
                       "shared out", &y));
-    SIMULATE_TRY(shared_linear(pass, &layer->parts[SIMULATE_SHARED_DOWN], activated, y,
-                               &block->shared_down_saved));
+    SIMULATE_TRY(shared_linear(pass, SIMULATE_CUT_ROWS, &layer->parts[SIMULATE_SHARED_DOWN],
+                               activated, y, &block->shared_down_saved));
     SIMULATE_TRY(simulate_drop(rank, &activated));
     return simulate_add(rank, &y, sum);
 }

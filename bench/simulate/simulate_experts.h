@@ -3,6 +3,7 @@
 #define TENURE_SIMULATE_EXPERTS_H
 
 #include "simulate_block.h"
+#include "simulate_parallel.h"
 
 tn_experts simulate_experts_of(const simulate_rank *rank, tn_tensor *weights,
                                const simulate_weight *from);

@@ -20,8 +20,9 @@ static tn_status activation_backward(const simulate_rank *rank, tn_tensor dy, tn
 
 /* ---- shared experts -------------------------------------------------------------------------- */
 
-static tn_status shared_linear(const simulate_pass *pass, const simulate_weight *weight,
-                               tn_tensor dy, tn_tensor x, tn_tensor dx, tn_linear_saved *saved) {
+static tn_status shared_linear(const simulate_pass *pass, simulate_cut cut,
+                               const simulate_weight *weight, tn_tensor dy, tn_tensor x,
+                               tn_tensor dx, tn_linear_saved *saved) {
     tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
     args.dy = dy;
     args.w = simulate_layer_weight(weight);
@@ -29,7 +30,7 @@ static tn_status shared_linear(const simulate_pass *pass, const simulate_weight 
     args.dx = dx;
     args.gradient = simulate_layer_gradient(pass, weight);
     args.common = simulate_common(pass->rank);
-    return tn_linear_backward(&args, saved, NULL, pass->rank->stream);
+    return simulate_linear_backward(pass->rank, cut, &args, saved);
 }
 
 /* dnormed of the shared experts, in a new tensor. */
@@ -43,15 +44,15 @@ static tn_status shared_backward(const simulate_pass *pass, const simulate_layer
         SIMULATE_TRY(simulate_activate(rank, block->shared_hidden, activated));
     }
     SIMULATE_TRY(make(rank, rank->tokens, ffn, "gradient", &dactivated));
-    SIMULATE_TRY(shared_linear(pass, &layer->parts[SIMULATE_SHARED_DOWN], pass->gradient, activated,
-                               dactivated, &block->shared_down_saved));
+    SIMULATE_TRY(shared_linear(pass, SIMULATE_CUT_ROWS, &layer->parts[SIMULATE_SHARED_DOWN],
+                               pass->gradient, activated, dactivated, &block->shared_down_saved));
     SIMULATE_TRY(simulate_drop(rank, &activated));
     SIMULATE_TRY(make(rank, rank->tokens, 2 * ffn, "gradient", &dhidden));
     SIMULATE_TRY(activation_backward(rank, dactivated, block->shared_hidden, dhidden));
     SIMULATE_TRY(simulate_drop(rank, &dactivated));
     SIMULATE_TRY(simulate_drop(rank, &block->shared_hidden));
-    SIMULATE_TRY(shared_linear(pass, &layer->parts[SIMULATE_SHARED_UP], dhidden, block->normed_2,
-                               dnormed, &block->shared_up_saved));
+    SIMULATE_TRY(shared_linear(pass, SIMULATE_CUT_COLUMNS, &layer->parts[SIMULATE_SHARED_UP],
+                               dhidden, block->normed_2, dnormed, &block->shared_up_saved));
     return simulate_drop(rank, &dhidden);
 }
 
@@ -117,6 +118,7 @@ static tn_status norm_backward(simulate_pass *pass, const simulate_layer *layer,
     args.accumulate = simulate_accumulates(pass);
     args.scope = rank->owners[SIMULATE_OWNER_ACTIVATIONS];
     SIMULATE_TRY(tn_norm_backward(&args, rank->stream));
+    SIMULATE_TRY(simulate_sum_gradient(rank, args.dgamma));
     SIMULATE_TRY(simulate_drop(rank, &block->rstd_2));
     return simulate_retreat(pass, &block->sum_2, dx);
 }

@@ -46,6 +46,23 @@ static int find_roles(const simulate_job *job, simulate_result *result) {
     return is_whole;
 }
 
+/* On the host driver a process is one rank: that which MPI says. */
+static int find_own_role(const simulate_job *job, simulate_result *result, char *error) {
+    const int64_t ranks = simulate_model_ranks(&job->model);
+    const int64_t in_stage = simulate_ranks_of_stage(&job->model);
+    int own = 0;
+    if (!simulate_rank_find(job, &own, error)) return 0;
+    if (own < 0 || own >= ranks) {
+        snprintf(error, SIMULATE_ERROR_BYTES, "rank %d of MPI, and the job has %lld", own,
+                 (long long)ranks);
+        return 0;
+    }
+    simulate_role *role = add_role(result, (int)(own / in_stage), (int)(own % in_stage), 0);
+    if (role) role->rank_count = 1;
+    if (!role) snprintf(error, SIMULATE_ERROR_BYTES, "out of host memory");
+    return role != NULL;
+}
+
 /* ---- the stages together --------------------------------------------------------------------- */
 
 /* The slowest of each stage goes on for all of it: the others wait for it. */
@@ -87,15 +104,15 @@ int simulate_job_run(const simulate_job *job, const char *progress_label, simula
                      char *error) {
     progress bar;
     *result = (simulate_result){.job = job};
-    int is_whole = find_roles(job, result);
-    if (!is_whole) snprintf(error, SIMULATE_ERROR_BYTES, "out of host memory");
+    int is_whole = job->sim ? find_roles(job, result) : find_own_role(job, result, error);
+    if (!is_whole && job->sim) snprintf(error, SIMULATE_ERROR_BYTES, "out of host memory");
     if (progress_label) progress_begin(&bar, progress_label);
     for (size_t i = 0; is_whole && i < result->role_count; i++) {
         is_whole = run_role(job, &result->roles[i], error);
         if (progress_label) progress_update(&bar, (double)(i + 1), (double)result->role_count);
     }
     if (progress_label) progress_end(&bar);
-    if (is_whole && !put_together(result)) {
+    if (is_whole && job->sim && !put_together(result)) {
         snprintf(error, SIMULATE_ERROR_BYTES, "out of host memory");
         is_whole = 0;
     }

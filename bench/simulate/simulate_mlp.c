@@ -1,5 +1,6 @@
 /* The second half of a layer without experts: norm, up, gated SiLU, down. */
 #include "simulate_block.h"
+#include "simulate_parallel.h"
 
 tn_status simulate_mlp_forward(simulate_pass *pass, simulate_layer *layer, simulate_block *block) {
     const simulate_rank *rank = pass->rank;
@@ -16,7 +17,7 @@ tn_status simulate_mlp_forward(simulate_pass *pass, simulate_layer *layer, simul
     args.w2 = simulate_layer_weight(&layer->parts[SIMULATE_DOWN]);
     args.y = y;
     args.common = simulate_common(rank);
-    SIMULATE_TRY(tn_norm_mlp_forward(&args, &block->mlp_saved, rank->stream));
+    SIMULATE_TRY(simulate_norm_mlp_forward(rank, &args, &block->mlp_saved));
     SIMULATE_TRY(simulate_advance(pass, block->sum_2));
     pass->x = y;
     return simulate_mark(rank, "forward mlp", layer->index);
@@ -38,7 +39,7 @@ tn_status simulate_mlp_backward(simulate_pass *pass, simulate_layer *layer, simu
     args.gradient1 = simulate_layer_gradient(pass, up);
     args.gradient2 = simulate_layer_gradient(pass, down);
     args.common = simulate_common(rank);
-    SIMULATE_TRY(tn_norm_mlp_backward(&args, &block->mlp_saved, NULL, rank->stream));
+    SIMULATE_TRY(simulate_norm_mlp_backward(rank, &args, &block->mlp_saved));
     SIMULATE_TRY(simulate_retreat(pass, &block->sum_2, dx));
     return simulate_mark(rank, "backward mlp", layer->index);
 }

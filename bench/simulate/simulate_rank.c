@@ -105,6 +105,26 @@ tn_status simulate_layers_open(simulate_rank *rank) {
     return TN_OK;
 }
 
+int simulate_rank_find(const simulate_job *job, int *out, char *error) {
+    tn_device_config device = TN_DEVICE_CONFIG_INIT;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_comm *comm = NULL;
+    int ranks = 1;
+    *out = 0;
+    if (simulate_model_ranks(&job->model) == 1) return 1;
+    device.driver = TN_DRIVER_HOST;
+    tn_status status = tn_device_create(&device, &config.device);
+    if (status == TN_OK) status = tn_comm_create(&config, &comm);
+    if (status == TN_OK) *out = tn_comm_rank(comm), ranks = tn_comm_size(comm);
+    if (status != TN_OK) snprintf(error, SIMULATE_ERROR_BYTES, "%.500s", tn_error_last());
+    (void)tn_comm_destroy(comm);
+    if (config.device) (void)tn_device_destroy(config.device);
+    if (status != TN_OK || ranks == simulate_model_ranks(&job->model)) return status == TN_OK;
+    snprintf(error, SIMULATE_ERROR_BYTES, "%d ranks of MPI, and the job has %lld", ranks,
+             (long long)simulate_model_ranks(&job->model));
+    return 0;
+}
+
 /* All ranks of the job, then those that share something with this one. On the host driver the job is
  * that of MPI, which says who this one is. */
 static tn_status open_groups(simulate_rank *rank) {

@@ -113,6 +113,9 @@ struct simulate_rank {
 int simulate_rank_run(const simulate_job *job, int stage, int within, simulate_record *record,
                       char *error);
 
+/* Which rank of MPI this process is, if the job has more than one: 0 with the words. */
+int simulate_rank_find(const simulate_job *job, int *rank, char *error);
+
 /* ---- what the parts of a rank share ---------------------------------------------------------- */
 
 /* A PLAIN tensor of rows x cols (0 columns: of rows elements) in an owner's scope. */

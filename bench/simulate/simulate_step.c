@@ -69,9 +69,11 @@ static tn_status run_forward(const simulate_step *step, const simulate_turn *tur
     layers_of(rank, turn->chunk, &at, &count);
     if (turn->chunk == 0) SIMULATE_TRY(simulate_embed_forward(&pass));
     if (turn->chunk > 0) SIMULATE_TRY(take_message(rank, "received", &pass.x));
-    for (int64_t i = at; i < at + count; i++)
-        SIMULATE_TRY(
-            simulate_block_forward(&pass, &rank->layers[i], block_of(step, turn->microbatch, i)));
+    for (int64_t i = at; i < at + count; i++) {
+        simulate_layer *next = i + 1 < at + count ? &rank->layers[i + 1] : NULL;
+        SIMULATE_TRY(simulate_block_forward(&pass, &rank->layers[i], next,
+                                            block_of(step, turn->microbatch, i)));
+    }
     if (!is_last_chunk(rank, turn->chunk)) return give_sum(&pass);
     return simulate_head_forward(&pass, &step->ends[turn->microbatch]);
 }
@@ -85,9 +87,11 @@ static tn_status run_backward(const simulate_step *step, const simulate_turn *tu
         SIMULATE_TRY(simulate_head_backward(&pass, &step->ends[turn->microbatch]));
     else
         SIMULATE_TRY(take_message(rank, "gradient", &pass.gradient));
-    for (int64_t i = at + count; i-- > at;)
-        SIMULATE_TRY(
-            simulate_block_backward(&pass, &rank->layers[i], block_of(step, turn->microbatch, i)));
+    for (int64_t i = at + count; i-- > at;) {
+        simulate_layer *next = i > at ? &rank->layers[i - 1] : NULL;
+        SIMULATE_TRY(simulate_block_backward(&pass, &rank->layers[i], next,
+                                             block_of(step, turn->microbatch, i)));
+    }
     SIMULATE_TRY(simulate_kept_chunk_end(rank));
     if (turn->chunk == 0) return simulate_embed_backward(&pass);
     return give_message(rank, &pass.gradient);
