@@ -73,15 +73,41 @@ void tn__link_group_measure(tn__link_group *group) {
 
 /* ---- calls ---------------------------------------------------------------------------------- */
 
+typedef enum direction { SENT = 0, RECEIVED, DIRECTIONS } direction;
+
 /* What a batch of calls puts on the links of this rank. */
 typedef struct link_work {
-    double ring_bytes; /* that go around the ring of all */
-    double latency_us; /* the largest of any call */
+    double ring_bytes;                /* that go around the ring of all */
+    double latency_us;                /* the largest of any call */
+    double node_bytes[DIRECTIONS];    /* between this rank and others of its node */
+    double network_bytes[DIRECTIONS]; /* and those of other nodes */
 } link_work;
 
 static void add_ring(link_work *work, double latency_us, double bytes) {
     work->ring_bytes += bytes;
     if (latency_us > work->latency_us) work->latency_us = latency_us;
+}
+
+static void add_peer(const tn__link_group *group, int peer, direction way, double bytes,
+                     link_work *work) {
+    const int is_near = node_of(group, peer) == node_of(group, group->rank);
+    const double latency_us =
+        is_near ? group->links.node_latency_us : group->links.network_latency_us;
+    if (peer == group->rank || bytes == 0.0) return;
+    if (latency_us > work->latency_us) work->latency_us = latency_us;
+    (is_near ? work->node_bytes : work->network_bytes)[way] += bytes;
+}
+
+static void add_all_to_all(const tn__link_group *group, const tn__batch *batch,
+                           const tn__collective_call *call, link_work *work) {
+    const double each = (double)call->element_bytes, even = (double)call->count * each;
+    const tn_segment *sent = batch->segments + call->first_segment;
+    const tn_segment *received = sent + group->rank_count;
+    const int is_even = call->kind == TN_ALL_TO_ALL;
+    for (int peer = 0; peer < group->rank_count; peer++) {
+        add_peer(group, peer, SENT, is_even ? even : (double)sent[peer].count * each, work);
+        add_peer(group, peer, RECEIVED, is_even ? even : (double)received[peer].count * each, work);
+    }
 }
 
 /* What the rank with the fewest elements has of an uneven call, and what all have. */
@@ -106,7 +132,6 @@ static void add_call(const tn__link_group *group, const tn__batch *batch,
     double all, fewest;
     switch (call->kind) {
     case TN_ALL_GATHER:
-    case TN_ALL_TO_ALL:
     case TN_REDUCE_SCATTER: add_ring(work, group->ring_latency_us, others * bytes); break;
     case TN_ALL_GATHER_UNEVEN:
     case TN_REDUCE_SCATTER_UNEVEN:
@@ -118,14 +143,26 @@ static void add_call(const tn__link_group *group, const tn__batch *batch,
         add_ring(work, 2.0 * group->ring_latency_us, 2.0 * others * part);
         break;
     }
+    case TN_ALL_TO_ALL:
+    case TN_ALL_TO_ALL_UNEVEN: add_all_to_all(group, batch, call, work); break;
+    case TN_SEND: add_peer(group, call->root, SENT, bytes, work); break;
+    case TN_RECEIVE: add_peer(group, call->root, RECEIVED, bytes, work); break;
     default: add_ring(work, group->ring_latency_us, bytes); break;
     }
 }
 
+static double larger(double a, double b) { return a > b ? a : b; }
+
 double tn__link_batch_us(tn__link_group *group, const tn__batch *batch) {
-    link_work work = {0.0, 0.0};
+    const tn_simulated_links *links = &group->links;
+    link_work work = {.latency_us = 0.0};
     if (group->rank_count == 1) return launch_us;
     for (size_t i = 0; i < batch->call_count; i++)
         add_call(group, batch, &batch->calls[i], &work);
-    return launch_us + work.latency_us + work.ring_bytes / group->ring_bytes_per_us;
+    const double node_us =
+        larger(work.node_bytes[SENT], work.node_bytes[RECEIVED]) / links->node_bytes_per_us;
+    const double network_us = larger(work.network_bytes[SENT], work.network_bytes[RECEIVED]) /
+                              links->network_bytes_per_us;
+    return launch_us + work.latency_us + work.ring_bytes / group->ring_bytes_per_us +
+           larger(node_us, network_us);
 }

@@ -157,6 +157,15 @@ static void touch_segments(range_list *list, const tn__comm_state *state, const 
     if (is_packed) touch(list, address, packed, is_write);
 }
 
+/* A segment for each rank, from `first` on. */
+static void touch_parts(range_list *list, const tn__comm_state *state, const tn__batch *batch,
+                        size_t first, const void *address, int is_write) {
+    for (int rank = 0; rank < state->group.rank_count; rank++) {
+        const tn_segment *part = &batch->segments[first + (size_t)rank];
+        touch(list, (const char *)address + part->offset, part->count, is_write);
+    }
+}
+
 /* What the call reads and writes on this rank: at most two ranges and one for each segment. */
 static void touch_call(range_list *list, const tn__comm_state *state, const tn__batch *batch,
                        const tn__collective_call *call) {
@@ -185,12 +194,8 @@ static void touch_call(range_list *list, const tn__comm_state *state, const tn__
         touch(list, call->dst, bytes * ranks, 1);
         break;
     case TN_ALL_TO_ALL_UNEVEN:
-        for (size_t i = 0; i < call->segment_count; i++) {
-            const tn_segment *part = &batch->segments[call->first_segment + i];
-            int is_receive = i >= ranks;
-            const char *base = is_receive ? call->dst : call->src;
-            touch(list, base + part->offset, part->count, is_receive);
-        }
+        touch_parts(list, state, batch, call->first_segment, call->src, 0);
+        touch_parts(list, state, batch, call->first_segment + ranks, call->dst, 1);
         break;
     case TN_SEND: touch(list, call->src, bytes, 0); break;
     case TN_RECEIVE: touch(list, call->dst, bytes, 1); break;

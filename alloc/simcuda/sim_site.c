@@ -2,7 +2,8 @@
  *
  * A program submits work from few places, many times; equal words and stacks are one site, so that
  * memory does not grow with the number of launches. A stack is taken by unwinding, at each launch,
- * which is most of what a launch costs the host. Site 0 stands for those beyond the limit.
+ * which is most of what a launch costs the host, and is left out where the configuration says so.
+ * Site 0 stands for those beyond the limit.
  */
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -76,7 +77,7 @@ uint32_t tn__sim_site_here(const char *what) {
     if (2 * (site_count + 1) > bucket_count) grow_buckets();
     /* Only read here: add_site copies it. */
     site.what = (char *)(uintptr_t)what;
-    site.depth = backtrace(site.frames, FRAMES_MAX);
+    site.depth = tn__sim.config.stackless ? 0 : backtrace(site.frames, FRAMES_MAX);
     site.hash = hash_bytes(0xcbf29ce484222325u, what, strlen(what));
     site.hash = hash_bytes(site.hash, site.frames, (size_t)site.depth * sizeof site.frames[0]);
     site.hash ^= site.hash >> 32;

@@ -29,6 +29,7 @@ typedef struct tnsim_config {
     size_t address_space_bytes; /* 0: 128 TiB; reserving beyond it fails */
     uint32_t isolated_devices;  /* bit d: device d is no one's peer */
     uint64_t seed; /* not 0: each piece of work takes up to twice its time, at random from this */
+    int stackless; /* 1: races are told without stacks: to take them is most of what work costs */
 } tnsim_config;
 
 /* Clears everything (also leaks) and starts again with this configuration. */

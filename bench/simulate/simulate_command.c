@@ -276,6 +276,9 @@ static int read_model(simulate_request *request) {
         return bad_usage("--ranks %ld: dp would be %lld, and %s", request->ranks,
                          (long long)(request->ranks / shared), error);
     if (!simulate_model_check(model, error)) return fail(EXIT_BAD_USAGE, error);
+    if (request->is_host && model->pp > 1)
+        return bad_usage("--driver host: pp is %lld, and a real run is of one stage",
+                         (long long)model->pp);
     request->job.links.ranks_per_node = (int)model->ranks_per_node;
     request->job.links.split_of = simulate_group_split;
     request->job.links.context = model;

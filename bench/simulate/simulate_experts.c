@@ -36,6 +36,16 @@ static void fill_route(const simulate_model *model, simulate_route *route) {
     }
 }
 
+/* The same of every rank: all have as many tokens. */
+static int64_t rows_of(const simulate_route *route, int64_t expert) {
+    return route->offsets[expert + 1] - route->offsets[expert];
+}
+
+static int64_t first_expert(const simulate_rank *rank) {
+    return simulate_group_rank(rank->model, SIMULATE_GROUP_EXPERTS, rank->within) *
+           rank->local_experts;
+}
+
 static tn_status put_route(simulate_rank *rank, simulate_route *route) {
     SIMULATE_TRY(write_numbers(rank, route->permutation, route->rows, "permutation",
                                &route->device_permutation));
@@ -52,6 +62,7 @@ static tn_status put_route(simulate_rank *rank, simulate_route *route) {
 void simulate_route_close(simulate_route *route) {
     free(route->offsets);
     free(route->local_offsets);
+    free(route->parts);
     free(route->permutation);
     free(route->inverse);
     *route = (simulate_route){0};
@@ -62,37 +73,103 @@ tn_status simulate_route_open(simulate_rank *rank, simulate_route *route) {
     route->rows = rank->local_tokens * model->experts_per_token;
     route->offsets = calloc((size_t)model->experts + 1, sizeof *route->offsets);
     route->local_offsets = calloc((size_t)rank->local_experts + 1, sizeof(int64_t));
+    route->parts = calloc(4 * (size_t)model->ep, sizeof *route->parts);
     route->permutation = calloc((size_t)route->rows, sizeof(int64_t));
     route->inverse = calloc((size_t)route->rows, sizeof(int64_t));
-    if (!route->offsets || !route->local_offsets || !route->permutation || !route->inverse)
+    if (!route->offsets || !route->local_offsets || !route->parts || !route->permutation ||
+        !route->inverse)
         return TN_OUT_OF_HOST_MEMORY;
     fill_route(model, route);
-    for (int64_t i = 0; i <= rank->local_experts; i++)
-        route->local_offsets[i] = route->offsets[i];
+    for (int64_t i = 0; i < rank->local_experts; i++)
+        route->local_offsets[i + 1] =
+            route->local_offsets[i] + model->ep * rows_of(route, first_expert(rank) + i);
     route->local_rows = route->local_offsets[rank->local_experts];
     return put_route(rank, route);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* out[place] = x[token of the place]. */
-tn_status simulate_spread(const simulate_rank *rank, tn_tensor x, tn_tensor out) {
-    tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
-    args.src = x;
-    args.map = rank->route.device_permutation;
-    args.dst = out;
-    args.error = rank->route.error;
-    return tn_gather_rows(&args, rank->stream);
+/* ---- rows that travel ------------------------------------------------------------------------ */
+
+/* The i-th expert of each rank: its rows of this rank's tokens, and all its rows here. */
+static tn_status exchange_expert(const simulate_rank *rank, int64_t i, size_t row_bytes,
+                                 char *spread_rows, char *local, int is_back) {
+    const simulate_route *route = &rank->route;
+    const size_t ranks = (size_t)rank->model->ep;
+    const size_t own_bytes = (size_t)rows_of(route, first_expert(rank) + i) * row_bytes;
+    size_t *there_bytes = route->parts, *there_offsets = there_bytes + ranks;
+    size_t *here_bytes = there_offsets + ranks, *here_offsets = here_bytes + ranks;
+    for (size_t peer = 0; peer < ranks; peer++) {
+        const int64_t expert = (int64_t)peer * rank->local_experts + i;
+        there_bytes[peer] = (size_t)rows_of(route, expert) * row_bytes;
+        there_offsets[peer] = (size_t)route->offsets[expert] * row_bytes;
+        here_bytes[peer] = own_bytes;
+        here_offsets[peer] = (size_t)route->local_offsets[i] * row_bytes + peer * own_bytes;
+    }
+    tn_comm *comm = rank->groups[SIMULATE_GROUP_EXPERTS];
+    if (is_back)
+        return tn_all_to_all_uneven(comm, local, here_bytes, here_offsets, spread_rows, there_bytes,
+                                    there_offsets, rank->stream);
+    return tn_all_to_all_uneven(comm, spread_rows, there_bytes, there_offsets, local, here_bytes,
+                                here_offsets, rank->stream);
 }
 
-/* out[token] = the sum of its experts' rows. */
-tn_status simulate_combine(const simulate_rank *rank, tn_tensor rows, tn_tensor out) {
+static tn_status exchange(const simulate_rank *rank, char *spread_rows, char *local, int is_back) {
+    tn_comm *comm = rank->groups[SIMULATE_GROUP_EXPERTS];
+    const size_t row_bytes = (size_t)rank->model->hidden * tn_dtype_bytes(simulate_dtype());
+    tn_status status = TN_OK;
+    SIMULATE_TRY(tn_comm_group_begin(comm));
+    for (int64_t i = 0; status == TN_OK && i < rank->local_experts; i++)
+        status = exchange_expert(rank, i, row_bytes, spread_rows, local, is_back);
+    if (status == TN_OK) status = tn_comm_group_end(comm, rank->stream);
+    if (status != TN_OK) tn_comm_group_cancel(comm);
+    return status;
+}
+
+/* Rows by expert of this rank's tokens become rows of its own experts' (is_back: the other way);
+ * `from` ends. One group of the experts' ranks; where there is one rank, they are the same rows. */
+static tn_status travel(const simulate_rank *rank, tn_tensor *from, tn_tensor *to, int is_back) {
+    const int64_t rows = is_back ? rank->route.rows : rank->route.local_rows;
+    tn_lease from_lease, to_lease;
+    tn_plane_view from_view, to_view;
+    if (!rank->groups[SIMULATE_GROUP_EXPERTS]) {
+        *to = *from;
+        *from = (tn_tensor){0};
+        return TN_OK;
+    }
+    SIMULATE_TRY(
+        make(rank, SIMULATE_OWNER_ACTIVATIONS, rows, rank->model->hidden, "dispatched", to));
+    SIMULATE_TRY(
+        tn_lease_begin(*from, TN_PLANE_DATA, TN_READ, rank->stream, &from_lease, &from_view));
+    SIMULATE_TRY(tn_lease_begin(*to, TN_PLANE_DATA, TN_WRITE, rank->stream, &to_lease, &to_view));
+    SIMULATE_TRY(is_back ? exchange(rank, to_view.data, from_view.data, 1)
+                         : exchange(rank, from_view.data, to_view.data, 0));
+    SIMULATE_TRY(tn_lease_end(to_lease));
+    SIMULATE_TRY(tn_lease_end(from_lease));
+    return simulate_drop(rank, from);
+}
+
+/* What this rank's experts are given of x, in a new tensor. */
+tn_status simulate_spread(const simulate_rank *rank, tn_tensor x, tn_tensor *out) {
+    tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
+    SIMULATE_TRY(make(rank, SIMULATE_OWNER_ACTIVATIONS, rank->route.rows, rank->model->hidden,
+                      "spread", &args.dst));
+    args.src = x;
+    args.map = rank->route.device_permutation;
+    args.error = rank->route.error;
+    SIMULATE_TRY(tn_gather_rows(&args, rank->stream));
+    return travel(rank, &args.dst, out, 0);
+}
+
+/* out[token] = the sum of its experts' rows, which end. */
+tn_status simulate_combine(const simulate_rank *rank, tn_tensor *rows, tn_tensor out) {
     tn_combine_rows_args args = TN_COMBINE_ROWS_ARGS_INIT;
-    args.src = rows;
+    SIMULATE_TRY(travel(rank, rows, &args.src, 1));
     args.map = rank->route.device_inverse;
     args.dst = out;
     args.error = rank->route.error;
-    return tn_combine_rows(&args, rank->stream);
+    SIMULATE_TRY(tn_combine_rows(&args, rank->stream));
+    return simulate_drop(rank, &args.src);
 }
 
 /* y += x, and x ends. */
@@ -144,32 +221,28 @@ tn_status simulate_activate(const simulate_rank *rank, tn_tensor hidden, tn_tens
 /* Of what is saved, `recompute` keeps what is not made of the rest. */
 static int keeps_products(const simulate_rank *rank) { return !rank->model->recompute; }
 
-/* Products of bf16 save nothing: their backward reads what they were given. */
-static simulate_owner owner_of_spread(const simulate_rank *rank) {
-    return rank->model->fp8 ? SIMULATE_OWNER_ACTIVATIONS : SIMULATE_OWNER_SAVED;
-}
-
 static tn_status experts_forward(simulate_pass *pass, const simulate_layer *layer,
                                  simulate_block *block, tn_tensor y) {
     const simulate_rank *rank = pass->rank;
     const int64_t rows = rank->route.local_rows, hidden = rank->model->hidden;
     const int64_t ffn = rank->model->expert_ffn;
     tn_tensor activated = {0}, out = {0};
-    SIMULATE_TRY(make(rank, owner_of_spread(rank), rows, hidden, "spread", &block->spread));
-    SIMULATE_TRY(simulate_spread(rank, block->normed_2, block->spread));
+    SIMULATE_TRY(simulate_spread(rank, block->normed_2, &block->spread));
     SIMULATE_TRY(
         make(rank, SIMULATE_OWNER_SAVED, rows, 2 * ffn, "expert hidden", &block->expert_hidden));
     SIMULATE_TRY(grouped_forward(rank, layer->expert_up, block->spread, block->expert_hidden, 1,
                                  &block->up_saved));
-    if (rank->model->fp8) SIMULATE_TRY(simulate_drop(rank, &block->spread));
+    /* Products of bf16 save nothing: their backward reads what they were given. */
+    SIMULATE_TRY(rank->model->fp8
+                     ? simulate_drop(rank, &block->spread)
+                     : tn_tensor_move(block->spread, rank->owners[SIMULATE_OWNER_SAVED]));
     SIMULATE_TRY(make(rank, SIMULATE_OWNER_ACTIVATIONS, rows, ffn, "activated", &activated));
     SIMULATE_TRY(simulate_activate(rank, block->expert_hidden, activated));
     SIMULATE_TRY(make(rank, SIMULATE_OWNER_ACTIVATIONS, rows, hidden, "expert out", &out));
     SIMULATE_TRY(grouped_forward(rank, layer->expert_down, activated, out, keeps_products(rank),
                                  &block->down_saved));
     SIMULATE_TRY(simulate_drop(rank, &activated));
-    SIMULATE_TRY(simulate_combine(rank, out, y));
-    return simulate_drop(rank, &out);
+    return simulate_combine(rank, &out, y);
 }
 
 /* ---- shared experts: forward ----------------------------------------------------------------- */

@@ -8,11 +8,12 @@
 tn_experts simulate_experts_of(const simulate_rank *rank, tn_tensor *weights,
                                const simulate_weight *from);
 
-/* out[place] = x[token of the place]; a row for each expert of each of this rank's tokens. */
-TN_MUST_USE tn_status simulate_spread(const simulate_rank *rank, tn_tensor x, tn_tensor out);
+/* What this rank's experts are given of x, in a new tensor: rows by expert, then by the rank that
+ * the token is of. */
+TN_MUST_USE tn_status simulate_spread(const simulate_rank *rank, tn_tensor x, tn_tensor *out);
 
-/* out[token] = the sum of its experts' rows. */
-TN_MUST_USE tn_status simulate_combine(const simulate_rank *rank, tn_tensor rows, tn_tensor out);
+/* out[token] = the sum of its experts' rows, which end. */
+TN_MUST_USE tn_status simulate_combine(const simulate_rank *rank, tn_tensor *rows, tn_tensor out);
 
 /* y += x, and x ends. */
 TN_MUST_USE tn_status simulate_add(const simulate_rank *rank, tn_tensor *x, tn_tensor y);

@@ -128,14 +128,12 @@ tn_status simulate_experts_backward(simulate_pass *pass, simulate_layer *layer,
     const simulate_rank *rank = pass->rank;
     const int64_t rows = rank->route.local_rows, hidden = rank->model->hidden;
     tn_tensor dnormed = {0}, dshared = {0}, dy = {0}, dx = {0};
-    SIMULATE_TRY(make(rank, rows, hidden, "gradient", &dy));
-    SIMULATE_TRY(simulate_spread(rank, pass->gradient, dy));
+    SIMULATE_TRY(simulate_spread(rank, pass->gradient, &dy));
     SIMULATE_TRY(make(rank, rows, hidden, "gradient", &dx));
     SIMULATE_TRY(experts_backward(pass, layer, block, dy, dx));
     SIMULATE_TRY(simulate_drop(rank, &dy));
     SIMULATE_TRY(make(rank, rank->local_tokens, hidden, "gradient", &dnormed));
-    SIMULATE_TRY(simulate_combine(rank, dx, dnormed));
-    SIMULATE_TRY(simulate_drop(rank, &dx));
+    SIMULATE_TRY(simulate_combine(rank, &dx, dnormed));
     SIMULATE_TRY(simulate_mark(rank, "backward experts", layer->index));
     if (rank->model->shared_ffn) {
         SIMULATE_TRY(make(rank, rank->local_tokens, hidden, "gradient", &dshared));

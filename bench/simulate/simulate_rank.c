@@ -251,6 +251,13 @@ static void close_all(simulate_rank *rank) {
     free(rank->layers);
 }
 
+/* A race is a mistake here, which the words name well enough. */
+static int configure(const simulate_job *job) {
+    tnsim_config config = {.size = sizeof config, .stackless = 1};
+    config.memory_bytes = job->device_bytes ? job->device_bytes : roomy_bytes;
+    return job->sim->configure(&config) == 0;
+}
+
 int simulate_rank_run(const simulate_job *job, int stage, int within, simulate_record *record,
                       char *error) {
     simulate_rank rank = {.job = job, .model = &job->model, .record = record, .stage = stage};
@@ -258,8 +265,7 @@ int simulate_rank_run(const simulate_job *job, int stage, int within, simulate_r
     rank.tokens = simulate_model_tokens(&job->model);
     rank.local_tokens = rank.tokens / job->model.tp;
     rank.local_experts = job->model.experts / job->model.ep;
-    if (job->sim &&
-        !sim_library_configure(job->sim, job->device_bytes ? job->device_bytes : roomy_bytes)) {
+    if (job->sim && !configure(job)) {
         snprintf(error, SIMULATE_ERROR_BYTES, "the simulated device does not take %zu bytes",
                  job->device_bytes);
         return 0;

@@ -73,10 +73,12 @@ enum { SIMULATE_LOCAL_EXPERTS_MAX = 4096 };
 
 /* Where the rows of a layer with experts go: the same in all of them, and for every micro-batch. */
 typedef struct simulate_route {
-    int64_t rows;           /* of this rank's tokens, one for each of their experts */
-    int64_t *offsets;       /* where each expert's begin among them */
-    int64_t local_rows;     /* of this rank's experts */
-    int64_t *local_offsets; /* where each of those begins */
+    int64_t rows;       /* of this rank's tokens, one for each of their experts */
+    int64_t *offsets;   /* where each expert's begin among them */
+    int64_t local_rows; /* of this rank's experts, from all ranks of their group */
+    int64_t
+        *local_offsets; /* where each of those begins: by expert, then by the rank they are of */
+    size_t *parts;      /* four lists of the group's ranks, for an exchange */
     int64_t *permutation, *inverse;
     tn_tensor device_permutation,
         device_inverse; /* as tn_gather_rows and tn_combine_rows take them */

@@ -37,14 +37,33 @@ static simulate_block *block_of(const simulate_step *step, int microbatch, int64
     return &step->blocks[(int64_t)microbatch * step->rank->layer_count + at];
 }
 
-/* What another stage has made: activations, or their gradient. */
-static tn_status take_message(const simulate_rank *rank, const char *name, tn_tensor *out) {
-    SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, simulate_dtype(),
-                               rank->local_tokens, rank->model->hidden, name, out));
-    return tn_plane_fill(*out, TN_PLANE_DATA, 0, rank->stream);
+/* The rank of a neighbouring stage that has the same place in it; chunks go round the stages. */
+static int neighbour(const simulate_rank *rank, int step) {
+    const int64_t in_stage = simulate_ranks_of_stage(rank->model), pp = rank->model->pp;
+    return (int)((rank->stage + step + pp) % pp * in_stage + rank->within);
 }
 
-static tn_status give_message(const simulate_rank *rank, tn_tensor *message) {
+static tn_status pass_message(const simulate_rank *rank, tn_tensor message, tn_access access,
+                              int peer) {
+    tn_lease lease;
+    tn_plane_view view;
+    SIMULATE_TRY(tn_lease_begin(message, TN_PLANE_DATA, access, rank->stream, &lease, &view));
+    const size_t bytes = view.layout.data_bytes;
+    SIMULATE_TRY(access == TN_READ ? tn_send(rank->world, view.data, bytes, peer, rank->stream)
+                                   : tn_receive(rank->world, view.data, bytes, peer, rank->stream));
+    return tn_lease_end(lease);
+}
+
+/* What another stage has made: activations, or their gradient. */
+static tn_status take_message(const simulate_rank *rank, const char *name, int step,
+                              tn_tensor *out) {
+    SIMULATE_TRY(simulate_make(rank, SIMULATE_OWNER_ACTIVATIONS, simulate_dtype(),
+                               rank->local_tokens, rank->model->hidden, name, out));
+    return pass_message(rank, *out, TN_WRITE, neighbour(rank, step));
+}
+
+static tn_status give_message(const simulate_rank *rank, int step, tn_tensor *message) {
+    SIMULATE_TRY(pass_message(rank, *message, TN_READ, neighbour(rank, step)));
     return simulate_drop(rank, message);
 }
 
@@ -55,7 +74,7 @@ static tn_status give_sum(simulate_pass *pass) {
     args.y = pass->x;
     args.alpha = 1.0f;
     SIMULATE_TRY(tn_axpy(&args, pass->rank->stream));
-    return give_message(pass->rank, &pass->x);
+    return give_message(pass->rank, 1, &pass->x);
 }
 
 static int is_last_chunk(const simulate_rank *rank, int chunk) {
@@ -68,7 +87,7 @@ static tn_status run_forward(const simulate_step *step, const simulate_turn *tur
     int64_t at, count;
     layers_of(rank, turn->chunk, &at, &count);
     if (turn->chunk == 0) SIMULATE_TRY(simulate_embed_forward(&pass));
-    if (turn->chunk > 0) SIMULATE_TRY(take_message(rank, "received", &pass.x));
+    if (turn->chunk > 0) SIMULATE_TRY(take_message(rank, "received", -1, &pass.x));
     for (int64_t i = at; i < at + count; i++) {
         simulate_layer *next = i + 1 < at + count ? &rank->layers[i + 1] : NULL;
         SIMULATE_TRY(simulate_block_forward(&pass, &rank->layers[i], next,
@@ -86,7 +105,7 @@ static tn_status run_backward(const simulate_step *step, const simulate_turn *tu
     if (is_last_chunk(rank, turn->chunk))
         SIMULATE_TRY(simulate_head_backward(&pass, &step->ends[turn->microbatch]));
     else
-        SIMULATE_TRY(take_message(rank, "gradient", &pass.gradient));
+        SIMULATE_TRY(take_message(rank, "gradient", 1, &pass.gradient));
     for (int64_t i = at + count; i-- > at;) {
         simulate_layer *next = i > at ? &rank->layers[i - 1] : NULL;
         SIMULATE_TRY(simulate_block_backward(&pass, &rank->layers[i], next,
@@ -94,7 +113,7 @@ static tn_status run_backward(const simulate_step *step, const simulate_turn *tu
     }
     SIMULATE_TRY(simulate_kept_chunk_end(rank));
     if (turn->chunk == 0) return simulate_embed_backward(&pass);
-    return give_message(rank, &pass.gradient);
+    return give_message(rank, -1, &pass.gradient);
 }
 
 tn_status simulate_step_run(simulate_step *step) {

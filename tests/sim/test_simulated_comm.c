@@ -155,6 +155,34 @@ static void uneven_calls_take_the_time_of_what_goes_around(void **state) {
     EXPECT_OK(tn_comm_destroy(comm));
 }
 
+/* Of 16 ranks on 2 nodes, 7 others are near this one and 8 far. */
+static void messages_take_the_time_of_the_links_that_carry_them(void **state) {
+    tn_comm *comm = open_comm(2, 16, NULL);
+    char *from = block_of(16 * MIB_BYTES), *to = block_of(16 * MIB_BYTES);
+    size_t sent[16] = {0}, received[16] = {0};
+    (void)state;
+    EXPECT_OK(tn_all_to_all(comm, from, to, 90000, stream));
+    expect_time("all_to_all", 2.0 + 5.0 + 8 * 90000 / 50e3);
+    sent[3] = 9000000, sent[2] = received[2] = 1000000, received[0] = 500000;
+    EXPECT_OK(tn_all_to_all_uneven(comm, from, sent, NULL, to, received, NULL, stream));
+    expect_time("all_to_all_uneven", 2.0 + 1.0 + 9000000 / 450e3); /* itself for nothing */
+    sent[3] = 0, received[9] = 100000;
+    EXPECT_OK(tn_all_to_all_uneven(comm, from, sent, NULL, to, received, NULL, stream));
+    expect_time("all_to_all_uneven", 2.0 + 5.0 + 100000 / 50e3);
+    EXPECT_OK(tn_send(comm, from, 450000, 3, stream));
+    expect_time("send", 2.0 + 1.0 + 1.0);
+    EXPECT_OK(tn_receive(comm, to, 450000, 13, stream));
+    expect_time("receive", 2.0 + 5.0 + 9.0);
+    EXPECT_OK(tn_comm_group_begin(comm));
+    EXPECT_OK(tn_send(comm, from, 450000, 3, stream));
+    EXPECT_OK(tn_receive(comm, to, 900000, 1, stream));
+    EXPECT_OK(tn_comm_group_end(comm, stream));
+    expect_time("group", 2.0 + 1.0 + 2.0); /* both ways at once */
+    EXPECT_OK(tn_free(from, stream));
+    EXPECT_OK(tn_free(to, stream));
+    EXPECT_OK(tn_comm_destroy(comm));
+}
+
 /* ---- sub-groups ------------------------------------------------------------------------------ */
 
 /* Of 16 ranks, "near" are the pairs, "far" those 8 apart, in falling order; one is in none. */
@@ -298,6 +326,7 @@ int main(void) {
         cmocka_unit_test(collectives_take_the_time_of_the_model),
         cmocka_unit_test(links_say_how_fast_a_group_is),
         cmocka_unit_test(uneven_calls_take_the_time_of_what_goes_around),
+        cmocka_unit_test(messages_take_the_time_of_the_links_that_carry_them),
         cmocka_unit_test(a_split_has_the_ranks_that_split_of_says),
         cmocka_unit_test(a_split_that_nobody_can_answer_is_refused),
         cmocka_unit_test(bytes_are_counted_as_by_every_engine),
