@@ -49,7 +49,7 @@ tn_layer_weight simulate_layer_weight(const simulate_weight *weight);
 int simulate_accumulates(const simulate_pass *pass);
 tn_layer_gradient simulate_layer_gradient(const simulate_pass *pass, const simulate_weight *weight);
 
-/* Where x + residual goes that the layer's norm reads: a saved tensor; of a model's first norm x. */
+/* Where x + residual goes that the norm reads: a saved tensor; of a model's first norm x. */
 TN_MUST_USE tn_status simulate_make_sum(simulate_pass *pass, tn_tensor *sum);
 /* The norm of x + residual, which `sum` holds from then on. */
 tn_layer_norm simulate_norm(const simulate_pass *pass, const simulate_weight *gain, tn_tensor sum);

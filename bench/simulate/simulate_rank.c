@@ -125,8 +125,8 @@ int simulate_rank_find(const simulate_job *job, int *out, char *error) {
     return 0;
 }
 
-/* All ranks of the job, then those that share something with this one. On the host driver the job is
- * that of MPI, which says who this one is. */
+/* All ranks of the job, then those that share something with this one. On the host driver the job
+ * is that of MPI, which says who this one is. */
 static tn_status open_groups(simulate_rank *rank) {
     const int64_t ranks = simulate_model_ranks(rank->model);
     const int64_t own = rank->stage * simulate_ranks_of_stage(rank->model) + rank->within;

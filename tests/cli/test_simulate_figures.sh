@@ -80,7 +80,8 @@ assert kept == [4 * rows], kept
 # L4: half of what goes over the wire in gathers of layers, and the memory of one unit.
 on, off = read("l4_on"), read("l4_off")
 assert most(off, "kept: L4 gathered columns") == (columns + 7) // 8 * 8
-more = off["roles"][0]["wire_bytes"]["all_gather"] - on["roles"][0]["wire_bytes"].get("all_gather", 0)
+more, less = (result["roles"][0]["wire_bytes"].get("all_gather", 0) for result in (off, on))
+more -= less
 assert more == 2 * 4 * 7 * ((columns + 7) // 8), more
 END
 finish

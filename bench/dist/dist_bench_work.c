@@ -1,0 +1,161 @@
+/* A sharded stack of weights: see dist_bench.h. Contents are zeros: no time here depends on them. */
+#include "dist_bench.h"
+
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        tn_status try_status = (call);                                                             \
+        if (try_status != TN_OK) return try_status;                                                \
+    } while (0)
+
+static const size_t gather_bytes = (size_t)4096 * 8 * 8 * 8 * 8; /* of a rank: 16 MiB */
+static const size_t small_gather_bytes = 4096 * 8;
+
+static tn_status make(const dist_bench *bench, tn_format format, tn_dtype dtype, int64_t rows,
+                      int64_t cols, tn_tensor *out) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    config.format = format;
+    config.dtype = dtype;
+    config.rank = 2;
+    config.shape[0] = rows;
+    config.shape[1] = cols;
+    return tn_tensor_create(bench->scope, &config, out);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static tn_status open_device(dist_bench *bench, tn_driver_kind driver) {
+    tn_device_config device = TN_DEVICE_CONFIG_INIT;
+    tn_pool_config pool = TN_POOL_CONFIG_INIT;
+    tn_comm_config comm = TN_COMM_CONFIG_INIT;
+    tn_scope_config scope = TN_SCOPE_CONFIG_INIT;
+    device.driver = driver;
+    TRY(tn_device_create(&device, &bench->device));
+    TRY(tn_pool_create(bench->device, &pool, &bench->pool));
+    TRY(tn_stream_create(bench->device, &bench->stream));
+    TRY(tn_stream_create(bench->device, &bench->side));
+    comm.device = bench->device;
+    comm.engine = TN_COMM_MPI;
+    TRY(tn_comm_create(&comm, &bench->comm));
+    scope.pool = bench->pool;
+    return tn_scope_create(&scope, &bench->scope);
+}
+
+static tn_status make_layer(dist_bench *bench, int layer) {
+    tn_ring_unit_config unit = TN_RING_UNIT_CONFIG_INIT;
+    size_t bytes;
+    TRY(make(bench, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, bench->width, bench->width,
+             &bench->weights[layer]));
+    TRY(tn_shard_bytes(bench->plan, tn_comm_rank(bench->comm), &bytes));
+    if (bytes) {
+        TRY(make(bench, TN_FORMAT_PLAIN, TN_BYTE, 1, (int64_t)bytes, &bench->shards[layer]));
+        TRY(tn_plane_fill(bench->shards[layer], TN_PLANE_DATA, 0, bench->stream));
+    }
+    unit.plan = bench->plan;
+    unit.shard = bench->shards[layer];
+    unit.tensors = &bench->weights[layer];
+    unit.tensor_count = 1;
+    return tn_ring_unit_add(bench->ring, &unit, &bench->units[layer]);
+}
+
+static tn_status make_ring(dist_bench *bench) {
+    tn_shard_plan_config plan = TN_SHARD_PLAN_CONFIG_INIT;
+    tn_ring_config ring = TN_RING_CONFIG_INIT;
+    const tn_shard_tensor weight = {.format = TN_FORMAT_FP8_BLOCK_2D,
+                                    .dtype = TN_E4M3,
+                                    .rows = bench->width,
+                                    .cols = bench->width};
+    plan.tensors = &weight;
+    plan.tensor_count = 1;
+    plan.rank_count = tn_comm_size(bench->comm);
+    TRY(tn_shard_plan_create(&plan, &bench->plan));
+    ring.scope = bench->scope;
+    ring.comm = bench->comm;
+    ring.stream = bench->side;
+    TRY(tn_ring_create(&ring, &bench->ring));
+    for (int i = 0; i < DIST_BENCH_LAYERS; i++)
+        TRY(make_layer(bench, i));
+    return tn_ring_seal(bench->ring);
+}
+
+static tn_status make_operands(dist_bench *bench) {
+    const int64_t ranks = tn_comm_size(bench->comm);
+    TRY(make(bench, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, bench->tokens, bench->width, &bench->x));
+    TRY(tn_plane_fill(bench->x, TN_PLANE_ROW, 0, bench->stream));
+    TRY(make(bench, TN_FORMAT_PLAIN, TN_BF16, bench->tokens, bench->width, &bench->y));
+    TRY(make(bench, TN_FORMAT_PLAIN, TN_BYTE, ranks, (int64_t)dist_bench_gather_bytes(bench),
+             &bench->whole));
+    return tn_plane_fill(bench->whole, TN_PLANE_DATA, 0, bench->stream);
+}
+
+tn_status dist_bench_open(dist_bench *bench, tn_driver_kind driver, int is_small) {
+    const int is_host = driver == TN_DRIVER_HOST;
+    bench->width = is_small ? 128 : is_host ? 512 : 8192;
+    bench->tokens = is_small ? 64 : is_host ? 256 : 4096;
+    TRY(open_device(bench, driver));
+    TRY(make_ring(bench));
+    return make_operands(bench);
+}
+
+/* What comes first in failing is returned; all is tried. */
+static void note(tn_status *status, tn_status of_call) {
+    if (*status == TN_OK) *status = of_call;
+}
+
+tn_status dist_bench_close(dist_bench *bench) {
+    tn_status status = TN_OK;
+    note(&status, tn_ring_destroy(bench->ring));
+    note(&status, tn_scope_close(bench->scope));
+    tn_shard_plan_destroy(bench->plan);
+    note(&status, tn_comm_destroy(bench->comm));
+    if (bench->side) note(&status, tn_stream_destroy(bench->device, bench->side));
+    if (bench->stream) note(&status, tn_stream_destroy(bench->device, bench->stream));
+    note(&status, tn_pool_destroy(bench->pool));
+    if (bench->device) note(&status, tn_device_destroy(bench->device));
+    return status;
+}
+
+/* ---- what is timed --------------------------------------------------------------------------- */
+
+static tn_status multiply(dist_bench *bench, int layer) {
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    args.form = TN_GEMM_FPROP;
+    args.a = bench->x;
+    args.b = bench->weights[layer];
+    args.d = bench->y;
+    args.scope = bench->scope;
+    return tn_gemm(&args, bench->stream);
+}
+
+tn_status dist_bench_step(dist_bench *bench, size_t has_prefetch) {
+    const tn_scope none = {0};
+    for (int i = 0; i < DIST_BENCH_LAYERS; i++) {
+        TRY(tn_ring_acquire(bench->ring, bench->units[i], none, bench->stream));
+        if (has_prefetch && i + 1 < DIST_BENCH_LAYERS)
+            TRY(tn_ring_prefetch(bench->ring, bench->units[i + 1]));
+        TRY(multiply(bench, i));
+        TRY(tn_ring_release(bench->ring, bench->units[i]));
+    }
+    return TN_OK;
+}
+
+tn_status dist_bench_products(dist_bench *bench, size_t ignored) {
+    const tn_scope none = {0};
+    (void)ignored;
+    TRY(tn_ring_acquire(bench->ring, bench->units[0], none, bench->stream));
+    for (int i = 0; i < DIST_BENCH_LAYERS; i++)
+        TRY(multiply(bench, 0));
+    return tn_ring_release(bench->ring, bench->units[0]);
+}
+
+size_t dist_bench_gather_bytes(const dist_bench *bench) {
+    return bench->width > 128 ? gather_bytes : small_gather_bytes;
+}
+
+tn_status dist_bench_gather(dist_bench *bench, size_t bytes) {
+    tn_lease lease;
+    tn_plane_view view;
+    TRY(tn_lease_begin(bench->whole, TN_PLANE_DATA, TN_UPDATE, bench->stream, &lease, &view));
+    char *own = (char *)view.data + bytes * (size_t)tn_comm_rank(bench->comm);
+    TRY(tn_all_gather(bench->comm, own, view.data, bytes, bench->stream));
+    return tn_lease_end(lease);
+}
