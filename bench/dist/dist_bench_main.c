@@ -9,7 +9,7 @@
  *     prefetch,ranks,driver,step_us,exposed_us          medians; exposed: beyond the products alone
  *     gather,ranks,driver,bytes,us,bus_bytes_per_us     bus: what goes over one link of a ring
  *
- * Times are of the host's clock, from a barrier to the end of the stream's work. One process a rank;
+ * Times are of the host's clock, from a barrier to the end of all work. One process a rank;
  * on the CUDA driver the ranks may share a GPU, as MPI's engine stages through the host.
  */
 #include <getopt.h>

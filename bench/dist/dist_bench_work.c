@@ -1,4 +1,4 @@
-/* A sharded stack of weights: see dist_bench.h. Contents are zeros: no time here depends on them. */
+/* A sharded stack of weights: see dist_bench.h. Contents are zeros: no time depends on them. */
 #include "dist_bench.h"
 
 #define TRY(call)                                                                                  \

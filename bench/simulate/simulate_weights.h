@@ -1,7 +1,7 @@
 /* The weights of a rank as units: which there are, and in which order they are used.
  *
  * A layer is a unit, sharded over the data-parallel ranks; its experts are another one, sharded
- * over the ranks that have the same experts. So are the embedding, and the head with its norm's gain.
+ * over the ranks that have the same experts. So are the embedding, and the head with its gain.
  */
 #ifndef TENURE_SIMULATE_WEIGHTS_H
 #define TENURE_SIMULATE_WEIGHTS_H
