@@ -8,7 +8,7 @@
     } while (0)
 
 static const size_t gather_bytes = (size_t)4096 * 8 * 8 * 8 * 8; /* of a rank: 16 MiB */
-static const size_t small_gather_bytes = 4096 * 8;
+static const size_t small_gather_bytes = (size_t)4096 * 8;
 
 static tn_status make(const dist_bench *bench, tn_format format, tn_dtype dtype, int64_t rows,
                       int64_t cols, tn_tensor *out) {

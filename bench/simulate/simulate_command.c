@@ -329,6 +329,7 @@ static int run_simulated(simulate_request *request) {
         return fail(chosen && *chosen ? EXIT_BAD_USAGE : EXIT_FAILURE, error);
     request->job.sim = &sim;
     int status = run(request);
+    request->job.sim = NULL;
     sim_library_close(&sim);
     return status;
 }
