@@ -222,8 +222,8 @@ static tn_status check_tensor(const tn__index *index, const tn__index_tensor *te
     for (size_t i = 0; i < tensor->part_count; i++) {
         const tn__index_part *part = &index->parts[tensor->first_part + i];
         TN_TRY(check_part(index, tensor, part));
-        memcpy(room + count, index->runs + part->first_run, part->run_count * sizeof *room);
-        count += part->run_count;
+        for (size_t j = 0; j < part->run_count; j++)
+            room[count++] = index->runs[part->first_run + j];
     }
     return check_cover(tensor, room, count, when_not);
 }
