@@ -74,6 +74,11 @@ typedef struct tn__sharded_begin {
     int is_backward;
 } tn__sharded_begin;
 
+/* What gradients in FP8 pass through. */
+typedef struct tn__sharded_fp8 {
+    tn__sharded_buffer sent, come, decoded;
+} tn__sharded_fp8;
+
 struct tn_sharded_model {
     tn_sharded_config config; /* name is the model's own copy */
     tn_device *device;
@@ -86,6 +91,7 @@ struct tn_sharded_model {
     tn__sharded_bucket *buckets;
     int bucket_count, next_bucket;
     tn_tensor arrived; /* a reduction of one micro-batch, before it is added; {0}: none is */
+    tn__sharded_fp8 fp8;
     tn_tensor step, squares, norm, factor;
     tn__sharded_begin *trace;
     size_t trace_count, trace_room;
@@ -152,6 +158,20 @@ tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *uni
 tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__sharded_unit *unit);
 
 tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit);
+
+/* ---- sharded_fp8.c --------------------------------------------------------------------------- */
+
+/* Of what all ranks send to one of them. */
+size_t tn__sharded_fp8_bytes(const tn__sharded_unit *unit, int rank);
+
+/* Buffers for the largest unit, and their bytes. */
+tn_status tn__sharded_fp8_make(tn_sharded_model *model);
+void tn__sharded_fp8_end(tn_sharded_model *model);
+size_t tn__sharded_fp8_buffer_bytes(const tn_sharded_model *model);
+
+/* The sums over ranks of this rank's elements, fp32, to sums. */
+tn_status tn__sharded_fp8_reduce(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                                 void *sums);
 
 /* ---- sharded_step.c -------------------------------------------------------------------------- */
 

@@ -46,6 +46,12 @@ static int shared_buckets(const tn_sharded_model *model) {
     return model->config.gradient_slots < units ? model->config.gradient_slots : units;
 }
 
+/* FP8 is summed in fp32. */
+static tn_dtype arrived_dtype(const tn_sharded_model *model) {
+    return model->config.gradient_wire == TN_GRADIENT_WIRE_FP8 ? TN_FP32
+                                                               : model->config.gradient_dtype;
+}
+
 static size_t whole_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
     const int many = model->config.micro_batches > 1;
     size_t bytes = 0;
@@ -60,8 +66,8 @@ static size_t whole_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
 size_t tn__sharded_buckets_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
     size_t bytes = whole_bytes(model, sum);
     if (tn__sharded_passes_arrived(model, sum))
-        bytes += most_packed(model) * tn_dtype_bytes(model->config.gradient_dtype);
-    return bytes;
+        bytes += most_packed(model) * tn_dtype_bytes(arrived_dtype(model));
+    return bytes + tn__sharded_fp8_buffer_bytes(model);
 }
 
 tn_status tn__sharded_buffer_make(const tn_sharded_model *model, size_t bytes, tn_stream stream,
@@ -95,8 +101,9 @@ static tn_status make_all(tn_sharded_model *model) {
         TN_TRY(tn__sharded_buffer_make(model, bytes, model->config.stream, "bucket",
                                        &model->buckets[i].buffer));
     }
+    TN_TRY(tn__sharded_fp8_make(model));
     if (!tn__sharded_passes_arrived(model, model->config.gradient_sum) || packed == 0) return TN_OK;
-    return tn__sharded_zeros(model, model->scope, model->config.gradient_dtype,
+    return tn__sharded_zeros(model, model->scope, arrived_dtype(model),
                              (int64_t)packed / TN__SHARDED_WIDTH, TN__SHARDED_WIDTH, "arrived",
                              &model->arrived);
 }
@@ -126,6 +133,7 @@ void tn__sharded_buckets_end(tn_sharded_model *model) {
     tn__error_save(&saved);
     for (int i = 0; i < model->bucket_count; i++)
         tn__sharded_buffer_end(model, &model->buckets[i].buffer);
+    tn__sharded_fp8_end(model);
     if (model->arrived.value) (void)tn_tensor_destroy(model->arrived, model->config.comm_stream);
     model->arrived = (tn_tensor){0};
     tn__host_free(model->buckets);
@@ -253,6 +261,8 @@ static tn_status put_reduction(const tn_sharded_model *model, const tn__sharded_
                                void *sums) {
     const tn_segment *segments;
     size_t count;
+    if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8)
+        return tn__sharded_fp8_reduce(model, unit, sums);
     TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
     return tn_reduce_scatter_uneven(model->config.comm, unit->bucket->buffer.data, sums, segments,
                                     count, model->config.gradient_dtype, TN_REDUCE_SUM,

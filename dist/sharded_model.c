@@ -54,7 +54,8 @@ int tn__sharded_adds_parts(const tn_sharded_model *model) {
 }
 
 int tn__sharded_passes_arrived(const tn_sharded_model *model, tn_gradient_sum sum) {
-    return sum == TN_GRADIENT_SUM_SHARDED && model->config.micro_batches > 1;
+    const int adds = sum == TN_GRADIENT_SUM_SHARDED && model->config.micro_batches > 1;
+    return adds || model->config.gradient_wire == TN_GRADIENT_WIRE_FP8;
 }
 
 size_t tn__sharded_bucket_bytes(const tn_sharded_model *model, const tn__sharded_unit *unit) {
@@ -80,6 +81,9 @@ static tn_status check_config(const tn_sharded_config *config) {
     TN_REQUIRE((unsigned)config->gradient_sum <= TN_GRADIENT_SUM_WHOLE,
                "tn_sharded_create: gradient_sum is %d, which is no tn_gradient_sum",
                (int)config->gradient_sum);
+    TN_REQUIRE((unsigned)config->gradient_wire <= TN_GRADIENT_WIRE_FP8,
+               "tn_sharded_create: gradient_wire is %d, which is no tn_gradient_wire",
+               (int)config->gradient_wire);
     return TN_OK;
 }
 

@@ -155,6 +155,12 @@ static tn_status reduce_wire(const tn_sharded_model *model, const tn__sharded_un
     const tn_segment *segments;
     size_t count;
     uint64_t elements = 0;
+    if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8) {
+        *out = 0;
+        for (int rank = 0; rank < model->rank_count; rank++)
+            if (rank != model->rank) *out += tn__sharded_fp8_bytes(unit, rank);
+        return TN_OK;
+    }
     TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
     for (size_t i = 0; i < count; i++)
         if (segments[i].rank != model->rank) elements += segments[i].count;

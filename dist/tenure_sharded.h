@@ -68,6 +68,13 @@ typedef enum tn_gradient_sum {
                                   * reduced with the last one: no communication before */
 } tn_gradient_sum;
 
+/* What crosses the wire. */
+typedef enum tn_gradient_wire {
+    TN_GRADIENT_WIRE_PLAIN = 0, /* gradient_dtype */
+    TN_GRADIENT_WIRE_FP8        /* E4M3 with a scale for each 128 elements in a row of them, of each
+                                 * rank's part of each tensor; summed in fp32 in rank order */
+} tn_gradient_wire;
+
 typedef struct tn_sharded_config {
     size_t size;
     tn_scope scope;        /* the model's own scope is in it */
@@ -80,6 +87,7 @@ typedef struct tn_sharded_config {
     int gradient_slots;      /* buckets that units take in turn; 0: 2 */
     tn_dtype gradient_dtype; /* TN_FP32 or TN_BF16 */
     tn_gradient_sum gradient_sum;
+    tn_gradient_wire gradient_wire;
     int micro_batches;       /* of a step; 0: 1 */
     int keep_after_forward;  /* 1: gathered from forward to backward, one gather a micro-batch */
     int keep_after_backward; /* 1: gathered until the step's last backward of it, one a step */
@@ -90,7 +98,7 @@ typedef struct tn_sharded_config {
 #define TN_SHARDED_CONFIG_INIT                                                                     \
     {                                                                                              \
         sizeof(tn_sharded_config), {0}, NULL, NULL, NULL, NULL, 0, 0, 0, TN_FP32,                  \
-            TN_GRADIENT_SUM_SHARDED, 0, 0, 0, {0, 0, 0, 0}, {                                      \
+            TN_GRADIENT_SUM_SHARDED, TN_GRADIENT_WIRE_PLAIN, 0, 0, 0, {0, 0, 0, 0}, {              \
             0                                                                                      \
         }                                                                                          \
     }

@@ -202,6 +202,7 @@ test_model *model_open(const rank_fixture *ranks, const model_options *options,
     config.comm_stream = ranks->other;
     config.gradient_dtype = options->gradient_dtype;
     config.gradient_sum = options->sum;
+    config.gradient_wire = options->wire;
     config.gradient_slots = options->gradient_slots;
     config.micro_batches = options->micro_batches;
     config.keep_after_forward = options->keep_after_forward;

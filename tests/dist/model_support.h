@@ -24,6 +24,7 @@ typedef struct model_options {
     unsigned frozen_parts; /* bits, of all layers */
     int micro_batches;
     tn_gradient_sum sum;
+    tn_gradient_wire wire;
     tn_dtype gradient_dtype;
     int keep_after_forward, keep_after_backward;
     int recompute;
@@ -89,7 +90,8 @@ typedef struct reference_model {
     tn_scope scope, scratch;
     tn_tensor step, squares, norm, factor;
     reference_part parts[MODEL_LAYERS_MAX][BLOCK_PARTS];
-    float loss[8]; /* of the last micro-batch of each rank */
+    float loss[8];            /* of the last micro-batch of each rank */
+    const test_model *pieces; /* gradients pass FP8 by the pieces of this one's plans; or NULL */
 } reference_model;
 
 reference_model *reference_open(const rank_fixture *ranks, const model_options *options);

@@ -154,21 +154,58 @@ static void each_trained(reference_model *model, part_action action, int argumen
                 action(model, &model->parts[layer][part], argument);
 }
 
+/* Each rank's piece of a gradient is quantized by itself, along rows of 128, or as one row. */
+static void pass_fp8(const reference_model *model, reference_part *part) {
+    const ptrdiff_t index = part - &model->parts[0][0];
+    const int layer = (int)(index / BLOCK_PARTS), number = (int)(index % BLOCK_PARTS);
+    const tn_stream stream = model->ranks->stream;
+    tn_sharded_unit_info unit = TN_SHARDED_UNIT_INFO_INIT;
+    EXPECT_OK(tn_sharded_unit_info_get(model->pieces->sharded, layer, &unit));
+    for (int rank = 0; rank < model->data_ranks; rank++) {
+        tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+        tn_dequantize_args back = TN_DEQUANTIZE_ARGS_INIT;
+        tn_shard_piece piece = TN_SHARD_PIECE_INIT;
+        tn_tensor_info info = TN_TENSOR_INFO_INIT;
+        tn_tensor column, rows;
+        EXPECT_OK(tn_shard_piece_get(unit.plan, rank, number, &piece));
+        if (piece.count == 0) continue;
+        EXPECT_OK(tn_tensor_info_get(part->gradient, &info));
+        const int64_t flat[2] = {info.rows * info.cols, 1};
+        int64_t shape[2] = {1, piece.count};
+        if (piece.count % 128 == 0) shape[0] = piece.count / 128, shape[1] = 128;
+        EXPECT_OK(tn_tensor_view_shape(part->gradient, 2, flat, model->scope, &column));
+        EXPECT_OK(tn_tensor_view_rows(column, piece.first, piece.count, model->scope, &rows));
+        EXPECT_OK(tn_tensor_view_shape(rows, 2, shape, model->scope, &quantize.src));
+        quantize.dst = back.src =
+            made(model->scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, shape[0], shape[1], 0);
+        EXPECT_OK(tn_quantize(&quantize, stream));
+        back.dst = quantize.src;
+        EXPECT_OK(tn_dequantize(&back, stream));
+        EXPECT_OK(tn_tensor_destroy(quantize.dst, stream));
+        EXPECT_OK(tn_tensor_destroy(quantize.src, stream));
+        EXPECT_OK(tn_tensor_destroy(rows, stream));
+        EXPECT_OK(tn_tensor_destroy(column, stream));
+    }
+}
+
 /* What one more rank has, to what the ranks before it have. */
 static void arrive(const reference_model *model, reference_part *part, int rank) {
+    if (model->pieces) pass_fp8(model, part);
     if (rank == 0)
         convert(model, part->gradient, part->arrived);
     else
         add(model, part->gradient, part->arrived);
 }
 
-/* All ranks are there: rounded once to the type that is reduced in, and added to `total`. */
+/* All ranks are there: rounded once to the type that is reduced in, which of FP8 is fp32, and added
+ * to `total`. */
 static void take_in(const reference_model *model, reference_part *part, int micro_batch) {
-    convert(model, part->arrived, part->gradient);
+    const tn_tensor arrived = model->pieces ? part->arrived : part->gradient;
+    if (!model->pieces) convert(model, part->arrived, part->gradient);
     if (micro_batch == 0)
-        convert(model, part->gradient, part->total);
+        convert(model, arrived, part->total);
     else
-        add(model, part->gradient, part->total);
+        add(model, arrived, part->total);
 }
 
 static void add_up(reference_model *model, int step) {

@@ -178,7 +178,8 @@ static void expect_wire(const test_model *model, const tn_comm_stats *before) {
     }
     assert_int_equal(wire(&after) - wire(before), bytes);
     assert_int_equal(gathers(&after) - gathers(before), expected.gathers);
-    const tn_collective kind = TN_REDUCE_SCATTER_UNEVEN;
+    const tn_collective kind =
+        options->wire == TN_GRADIENT_WIRE_FP8 ? TN_ALL_TO_ALL_UNEVEN : TN_REDUCE_SCATTER_UNEVEN;
     assert_int_equal(after.calls[kind] - before->calls[kind], expected.reductions);
 }
 
@@ -295,6 +296,8 @@ static void so_it_is_in_every_mode(void **state) {
     options.gradient_dtype = TN_BF16;
     options.gradient_slots = 1;
     live("bf16, one bucket", &options, 5);
+    options.wire = TN_GRADIENT_WIRE_FP8;
+    live("gradients in FP8", &options, 5);
     options = model_options_small(3);
     options.frozen_layers = 1;
     live("a frozen layer", &options, 5);

@@ -163,6 +163,27 @@ static void a_stream_that_stalls_anywhere_changes_no_gradient(void **state) {
     reference_close(reference);
 }
 
+/* Every rank's part passes FP8 by itself and is summed in fp32, as one rank does it here. */
+static void gradients_in_fp8_have_the_bits_of_their_values(void **state) {
+    (void)state;
+    for (int way = 0; way < 3; way++) {
+        model_options options = model_options_small(2);
+        options.wire = TN_GRADIENT_WIRE_FP8;
+        options.gradient_dtype = way == 2 ? TN_BF16 : TN_FP32;
+        options.micro_batches = way == 0 ? 1 : 2;
+        options.sum = way == 2 ? TN_GRADIENT_SUM_WHOLE : TN_GRADIENT_SUM_SHARDED;
+        reference_model *reference = reference_open(&all, &options);
+        test_model *model = model_open(&all, &options, NULL);
+        reference->pieces = model;
+        for (int step = 0; step < 2; step++) {
+            (void)step_of_both(model, reference, step);
+            (void)model_compare_masters(model, reference);
+        }
+        model_close(model);
+        reference_close(reference);
+    }
+}
+
 /* Two steps without ranks, then sharded: master copies, moments and the count of steps go along. */
 static void training_goes_on_sharded_after_a_warm_up(void **state) {
     (void)state;
@@ -211,6 +232,7 @@ int main(void) {
         cmocka_unit_test(layouts_do_not_change_a_bit),
         cmocka_unit_test(clipping_differs_by_the_order_of_its_sum),
         cmocka_unit_test(a_stream_that_stalls_anywhere_changes_no_gradient),
+        cmocka_unit_test(gradients_in_fp8_have_the_bits_of_their_values),
         cmocka_unit_test(training_goes_on_sharded_after_a_warm_up),
         cmocka_unit_test(a_step_given_up_changes_nothing),
     };
