@@ -1,8 +1,8 @@
 /* Shards of one count of ranks made those of another: tn_shard_moves.
  *
- * Both plans say which bytes of each item (shard_plan.h) a rank holds; what two ranks hold both of is
- * a move. Nothing is cast again. Where the rows of a piece lie strided in it (the transposed plane of
- * blocks of vectors, and its scales), a move has a line for each stored row.
+ * Both plans say which bytes of each item (shard_plan.h) a rank holds; what two ranks hold both of
+ * is a move. Nothing is cast again. Where the rows of a piece lie strided in it (the transposed
+ * plane of blocks of vectors, and its scales), a move has a line for each stored row.
  *
  * Invariant: each byte of every shard of `to`, but for padding, is the target of one move, and it
  * comes from the rank itself if that has it.

@@ -302,6 +302,14 @@ TN_API void tn_shard_moves_destroy(tn_shard_moves *moves); /* NULL is a no-op */
 TN_API TN_MUST_USE tn_status tn_shard_moves_get(const tn_shard_moves *moves, tn_shard_part part,
                                                 const tn_shard_move **out, size_t *count);
 
+/* Does it: every rank of a communicator of at least as many ranks as either plan has calls, with
+ * its own block of `from` and of `to` (NULL where it has none), which are apart. element_bytes is 1
+ * of shards, and the size of a number of packed elements. One group of messages between two ranks
+ * each, and copies of what stays; this rank sends the bytes of its moves to others. */
+TN_API TN_MUST_USE tn_status tn_shard_reshard(const tn_shard_moves *moves, tn_shard_part part,
+                                              tn_comm *comm, const void *from, void *to,
+                                              size_t element_bytes, tn_stream stream);
+
 #ifdef __cplusplus
 }
 #endif
