@@ -166,6 +166,47 @@ TN_API TN_MUST_USE tn_status tn_parallel_norm_mlp_backward(const tn_parallel *pa
                                                            tn_norm_mlp_saved *saved,
                                                            tn_stream stream);
 
+/* ---- experts --------------------------------------------------------------------------------- */
+
+/* Which tokens go where: experts are cut evenly over the ranks, in order, and `tokens` says for
+ * each rank and expert how many rows of the rank go to it, tokens[rank * experts + expert]; any
+ * numbers, read during the call, the same on all ranks (tn_counts_exchange). */
+typedef struct tn_expert_route {
+    tn_comm *comm;
+    int64_t experts; /* a multiple of the ranks */
+    const int64_t *tokens;
+} tn_expert_route;
+#define TN_EXPERT_ROUTE_INIT                                                                       \
+    { NULL, 0, NULL }
+
+/* Where the rows of each of this rank's experts are among what comes: experts / ranks + 1 numbers,
+ * as tn_experts of tenure_experts.h takes them. */
+TN_API TN_MUST_USE tn_status tn_expert_offsets(const tn_expert_route *route, int64_t *offsets);
+
+/* dispatch: src holds this rank's rows, sorted by expert; dst the rows of its experts, sorted by
+ * expert, then by the rank that they are of. combine: the way back, src and dst the other way
+ * round. The gradient of the one is the other.
+ *
+ * Both tensors are PLAIN of one type, or FP8_BLOCK_1D of one type and scale mode: then the ROW
+ * plane travels, data and scales in one grouped collective, and is to the bit what quantizing the
+ * rows that come would make. Nothing is padded on the way; ranks and experts without rows are fine.
+ *
+ * Scratch: of FP8, the scales of both sides, 4 bytes for each 128 columns of a row. Wire: this
+ * rank's rows for other ranks, K bytes and as many for scales of FP8. */
+typedef struct tn_expert_args {
+    size_t size;
+    tn_expert_route route;
+    tn_tensor src;
+    tn_tensor dst;
+    tn_scope scope;
+} tn_expert_args;
+#define TN_EXPERT_ARGS_INIT                                                                        \
+    {                                                                                              \
+        sizeof(tn_expert_args), TN_EXPERT_ROUTE_INIT, {0}, {0}, { 0 }                              \
+    }
+TN_API TN_MUST_USE tn_status tn_expert_dispatch(const tn_expert_args *args, tn_stream stream);
+TN_API TN_MUST_USE tn_status tn_expert_combine(const tn_expert_args *args, tn_stream stream);
+
 #ifdef __cplusplus
 }
 #endif
