@@ -1,5 +1,5 @@
 #!/bin/sh
-# tenure-bench-dist can do all of its steps (small, on 2 ranks of the host driver) and prints its two
+# tenure-bench-dist can do all of its steps (small, on ranks of the host driver) and prints its two
 # tables; it refuses what it does not know.
 # usage: test_bench_dist.sh BUILD SOURCE
 set -eu
