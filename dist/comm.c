@@ -198,6 +198,7 @@ tn_status tn_comm_destroy(tn_comm *comm) {
     tn__saved_error waited;
     tn__error_save(&waited);
     tn__comm_watch_end(comm->watch);
+    tn__comm_end_registrations(comm);
     tn__error_restore(&waited);
     comm->engine->leave(comm->state);
     tn__saved_error saved;

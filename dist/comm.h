@@ -39,6 +39,7 @@ struct tn_comm {
     uint64_t last_stream_id;
     tn__batch_list list;
     int is_grouping;
+    struct tn_registration *registrations; /* comm_registration.c */
     tn_stream group_stream;
     tn_status failure;
     tn__saved_error failure_text;
@@ -74,5 +75,8 @@ tn_status tn__collective_put_nothing(tn_comm *comm);
 tn_status tn__collective_check_size(const tn_comm *comm, const tn__collective_call *call);
 tn_status tn__collective_check_addresses(const tn__collective_call *call);
 tn_status tn__collective_check_reduction(const tn__collective_call *call);
+
+/* Ends what is still registered; nothing is on streams. */
+void tn__comm_end_registrations(tn_comm *comm);
 
 #endif

@@ -17,7 +17,7 @@
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 3 };
+enum { TN__COMM_ENGINE_ABI = 4 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
@@ -81,6 +81,13 @@ typedef struct tn__comm_engine {
 
     /* Ends the state: nothing is on streams, or it has been aborted. */
     void (*leave)(tn__comm_state *state);
+
+    /* Registered memory, while nothing of the communicator is on streams; memory for pools. NULL,
+     * all three: it has none. */
+    tn_status (*enroll)(tn__comm_state *state, void *address, size_t bytes, int is_window,
+                        void **handle);
+    tn_status (*withdraw)(tn__comm_state *state, void *handle, int is_window);
+    tn_status (*memory_functions)(tn_device *device, tn_memory_functions *out);
 } tn__comm_engine;
 
 /* The plug-in's one symbol. */

@@ -21,6 +21,7 @@ enum {
     TN__NCCL_FLOAT32 = 7,
     TN__NCCL_BFLOAT16 = 9,
     TN__NCCL_NO_COLOR = -1,
+    TN__NCCL_WINDOW_SYMMETRIC = 1,
     TN__NCCL_ID_BYTES = 128
 };
 
@@ -78,7 +79,15 @@ enum { TN__NCCL_CONFIG_VERSION = 21400 };
 /* What later versions have: NULL where the loaded one has not. */
 #define TN__NCCL_LATER_CALLS(X)                                                                    \
     X(split, "ncclCommSplit", tn__nccl_result,                                                     \
-      (void *comm, int color, int key, void **out, tn__nccl_config *config))
+      (void *comm, int color, int key, void **out, tn__nccl_config *config))                       \
+    X(mem_alloc, "ncclMemAlloc", tn__nccl_result, (void **out, size_t bytes))                      \
+    X(mem_free, "ncclMemFree", tn__nccl_result, (void *address))                                   \
+    X(buffer_register, "ncclCommRegister", tn__nccl_result,                                        \
+      (void *comm, void *address, size_t bytes, void **handle))                                    \
+    X(buffer_deregister, "ncclCommDeregister", tn__nccl_result, (void *comm, void *handle))        \
+    X(window_register, "ncclCommWindowRegister", tn__nccl_result,                                  \
+      (void *comm, void *address, size_t bytes, void **window, int flags))                         \
+    X(window_deregister, "ncclCommWindowDeregister", tn__nccl_result, (void *comm, void *window))
 
 #define TN__NCCL_AS_MEMBER(field, name, result, parameters) result(*field) parameters;
 typedef struct tn__nccl_calls {

@@ -215,6 +215,9 @@ static const tn__comm_engine engine = {
     .check = nccl_check,
     .abort = nccl_abort,
     .leave = nccl_leave,
+    .enroll = tn__nccl_enroll,
+    .withdraw = tn__nccl_withdraw,
+    .memory_functions = tn__nccl_memory_functions,
 };
 
 tn_status tn__nccl_engine_get(const tn__comm_engine **out) {

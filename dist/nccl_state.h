@@ -28,4 +28,10 @@ tn_status tn__nccl_finish(tn__comm_state *state, int code, const char *call);
 /* tn__comm_engine's start. */
 tn_status tn__nccl_batch_start(tn__comm_state *state, const tn__batch *batch, tn_stream stream);
 
+/* tn__comm_engine's memory calls. */
+tn_status tn__nccl_enroll(tn__comm_state *state, void *address, size_t bytes, int is_window,
+                          void **handle);
+tn_status tn__nccl_withdraw(tn__comm_state *state, void *handle, int is_window);
+tn_status tn__nccl_memory_functions(tn_device *device, tn_memory_functions *out);
+
 #endif

@@ -139,3 +139,48 @@ int split_call(void *comm, int color, int key, void **out, tn__nccl_config *conf
     *out = &STATE.split;
     return begin();
 }
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static char segment[1];
+
+int mem_alloc_call(void **out, size_t bytes) {
+    write_down("mem_alloc %zu ", bytes);
+    if (STATE.refused && --STATE.refused == 0) return TN__NCCL_INVALID_ARGUMENT;
+    STATE.allocated++;
+    return *out = segment, TN__NCCL_SUCCESS;
+}
+
+int mem_free_call(void *address) {
+    if (address != segment) return TN__NCCL_INVALID_ARGUMENT;
+    return STATE.allocated--, TN__NCCL_SUCCESS;
+}
+
+static int begin_register(const char *name, size_t bytes, void **handle) {
+    write_down("%s %zu ", name, bytes);
+    if (STATE.refused && --STATE.refused == 0) return TN__NCCL_INVALID_ARGUMENT;
+    STATE.registered++;
+    return *handle = &STATE.registered, begin();
+}
+
+static int begin_deregister(const char *name) {
+    write_down("%s ", name);
+    return STATE.registered--, begin();
+}
+
+int buffer_register_call(void *comm, void *address, size_t bytes, void **handle) {
+    return (void)comm, (void)address, begin_register("buffer", bytes, handle);
+}
+
+int buffer_deregister_call(void *comm, void *handle) {
+    return (void)comm, (void)handle, begin_deregister("end_buffer");
+}
+
+int window_register_call(void *comm, void *address, size_t bytes, void **window, int flags) {
+    if (flags != TN__NCCL_WINDOW_SYMMETRIC) return TN__NCCL_INVALID_ARGUMENT;
+    return (void)comm, (void)address, begin_register("window", bytes, window);
+}
+
+int window_deregister_call(void *comm, void *window) {
+    return (void)comm, (void)window, begin_deregister("end_window");
+}

@@ -16,6 +16,8 @@ typedef struct scripted_nccl {
     int destroyed;
     int aborted;
     int split;                    /* communicators that were made by ncclCommSplit */
+    int registered;               /* buffers and windows that are registered now */
+    int allocated;                /* segments of ncclMemAlloc */
     char log[SCRIPTED_LOG_BYTES]; /* "group( broadcast 100 root 1 ) " */
     const char *src;              /* of the last collective */
     char *dst;

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "tenure_registration.h"
+
 static rank_fixture all;
 static float *src, *dst; /* of 64 elements for each rank */
 
@@ -83,6 +85,26 @@ static void wrong_segments_are_refused_and_change_nothing(void **state) {
                   TN_INVALID_ARGUMENT);
     tn_comm_stats after = ranks_stats(&all);
     assert_memory_equal(&before, &after, sizeof before);
+}
+
+/* What NCCL only has. */
+static void memory_is_registered_with_no_other_engine(void **state) {
+    (void)state;
+    tn_registration *none = NULL;
+    tn_memory_functions functions;
+    EXPECT_STATUS(tn_comm_register(all.comm, src, 8, TN_REGISTER_BUFFER, &none), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("registers no memory, NCCL does");
+    EXPECT_STATUS(tn_comm_memory_functions(all.comm, &functions), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_comm_register(NULL, src, 8, TN_REGISTER_BUFFER, &none), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_comm_register(all.comm, NULL, 8, TN_REGISTER_BUFFER, &none),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_comm_register(all.comm, src, 0, TN_REGISTER_BUFFER, &none),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_comm_register(all.comm, src, 8, (tn_registration_kind)5, &none),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("5 is no kind of registration");
+    assert_null(none);
+    EXPECT_OK(tn_comm_deregister(none));
 }
 
 static void a_wrong_configuration_is_refused(void **state) {
@@ -219,6 +241,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_arguments_are_refused_and_change_nothing),
         cmocka_unit_test(wrong_segments_are_refused_and_change_nothing),
+        cmocka_unit_test(memory_is_registered_with_no_other_engine),
         cmocka_unit_test(a_wrong_configuration_is_refused),
         cmocka_unit_test(calls_that_differ_between_ranks_fail_on_all_of_them),
     };

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "nccl_abi.h"
-#include "tenure_dist.h"
+#include "tenure_registration.h"
 #include "test_pools.h"
 
 enum { BYTES = 3 << 20 };
@@ -118,6 +118,40 @@ static void a_group_sends_to_itself_and_gathers(void **state) {
     assert_int_equal(after.groups, before.groups + 1);
     test_give(pool, src, stream);
     test_give(pool, dst, stream);
+}
+
+/* A pool of ncclMemAlloc, a block of it registered as each kind, and a gather through it. */
+static void registered_memory_of_nccl_carries_collectives(void **state) {
+    (void)state;
+    tn_comm *side = join();
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    tn_pool *nccl_pool = NULL;
+    config.backing = TN_BACKING_CALLER;
+    EXPECT_OK(tn_comm_memory_functions(side, &config.functions));
+    EXPECT_OK(tn_pool_create(device, &config, &nccl_pool));
+    char *block = test_take(nccl_pool, 2 * BYTES, stream);
+    for (int kind = TN_REGISTER_BUFFER; kind <= TN_REGISTER_WINDOW; kind++) {
+        tn_registration_info info = TN_REGISTRATION_INFO_INIT;
+        tn_registration *record = NULL, *left = NULL;
+        unsigned char seen[4] = {0};
+        EXPECT_OK(tn_comm_register(side, block, 2 * BYTES, (tn_registration_kind)kind, &record));
+        EXPECT_OK(tn_registration_info_get(record, &info));
+        assert_int_equal(info.bytes, 2 * BYTES);
+        assert_int_equal(info.kind, kind);
+        EXPECT_OK(tn_fill(device, block, 7 + kind, BYTES, stream));
+        EXPECT_OK(tn_all_gather(side, block, block + BYTES, BYTES, stream));
+        EXPECT_OK(tn_copy(device, seen, block + 2 * BYTES - 4, 4, stream));
+        EXPECT_OK(tn_comm_deregister(record));
+        EXPECT_OK(tn_stream_synchronize(device, stream));
+        assert_int_equal(seen[3], 7 + kind);
+        /* One that is left is ended with the communicator. */
+        if (kind == TN_REGISTER_WINDOW)
+            EXPECT_OK(tn_comm_register(side, block, BYTES, TN_REGISTER_BUFFER, &left));
+    }
+    EXPECT_OK(tn_comm_destroy(side));
+    test_give(nccl_pool, block, stream);
+    EXPECT_OK(tn_stream_synchronize(device, stream));
+    EXPECT_OK(tn_pool_destroy(nccl_pool));
 }
 
 static void a_split_communicator_outlives_the_old_one(void **state) {
@@ -271,6 +305,7 @@ int main(void) {
         cmocka_unit_test(each_collective_gives_what_was_put_in),
         cmocka_unit_test(uneven_collectives_give_what_was_put_in),
         cmocka_unit_test(a_group_sends_to_itself_and_gathers),
+        cmocka_unit_test(registered_memory_of_nccl_carries_collectives),
         cmocka_unit_test(a_split_communicator_outlives_the_old_one),
         cmocka_unit_test(collectives_on_two_streams_keep_their_order),
         cmocka_unit_test(one_rank_sends_nothing),

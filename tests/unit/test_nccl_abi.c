@@ -68,6 +68,18 @@ TAKES(ncclGroupEnd());
 SAME(TN__NCCL_NO_COLOR, NCCL_SPLIT_NOCOLOR);
 TAKES(ncclCommSplit(COMM, 0, 0, (ncclComm_t *)0, (ncclConfig_t *)0));
 #endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+TAKES(ncclMemAlloc((void **)0, COUNT));
+TAKES(ncclMemFree(ANY));
+TAKES(ncclCommRegister(COMM, ANY, COUNT, (void **)0));
+TAKES(ncclCommDeregister(COMM, ANY));
+#endif
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+SAME(TN__NCCL_WINDOW_SYMMETRIC, NCCL_WIN_COLL_SYMMETRIC);
+SAME_SIZE(void *, ncclWindow_t);
+TAKES(ncclCommWindowRegister(COMM, ANY, COUNT, (ncclWindow_t *)0, 0));
+TAKES(ncclCommWindowDeregister(COMM, (ncclWindow_t)0));
+#endif
 _Static_assert(sizeof(*ncclGetErrorString((ncclResult_t)0)) == 1, "a text");
 _Static_assert(sizeof(*ncclGetLastError(COMM)) == 1, "a text");
 

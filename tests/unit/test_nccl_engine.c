@@ -238,6 +238,58 @@ static void a_refused_call_ends_its_group_and_the_communicator_goes_on(void **st
     assert_int_equal(script->aborted, 0);
 }
 
+/* ---- memory --------------------------------------------------------------------------------- */
+
+/* Each kind ends by its own call: the other one's has no meaning for it. */
+static void registered_memory_ends_by_the_call_of_its_kind(void **state) {
+    (void)state;
+    tn__comm_state *comm;
+    void *buffer = NULL, *window = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->polls_in_progress = 2;
+    EXPECT_OK(engine->enroll(comm, memory, 100, 0, &buffer));
+    EXPECT_OK(engine->enroll(comm, memory, 200, 1, &window));
+    assert_int_equal(script->registered, 2);
+    EXPECT_OK(engine->withdraw(comm, window, 1));
+    EXPECT_OK(engine->withdraw(comm, buffer, 0));
+    assert_string_equal(script->log, "buffer 100 window 200 end_window end_buffer ");
+    assert_int_equal(script->registered, 0);
+    EXPECT_OK(engine->withdraw(comm, NULL, 1));
+    engine->leave(comm);
+}
+
+static void refused_memory_is_not_registered(void **state) {
+    (void)state;
+    tn__comm_state *comm;
+    void *window = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->refused = 1;
+    EXPECT_STATUS(engine->enroll(comm, memory, 200, 1, &window), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("ncclCommWindowRegister failed: ncclInvalidArgument");
+    assert_null(window);
+    EXPECT_OK(engine->check(comm));
+    engine->abort(comm);
+    EXPECT_OK(engine->withdraw(comm, memory, 1));
+    assert_int_equal(script->registered, 0);
+    engine->leave(comm);
+}
+
+static void memory_of_ncclMemAlloc_serves_pools(void **state) {
+    (void)state;
+    tn_memory_functions functions = {NULL, NULL, NULL};
+    void *block = NULL;
+    EXPECT_OK(engine->memory_functions(device, &functions));
+    EXPECT_OK(functions.alloc(functions.context, 4096, &block));
+    assert_int_equal(script->allocated, 1);
+    EXPECT_STATUS(functions.free(functions.context, memory, 4096), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("ncclMemFree failed");
+    EXPECT_OK(functions.free(functions.context, block, 4096));
+    assert_int_equal(script->allocated, 0);
+    script->refused = 1;
+    EXPECT_STATUS(functions.alloc(functions.context, 4096, &block), TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_ERROR_HAS("ncclMemAlloc of 4096 bytes failed");
+}
+
 /* ---- splitting ------------------------------------------------------------------------------ */
 
 static tn_status split(tn__comm_state *comm, int color, tn__comm_state **out) {
@@ -307,6 +359,9 @@ int main(void) {
         SCRIPTED(all_to_all_is_a_send_and_a_receive_for_each_rank),
         SCRIPTED(messages_follow_the_calls_for_all_ranks),
         SCRIPTED(a_refused_call_ends_its_group_and_the_communicator_goes_on),
+        SCRIPTED(registered_memory_ends_by_the_call_of_its_kind),
+        SCRIPTED(refused_memory_is_not_registered),
+        SCRIPTED(memory_of_ncclMemAlloc_serves_pools),
         SCRIPTED(a_split_communicator_is_its_own),
         SCRIPTED(a_split_that_takes_too_long_fails_the_old_one_for_good),
     };

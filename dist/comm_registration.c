@@ -1,0 +1,138 @@
+/* Registered memory: one record of each, with its kind, so that it ends by the call that fits.
+ *
+ * Invariants, under the communicator's lock: its records are in a list in the order in which they
+ * were made; nothing of the communicator is on a stream while one is made or ended.
+ */
+#include <time.h>
+
+#include "comm.h"
+#include "host_alloc.h"
+#include "tenure_registration.h"
+
+enum { NS_PER_US = 1000, US_PER_S = 1000000 };
+
+struct tn_registration {
+    tn_registration *next;
+    tn_comm *comm;
+    void *handle; /* the engine's */
+    tn_registration_info info;
+};
+
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * US_PER_S + (uint64_t)now.tv_nsec / NS_PER_US;
+}
+
+/* ---- registering ---------------------------------------------------------------------------- */
+
+static void append_locked(tn_registration *record) {
+    tn_registration **at = &record->comm->registrations;
+    while (*at)
+        at = &(*at)->next;
+    *at = record;
+}
+
+static tn_status register_locked(tn_registration *record) {
+    tn_comm *comm = record->comm;
+    TN_TRY(tn__comm_check_locked(comm));
+    if (comm->is_grouping) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "communicator %s: no memory can be registered while a group is open: end or "
+                       "cancel it",
+                       comm->name);
+    }
+    uint64_t start_us = now_us();
+    TN_TRY(comm->engine->enroll(comm->state, record->info.address, record->info.bytes,
+                                record->info.kind == TN_REGISTER_WINDOW, &record->handle));
+    record->info.register_us = now_us() - start_us;
+    append_locked(record);
+    return TN_OK;
+}
+
+static tn_status check_engine(const tn_comm *comm) {
+    if (comm->engine->enroll) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "communicator %s: the engine %s registers no memory, NCCL does",
+                   comm->name, comm->engine->name);
+}
+
+tn_status tn_comm_register(tn_comm *comm, void *address, size_t bytes, tn_registration_kind kind,
+                           tn_registration **out) {
+    TN_REQUIRE(comm && out, "tn_comm_register: comm and out are needed");
+    TN_REQUIRE(address && bytes, "tn_comm_register: %zu bytes at %p: there is nothing to register",
+               bytes, address);
+    TN_REQUIRE(kind == TN_REGISTER_BUFFER || kind == TN_REGISTER_WINDOW,
+               "tn_comm_register: %d is no kind of registration", (int)kind);
+    TN_TRY(check_engine(comm));
+    TN_TRY(tn_comm_wait(comm));
+    tn_registration *record = tn__host_alloc(1, sizeof *record);
+    if (!record) return TN_OUT_OF_HOST_MEMORY;
+    record->comm = comm;
+    record->info = (tn_registration_info)TN_REGISTRATION_INFO_INIT;
+    record->info.kind = kind;
+    record->info.address = address;
+    record->info.bytes = bytes;
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = register_locked(record);
+    pthread_mutex_unlock(&comm->lock);
+    if (status != TN_OK) {
+        tn__host_free(record);
+        return status;
+    }
+    *out = record;
+    return TN_OK;
+}
+
+/* ---- ending --------------------------------------------------------------------------------- */
+
+static tn_status withdraw_locked(tn_registration *record) {
+    const tn_comm *comm = record->comm;
+    if (comm->failure != TN_OK) return TN_OK; /* the engine's communicator is gone, and all of it */
+    return comm->engine->withdraw(comm->state, record->handle,
+                                  record->info.kind == TN_REGISTER_WINDOW);
+}
+
+static void remove_locked(tn_registration *record) {
+    tn_registration **at = &record->comm->registrations;
+    while (*at != record)
+        at = &(*at)->next;
+    *at = record->next;
+}
+
+tn_status tn_comm_deregister(tn_registration *registration) {
+    if (!registration) return TN_OK;
+    tn_comm *comm = registration->comm;
+    tn_status waited = tn_comm_wait(comm);
+    (void)waited; /* a failure is no reason to keep it */
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = withdraw_locked(registration);
+    if (status == TN_OK) remove_locked(registration);
+    pthread_mutex_unlock(&comm->lock);
+    if (status == TN_OK) tn__host_free(registration);
+    return status;
+}
+
+void tn__comm_end_registrations(tn_comm *comm) {
+    while (comm->registrations) {
+        tn_registration *record = comm->registrations;
+        (void)withdraw_locked(record);
+        comm->registrations = record->next;
+        tn__host_free(record);
+    }
+}
+
+/* ---- what it is, and memory for it ---------------------------------------------------------- */
+
+tn_status tn_registration_info_get(const tn_registration *registration, tn_registration_info *out) {
+    TN_REQUIRE(registration, "tn_registration_info_get: registration is NULL");
+    TN_REQUIRE(out && out->size == sizeof *out,
+               "tn_registration_info_get: begin with TN_REGISTRATION_INFO_INIT");
+    *out = registration->info;
+    return TN_OK;
+}
+
+tn_status tn_comm_memory_functions(tn_comm *comm, tn_memory_functions *out) {
+    TN_REQUIRE(comm && out, "tn_comm_memory_functions: comm and out are needed");
+    TN_TRY(check_engine(comm));
+    return comm->engine->memory_functions(comm->device, out);
+}
