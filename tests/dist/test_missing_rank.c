@@ -94,6 +94,7 @@ static void create_times_out_too(void **state) {
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_comm *comm = NULL;
     config.device = all.device;
+    config.engine = TN_COMM_MPI;
     config.timeout_us = DEADLINE_US;
     if (!is_missing) {
         EXPECT_STATUS(tn_comm_create(&config, &comm), TN_COMM_TIMEOUT);

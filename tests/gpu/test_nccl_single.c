@@ -201,7 +201,7 @@ static void a_wrong_configuration_is_refused(void **state) {
     tn_comm_id id = {{0}};
     config.device = device;
     EXPECT_STATUS(tn_comm_create(&config, &none), TN_INVALID_ARGUMENT);
-    EXPECT_ERROR_HAS("either an id or an nccl_comm");
+    EXPECT_ERROR_HAS("one of an id, an nccl_comm and a rendezvous");
     config.id = &id;
     config.rank = 1, config.rank_count = 1;
     EXPECT_STATUS(tn_comm_create(&config, &none), TN_INVALID_ARGUMENT);

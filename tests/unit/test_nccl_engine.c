@@ -316,6 +316,22 @@ static void a_split_communicator_is_its_own(void **state) {
     assert_int_equal(script->destroyed, 2);
 }
 
+/* As NCCL 2.28 does it. */
+static void splits_follow_each_other(void **state) {
+    (void)state;
+    tn__comm_state *comm, *first = NULL, *second = NULL, *none = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->polls_in_progress = 2;
+    script->quiet_splits = 1;
+    EXPECT_OK(split(comm, 5, &first));
+    EXPECT_OK(split(comm, -1, &none));
+    EXPECT_OK(split(comm, 6, &second));
+    engine->leave(comm);
+    engine->leave(first);
+    engine->leave(second);
+    assert_int_equal(script->destroyed, 3);
+}
+
 static void a_split_that_takes_too_long_fails_the_old_one_for_good(void **state) {
     (void)state;
     tn__comm_state *comm, *part = NULL;
@@ -363,6 +379,7 @@ int main(void) {
         SCRIPTED(refused_memory_is_not_registered),
         SCRIPTED(memory_of_ncclMemAlloc_serves_pools),
         SCRIPTED(a_split_communicator_is_its_own),
+        SCRIPTED(splits_follow_each_other),
         SCRIPTED(a_split_that_takes_too_long_fails_the_old_one_for_good),
     };
     setenv("TENURE_NCCL_LIBRARY", path, 1);
