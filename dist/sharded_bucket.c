@@ -10,6 +10,7 @@
 
 #include "error.h"
 #include "host_alloc.h"
+#include "shard_plan.h"
 #include "tenure_ops.h"
 
 /* ---- made and ended -------------------------------------------------------------------------- */
@@ -153,6 +154,15 @@ tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *uni
     return TN_OK;
 }
 
+/* What is reduced between a tensor's last element and the next tensor is 0: it counts in the norm,
+ * and in the update of what is packed there. */
+static tn_status clear_gap(const tn_sharded_model *model, char *elements, size_t bytes) {
+    const size_t element_bytes = tn_dtype_bytes(model->config.gradient_dtype);
+    const size_t end = tn__shard_round_up(bytes, TN__SHARD_BUCKET_ALIGNMENT * element_bytes);
+    if (end == bytes) return TN_OK;
+    return tn_fill(model->device, elements + bytes, 0, end - bytes, model->config.stream);
+}
+
 /* The gradient's plane, in the bucket; nobody has written it yet. */
 static tn_status adopt(const tn_sharded_model *model, const tn__sharded_part *part,
                        const tn__sharded_bucket *bucket) {
@@ -169,7 +179,9 @@ static tn_status adopt(const tn_sharded_model *model, const tn__sharded_part *pa
     TN_TRY(tn_plane_adopt(part->gradient, &memory));
     TN_TRY(tn_lease_begin(part->gradient, TN_PLANE_DATA, TN_WRITE, model->config.stream, &lease,
                           &view));
-    return tn_lease_abandon(lease);
+    const tn_status status = clear_gap(model, view.data, layout.data_bytes);
+    const tn_status ended = tn_lease_abandon(lease);
+    return status == TN_OK ? ended : status;
 }
 
 static tn_status adopt_all(tn_sharded_model *model, tn__sharded_unit *unit,

@@ -1,0 +1,112 @@
+/* Units whose tensors do not fill their places in a bucket. */
+#include "model_support.h"
+
+#include <math.h>
+
+enum { UNITS = 2, WIDE_ROWS = 8, WIDE_COLS = 64, ODD_ROWS = 3, ODD_COLS = 5, LINE = 7 };
+
+static rank_fixture all;
+
+typedef struct uneven {
+    tn_scope scope;
+    tn_sharded_model *model;
+} uneven;
+
+static tn_sharded_tensor tensor_of(tn_scope scope, const char *name, int64_t rows, int64_t cols) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_sharded_tensor tensor = {
+        .name = name, .format = TN_FORMAT_PLAIN, .dtype = TN_FP32, .rows = rows, .cols = cols};
+    config.rank = 2, config.shape[0] = rows, config.shape[1] = cols;
+    EXPECT_OK(tn_tensor_create(scope, &config, &tensor.initial));
+    EXPECT_OK(tn_plane_fill(tensor.initial, TN_PLANE_DATA, 0, all.stream));
+    return tensor;
+}
+
+/* Unit 0 fills the one bucket, and unit 1 takes it after it, with two tensors and a gap behind
+ * each. */
+static uneven uneven_open(tn_shard_layout layout) {
+    tn_scope_config scope = TN_SCOPE_CONFIG_INIT;
+    tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
+    uneven u = {.model = NULL};
+    int number = -1;
+    scope.pool = all.pool;
+    EXPECT_OK(tn_scope_create(&scope, &u.scope));
+    config.scope = u.scope, config.comm = all.comm, config.stream = all.stream;
+    config.comm_stream = all.other;
+    config.gradient_slots = 1;
+    EXPECT_OK(tn_sharded_create(&config, &u.model));
+    const tn_sharded_tensor wide[] = {tensor_of(u.scope, "wide", WIDE_ROWS, WIDE_COLS)};
+    const tn_sharded_tensor odd[] = {tensor_of(u.scope, "odd", ODD_ROWS, ODD_COLS),
+                                     tensor_of(u.scope, "line", 1, LINE)};
+    for (int i = 0; i < UNITS; i++) {
+        tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
+        unit.tensors = i ? odd : wide, unit.tensor_count = i ? 2 : 1;
+        unit.layout = layout;
+        EXPECT_OK(tn_sharded_unit_add(u.model, &unit, &number));
+    }
+    EXPECT_OK(tn_sharded_seal(u.model));
+    return u;
+}
+
+static void uneven_close(uneven *u) {
+    ranks_wait(&all);
+    EXPECT_OK(tn_sharded_destroy(u->model));
+    EXPECT_OK(tn_scope_close(u->scope));
+}
+
+static void forward(const uneven *u, int unit) {
+    EXPECT_OK(tn_sharded_forward_begin(u->model, unit));
+    EXPECT_OK(tn_sharded_forward_end(u->model, unit));
+}
+
+/* Every byte 0x3f: each gradient is 0x1.7e7e7ep-1. */
+static void backward(const uneven *u, int unit) {
+    EXPECT_OK(tn_sharded_backward_begin(u->model, unit));
+    for (int i = 0; tn_sharded_gradient(u->model, unit, i).value; i++)
+        EXPECT_OK(
+            tn_plane_fill(tn_sharded_gradient(u->model, unit, i), TN_PLANE_DATA, 0x3f, all.stream));
+    EXPECT_OK(tn_sharded_backward_end(u->model, unit));
+}
+
+static void pass(const uneven *u) {
+    for (int i = 0; i < UNITS; i++)
+        forward(u, i);
+    for (int i = 0; i < UNITS; i++)
+        backward(u, i);
+}
+
+static void update(const uneven *u) {
+    tn_sharded_update_args args = TN_SHARDED_UPDATE_ARGS_INIT;
+    args.max_norm = 1000.0f;
+    EXPECT_OK(tn_sharded_update(u->model, &args));
+}
+
+static float first_of(tn_tensor tensor, size_t bytes) {
+    float values[WIDE_ROWS * WIDE_COLS];
+    EXPECT_OK(tn_plane_read(tensor, TN_PLANE_DATA, values, bytes, NULL, 0, all.stream));
+    ranks_wait(&all);
+    return values[0];
+}
+
+static void what_lies_between_gradients_counts_for_nothing(void **state) {
+    (void)state;
+    for (int layout = TN_SHARD_TILES; layout < TN_SHARD_LAYOUT_COUNT; layout++) {
+        uneven u = uneven_open((tn_shard_layout)layout);
+        const float elements = WIDE_ROWS * WIDE_COLS + ODD_ROWS * ODD_COLS + LINE;
+        const float expected = 0x1.7e7e7ep-1f * sqrtf(elements);
+        pass(&u), update(&u);
+        const float norm = first_of(tn_sharded_norm(u.model), sizeof norm);
+        assert_true(fabsf(norm - expected) <= 0x1p-18f * expected);
+        uneven_close(&u);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_lies_between_gradients_counts_for_nothing),
+    };
+    all = ranks_open();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    ranks_close(&all);
+    return failed;
+}
