@@ -159,9 +159,8 @@ static tn_status make_state(const tn_sharded_model *model, tn__sharded_unit *uni
     const int64_t cols = TN__SHARDED_WIDTH;
     size_t bytes = 0;
     TN_TRY(tn_shard_bytes(unit->plan, model->rank, &bytes));
-    if (bytes > 0)
-        TN_TRY(tn__sharded_zeros(model, unit->scope, TN_BYTE, 1, (int64_t)bytes, "shard",
-                                 &unit->shard));
+    TN_TRY(
+        tn__sharded_zeros(model, unit->scope, TN_BYTE, 1, (int64_t)bytes, "shard", &unit->shard));
     if (rows == 0) return TN_OK;
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "master", &unit->master));
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "first", &unit->first));

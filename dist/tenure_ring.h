@@ -94,7 +94,10 @@ typedef struct tn_ring_unit_config {
     const tn_shard_plan *plan; /* must outlive the ring */
     tn_shard_phase phase;      /* what a gather brings; where BACKWARD brings other planes than
                                 * FORWARD, the tensors are in two units, one acquired at a time */
-    tn_tensor shard;           /* this rank's bytes, a tensor of TN_BYTE; {0}: it has none */
+    tn_tensor shard;           /* this rank's bytes, a tensor of TN_BYTE, without elements if it has
+                                * none: it is to be written whenever those of other ranks are, as
+                                * tn_shard_cast does. {0}: it has none, and no rank writes its own
+                                * between a prefetch and the acquire */
     const tn_tensor *tensors;  /* in the plan's order; copied. They have no planes, and may end
                                 * before the ring; they become regatherable */
     int tensor_count;

@@ -250,7 +250,8 @@ typedef struct tn_shard_cast_args {
      * elements as the piece has; {0} where those are none, which in FLAT counts as fp32, or where
      * the tensor is not cast. */
     const tn_tensor *masters;
-    tn_tensor shard; /* TN_BYTE, of tn_shard_bytes elements or more; {0}: the rank has none */
+    tn_tensor shard; /* TN_BYTE, of tn_shard_bytes elements or more: it counts as written, if it has
+                      * none, too; {0}: the rank has none */
     int with_frozen; /* 0 or 1 */
     float amax_epsilon;
     tn_tensor amax; /* PLAIN fp32 of amax_count elements; {0}: with comm, scratch in the scope */

@@ -157,9 +157,10 @@ TN_API tn_tensor tn_sharded_weight(const tn_sharded_model *model, int unit, int 
 TN_API tn_tensor tn_sharded_source(const tn_sharded_model *model, int unit, int tensor);
 TN_API tn_tensor tn_sharded_gradient(const tn_sharded_model *model, int unit, int tensor);
 
-/* The plan of a unit, and the rank's part of what it has: shard (TN_BYTE), and master copy, moments
- * and reduced gradient of its trainable tensors as the plan packs them (tn_shard_piece), with zeros
- * behind up to whole rows of 128 ({0}: all are frozen, or other ranks have them). */
+/* The plan of a unit, and the rank's part of what it has: shard (TN_BYTE, of no elements if other
+ * ranks have them), and master copy, moments and reduced gradient of its trainable tensors as the
+ * plan packs them (tn_shard_piece), with zeros behind each and up to whole rows of 128 ({0}: all
+ * are frozen, or other ranks have them). */
 typedef struct tn_sharded_unit_info {
     size_t size;
     const char *name;

@@ -1,4 +1,4 @@
-/* Units whose tensors do not fill their places in a bucket. */
+/* Units whose tensors fill neither their places in a bucket nor a tile row of every rank. */
 #include "model_support.h"
 
 #include <math.h>
@@ -101,9 +101,28 @@ static void what_lies_between_gradients_counts_for_nothing(void **state) {
     }
 }
 
+/* With TILES the first rank has all of a unit, and writes it; the others are to know of that, or
+ * they would not gather with it what had been gathered ahead. */
+static void ranks_without_a_part_gather_again_with_the_others(void **state) {
+    (void)state;
+    uneven u = uneven_open(TN_SHARD_TILES);
+    for (int step = 0; step < 3; step++) {
+        pass(&u);
+        if (step == 0) forward(&u, 0); /* from then on gathered ahead here, for the next step */
+        update(&u);
+    }
+    EXPECT_OK(tn_sharded_forward_begin(u.model, 0));
+    const float last =
+        first_of(tn_sharded_weight(u.model, 0, 0), sizeof(float) * WIDE_ROWS * WIDE_COLS);
+    assert_true(last < -2.5e-3f);
+    EXPECT_OK(tn_sharded_forward_end(u.model, 0));
+    uneven_close(&u);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_lies_between_gradients_counts_for_nothing),
+        cmocka_unit_test(ranks_without_a_part_gather_again_with_the_others),
     };
     all = ranks_open();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
