@@ -50,7 +50,7 @@ static tn_status take(void *context, size_t bytes, void **out) {
     TN_TRY(tn__device_driver(device)->make_current(tn__device_state(device)));
     int code = calls->mem_alloc(out, bytes);
     if (code == TN__NCCL_SUCCESS) return TN_OK;
-    /* NCCL does not tell a device that is full from one that fails: a pool that is short goes on. */
+    /* NCCL does not tell a full device from one that fails: a pool that is short goes on. */
     return TN_FAIL_NATIVE(TN_OUT_OF_DEVICE_MEMORY, code, "ncclMemAlloc of %zu bytes failed: %s",
                           bytes, calls->error_string(code));
 }

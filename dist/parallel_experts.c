@@ -3,10 +3,10 @@
  *     a rank's rows      | expert 0 | expert 1 | expert 2 | ...            "home"
  *     an expert's rank   | expert e: of rank 0, rank 1, ... | e + 1 ... |   "away"
  *
- * Each block (rank, expert) is sent from where it lies and received where it belongs: one all-to-all
- * for each expert of a rank, all of them one group. Scales of ROW lie strided over the rows, so each
- * block's are packed beside each other for the journey: as rows of their own, one fp32 for each 128
- * columns, which then travel as the elements do.
+ * Each block (rank, expert) is sent from where it lies and received where it belongs: one
+ * all-to-all for each expert of a rank, all of them one group. Scales of ROW lie strided over the
+ * rows, so each block's are packed beside each other for the journey: as rows of their own, one
+ * fp32 for each 128 columns, which then travel as the elements do.
  *
  * Invariant: a block's place in packed scales is its first row times the bytes of a row there.
  */

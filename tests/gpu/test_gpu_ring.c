@@ -1,5 +1,5 @@
-/* The ring on a real GPU, gathering by NCCL from one rank: what is gathered is what the shard holds,
- * step after step and behind other work, steps take no memory, and nothing is left.
+/* The ring on a real GPU, gathering by NCCL from one rank: what is gathered is what the shard
+ * holds, step after step and behind other work, steps take no memory, and nothing is left.
  *
  * Skipped (77) where there is no GPU or no NCCL.
  */
