@@ -241,7 +241,7 @@ static void size_slots(const tn_ring *ring, size_found *out) {
     if (slots < 1) slots = 1;
     out->slots = (int)slots;
     out->stride = out->largest;
-    out->bytes = slots * out->largest;
+    if (__builtin_mul_overflow(slots, out->largest, &out->bytes)) out->bytes = SIZE_MAX;
 }
 
 /* One slot more than are gathered at one time, for the one that drains. */
@@ -252,16 +252,18 @@ static void size_schedule(const tn_ring *ring, size_found *out) {
 }
 
 static tn_status size_up(const tn_ring *ring, size_found *out) {
+    size_t allowed = ring->budget_bytes && ring->budget_bytes < INT64_MAX ? ring->budget_bytes
+                                                                          : (size_t)INT64_MAX;
     look_at_units(ring, out);
     if (ring->schedule.count)
         size_schedule(ring, out);
     else
         size_slots(ring, out);
-    if (!ring->budget_bytes || out->bytes <= ring->budget_bytes) return TN_OK;
+    if (out->bytes <= allowed) return TN_OK;
     return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
                    "ring %s: %zu bytes are needed and %zu are allowed: %d slots, the largest of %d "
                    "units is unit %s with %zu bytes",
-                   ring->name, out->bytes, ring->budget_bytes, out->slots, ring->unit_count,
+                   ring->name, out->bytes, allowed, out->slots, ring->unit_count,
                    ring->units[out->largest_unit].name, out->largest);
 }
 

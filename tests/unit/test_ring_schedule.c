@@ -274,6 +274,22 @@ static void a_unit_that_does_not_fit_is_refused(void **state) {
     ring_fixture_close(&f);
 }
 
+/* Of eight slots of 2^61 bytes each 2^64 are nothing. */
+static void a_buffer_that_overflows_is_refused(void **state) {
+    const tn__ring_source huge = {.bytes = (size_t)1 << 61};
+    ring_fixture f;
+    int unit;
+    (void)state;
+    ring_fixture_open(&f, 0);
+    f.config.slots = 8;
+    ring_fixture_make(&f);
+    for (int i = 0; i < 8; i++)
+        EXPECT_OK(tn__ring_unit_add(f.ring, "huge", &huge, (tn_tensor){0}, NULL, 0, &unit));
+    EXPECT_STATUS(tn_ring_seal(f.ring), TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_ERROR_HAS("8 slots");
+    ring_fixture_close(&f);
+}
+
 /* ---- following ------------------------------------------------------------------------------- */
 
 static void calls_off_the_schedule_are_served_and_counted(void **state) {
@@ -447,6 +463,7 @@ int main(void) {
         cmocka_unit_test(a_schedule_that_does_not_fit_is_refused_with_the_numbers),
         cmocka_unit_test(a_schedule_that_makes_no_sense_is_refused),
         cmocka_unit_test(a_unit_that_does_not_fit_is_refused),
+        cmocka_unit_test(a_buffer_that_overflows_is_refused),
         cmocka_unit_test(calls_off_the_schedule_are_served_and_counted),
         cmocka_unit_test(a_schedule_is_replaced_while_nothing_is_gathered),
         cmocka_unit_test(steps_take_no_memory_and_wait_for_nothing),
