@@ -30,6 +30,7 @@ typedef struct cast {
     char *shard;
     float *amax;
     tn_lease shard_lease, amax_lease;
+    int is_new;        /* the shard had no contents */
     tn_tensor nothing; /* a master of no elements */
 } cast;
 
@@ -336,11 +337,11 @@ static tn_status lease_shard(cast *c) {
     tn_plane_view view;
     if (is_none(c->args->shard)) return TN_OK;
     TN_TRY(tn_plane_state_get(c->args->shard, TN_PLANE_DATA, &state));
-    int is_new = state != TN_PLANE_VALID && state != TN_PLANE_OFFLOADED;
-    TN_TRY(tn_lease_begin(c->args->shard, TN_PLANE_DATA, is_new ? TN_WRITE : TN_UPDATE, c->stream,
-                          &c->shard_lease, &view));
+    c->is_new = state != TN_PLANE_VALID && state != TN_PLANE_OFFLOADED;
+    TN_TRY(tn_lease_begin(c->args->shard, TN_PLANE_DATA, c->is_new ? TN_WRITE : TN_UPDATE,
+                          c->stream, &c->shard_lease, &view));
     c->shard = view.data;
-    return is_new ? tn_fill(c->device, view.data, 0, view.layout.data_bytes, c->stream) : TN_OK;
+    return c->is_new ? tn_fill(c->device, view.data, 0, view.layout.data_bytes, c->stream) : TN_OK;
 }
 
 /* A lease whose work was not all put on the stream is abandoned. */
@@ -348,6 +349,18 @@ static tn_status end_lease(tn_lease lease, tn_status status) {
     if (lease.value == 0) return status;
     if (status == TN_OK) status = tn_lease_end(lease);
     if (status != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    return status;
+}
+
+/* A shard that had contents has them after a failure, too: of the pieces that were not to be cast
+ * there is no other copy. */
+static tn_status end_shard(const cast *c, tn_status status) {
+    tn__saved_error saved;
+    if (status == TN_OK || c->is_new || c->shard_lease.value == 0)
+        return end_lease(c->shard_lease, status);
+    tn__error_save(&saved);
+    if (tn_lease_end(c->shard_lease) != TN_OK) TN_CHECK(tn_lease_abandon(c->shard_lease) == TN_OK);
+    tn__error_restore(&saved);
     return status;
 }
 
@@ -361,7 +374,7 @@ static tn_status finish(cast *c, tn_status status) {
         status = closing;
     else
         tn__error_restore(&saved);
-    return end_lease(c->shard_lease, status);
+    return end_shard(c, status);
 }
 
 static tn_status put_amaxes(cast *c) {

@@ -267,8 +267,9 @@ typedef struct tn_shard_cast_args {
  * what tn_shard_cast takes without a communicator. */
 TN_API TN_MUST_USE tn_status tn_shard_cast_amax(const tn_shard_cast_args *args, tn_stream stream);
 
-/* With a communicator every rank calls. After a failure the shard's contents are undefined, unless
- * it is one of the arguments. */
+/* With a communicator every rank calls. After a failure the pieces that were to be cast are
+ * undefined, unless it is one of the arguments; the others of a shard with contents are as they
+ * were, and the call can be made again. */
 TN_API TN_MUST_USE tn_status tn_shard_cast(const tn_shard_cast_args *args, tn_stream stream);
 
 /* ---- another count of ranks ----------------------------------------------------------------- */

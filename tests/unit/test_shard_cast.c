@@ -282,6 +282,41 @@ static void a_new_shard_is_zero_between_its_pieces(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* Of a frozen piece there is no other copy than the shard's. */
+static void a_failed_cast_keeps_frozen_pieces(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    for (int layout = TN_SHARD_TILES; layout < TN_SHARD_LAYOUT_COUNT; layout++) {
+        shard_unit u = {.count = 2, .ranks = 1, .master_dtype = TN_FP32};
+        u.tensor[0] = shard_tensor_of(TN_FORMAT_FP8_BLOCK_2D, 3, 64);
+        u.tensor[0].frozen = 1;
+        u.tensor[1] = shard_tensor_of(TN_FORMAT_FP8_BLOCK_2D, 5, 64);
+        shard_unit_open(&ops, &u, (tn_shard_layout)layout);
+        rank_cast r = rank_open(&ops, &u, 0);
+        tn_plane_view view;
+        tn_lease writer;
+        size_t bytes;
+        EXPECT_OK(tn_shard_bytes(u.plan, 0, &bytes));
+        uint8_t *shard = shard_zeros(bytes), *expected = shard_zeros(bytes);
+        r.args.shard = test_plain(r.scope, TN_BYTE, 1, (int64_t)bytes);
+        r.args.with_frozen = 1;
+        EXPECT_OK(tn_shard_cast(args_of(&r), ops.stream));
+        test_read(&ops, r.args.shard, expected);
+        r.args.with_frozen = 0;
+        EXPECT_OK(
+            tn_lease_begin(r.masters[1], TN_PLANE_DATA, TN_UPDATE, ops.stream, &writer, &view));
+        EXPECT_STATUS(tn_shard_cast(args_of(&r), ops.stream), TN_IN_USE);
+        EXPECT_OK(tn_lease_end(writer));
+        EXPECT_OK(tn_shard_cast(args_of(&r), ops.stream));
+        test_read(&ops, r.args.shard, shard);
+        assert_memory_equal(shard, expected, bytes);
+        free(shard), free(expected);
+        EXPECT_OK(tn_scope_close(r.scope));
+        shard_unit_close(&u);
+    }
+    test_ops_close_host(&ops);
+}
+
 /* ---- refusals and faults -------------------------------------------------------------------- */
 
 static void refused(rank_cast *r, const test_ops *ops, tn_status status, const char *words) {
@@ -389,6 +424,7 @@ int main(void) {
         cmocka_unit_test(frozen_tensors_stay_as_they_are),
         cmocka_unit_test(a_skipped_cast_leaves_quantized_pieces),
         cmocka_unit_test(a_new_shard_is_zero_between_its_pieces),
+        cmocka_unit_test(a_failed_cast_keeps_frozen_pieces),
         cmocka_unit_test(arguments_that_do_not_fit_are_named),
         cmocka_unit_test(a_cast_that_finds_no_memory_leaves_nothing),
     };
