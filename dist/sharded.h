@@ -159,6 +159,10 @@ tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__shar
 
 tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit);
 
+/* Ends an UPDATE under which a collective was put, or was not: what it was to write is valid either
+ * way, and what is in it nobody reads before it is written again. */
+tn_status tn__sharded_end_write(tn_lease lease, tn_status status);
+
 /* ---- sharded_fp8.c --------------------------------------------------------------------------- */
 
 /* Of what all ranks send to one of them. */

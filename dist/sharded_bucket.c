@@ -281,6 +281,17 @@ static tn_status put_reduction(const tn_sharded_model *model, const tn__sharded_
                                     model->config.comm_stream);
 }
 
+tn_status tn__sharded_end_write(tn_lease lease, tn_status status) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    const tn_status ended = tn_lease_end(lease);
+    if (ended != TN_OK && status == TN_OK) tn__error_save(&saved);
+    if (ended != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    if (status == TN_OK) status = ended;
+    if (status != TN_OK) tn__error_restore(&saved);
+    return status;
+}
+
 /* Into `to`, whose tail stays as it is; {0}: other ranks have all of it. */
 static tn_status reduce_to(const tn_sharded_model *model, const tn__sharded_unit *unit,
                            tn_tensor to) {
@@ -288,10 +299,7 @@ static tn_status reduce_to(const tn_sharded_model *model, const tn__sharded_unit
     tn_lease lease;
     if (to.value == 0) return put_reduction(model, unit, NULL);
     TN_TRY(tn_lease_begin(to, TN_PLANE_DATA, TN_UPDATE, model->config.comm_stream, &lease, &view));
-    const tn_status status = put_reduction(model, unit, view.data);
-    if (status == TN_OK) return tn_lease_end(lease);
-    TN_CHECK(tn_lease_abandon(lease) == TN_OK);
-    return status;
+    return tn__sharded_end_write(lease, put_reduction(model, unit, view.data));
 }
 
 /* What has arrived, as the rank's part, or on top of what is there of micro-batches before. */

@@ -60,11 +60,9 @@ static tn_status reduce_squares(const tn_sharded_model *model) {
     tn_lease lease;
     tn_plane_view view;
     TN_TRY(tn_lease_begin(model->squares, TN_PLANE_DATA, TN_UPDATE, stream, &lease, &view));
-    const tn_status status = tn_all_reduce(model->config.comm, view.data, view.data, TN_SQUARE_SUMS,
-                                           TN_FP32, TN_REDUCE_SUM, stream);
-    if (status == TN_OK) return tn_lease_end(lease);
-    TN_CHECK(tn_lease_abandon(lease) == TN_OK);
-    return status;
+    return tn__sharded_end_write(lease,
+                                 tn_all_reduce(model->config.comm, view.data, view.data,
+                                               TN_SQUARE_SUMS, TN_FP32, TN_REDUCE_SUM, stream));
 }
 
 static tn_status make_factor(const tn_sharded_model *model, const tn_sharded_update_args *args) {

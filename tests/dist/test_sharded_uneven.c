@@ -1,4 +1,5 @@
 /* Units whose tensors fill neither their places in a bucket nor a tile row of every rank. */
+#include "host_alloc.h"
 #include "model_support.h"
 
 #include <math.h>
@@ -60,19 +61,25 @@ static void forward(const uneven *u, int unit) {
 }
 
 /* Every byte 0x3f: each gradient is 0x1.7e7e7ep-1. */
-static void backward(const uneven *u, int unit) {
+static void begin_backward(const uneven *u, int unit) {
+    tn_tensor gradient;
     EXPECT_OK(tn_sharded_backward_begin(u->model, unit));
-    for (int i = 0; tn_sharded_gradient(u->model, unit, i).value; i++)
-        EXPECT_OK(
-            tn_plane_fill(tn_sharded_gradient(u->model, unit, i), TN_PLANE_DATA, 0x3f, all.stream));
-    EXPECT_OK(tn_sharded_backward_end(u->model, unit));
+    for (int i = 0; (gradient = tn_sharded_gradient(u->model, unit, i)).value; i++)
+        EXPECT_OK(tn_plane_fill(gradient, TN_PLANE_DATA, 0x3f, all.stream));
+}
+
+static void pass_until_last_end(const uneven *u) {
+    for (int i = 0; i < UNITS; i++)
+        forward(u, i);
+    for (int i = 0; i < UNITS; i++) {
+        if (i > 0) EXPECT_OK(tn_sharded_backward_end(u->model, i - 1));
+        begin_backward(u, i);
+    }
 }
 
 static void pass(const uneven *u) {
-    for (int i = 0; i < UNITS; i++)
-        forward(u, i);
-    for (int i = 0; i < UNITS; i++)
-        backward(u, i);
+    pass_until_last_end(u);
+    EXPECT_OK(tn_sharded_backward_end(u->model, UNITS - 1));
 }
 
 static void update(const uneven *u) {
@@ -88,15 +95,19 @@ static float first_of(tn_tensor tensor, size_t bytes) {
     return values[0];
 }
 
+static void expect_norm(const uneven *u) {
+    const float elements = WIDE_ROWS * WIDE_COLS + ODD_ROWS * ODD_COLS + LINE;
+    const float expected = 0x1.7e7e7ep-1f * sqrtf(elements);
+    const float norm = first_of(tn_sharded_norm(u->model), sizeof norm);
+    assert_true(fabsf(norm - expected) <= 0x1p-18f * expected);
+}
+
 static void what_lies_between_gradients_counts_for_nothing(void **state) {
     (void)state;
     for (int layout = TN_SHARD_TILES; layout < TN_SHARD_LAYOUT_COUNT; layout++) {
         uneven u = uneven_open((tn_shard_layout)layout);
-        const float elements = WIDE_ROWS * WIDE_COLS + ODD_ROWS * ODD_COLS + LINE;
-        const float expected = 0x1.7e7e7ep-1f * sqrtf(elements);
         pass(&u), update(&u);
-        const float norm = first_of(tn_sharded_norm(u.model), sizeof norm);
-        assert_true(fabsf(norm - expected) <= 0x1p-18f * expected);
+        expect_norm(&u);
         uneven_close(&u);
     }
 }
@@ -119,10 +130,32 @@ static void ranks_without_a_part_gather_again_with_the_others(void **state) {
     uneven_close(&u);
 }
 
+/* Host memory fails at each place of the last backward's end, one after the other. By itself, as
+ * ranks would not fail alike. */
+static void a_reduction_that_failed_is_made_again(void **state) {
+    (void)state;
+    if (all.count > 1) return;
+    uneven u = uneven_open(TN_SHARD_TILES);
+    tn_status status = TN_INVALID_STATE;
+    long nth = 0;
+    pass_until_last_end(&u);
+    while (status != TN_OK) {
+        tn__host_alloc_fault(++nth, 0);
+        status = tn_sharded_backward_end(u.model, UNITS - 1);
+        tn__host_alloc_fault(0, 0);
+        assert_true(status == TN_OK || status == TN_OUT_OF_HOST_MEMORY);
+    }
+    assert_true(nth > 1);
+    update(&u);
+    expect_norm(&u);
+    uneven_close(&u);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_lies_between_gradients_counts_for_nothing),
         cmocka_unit_test(ranks_without_a_part_gather_again_with_the_others),
+        cmocka_unit_test(a_reduction_that_failed_is_made_again),
     };
     all = ranks_open();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
