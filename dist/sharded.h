@@ -10,6 +10,7 @@
  * - A gradient has a plane while its unit is the owner of a bucket, and that plane is in it.
  * - `ended` of a unit counts the backwards that it has ended since the last update; it is at most
  *   micro_batches.
+ * - While is_updating nothing begins, and only an update can go on.
  * - position is how many begins this step has made; trace[0 ... trace_count - 1] are those of the
  *   first step, and grow only in it.
  */
@@ -96,7 +97,10 @@ struct tn_sharded_model {
     tn__sharded_begin *trace;
     size_t trace_count, trace_room;
     size_t position;
-    int is_stray; /* this step has left the trace */
+    int is_stray;    /* this step has left the trace */
+    int is_updating; /* an update has counted its step, and failed behind it */
+    int updated;     /* units that it is done with */
+    int is_stepped;  /* the next one has had its AdamW */
     tn_sharded_report counts;
 };
 
@@ -181,5 +185,9 @@ tn_status tn__sharded_fp8_reduce(const tn_sharded_model *model, const tn__sharde
 
 /* The unit is not gathered any more, and what was made of it is gone. */
 tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit);
+
+/* Nothing of the step is left. TN_IN_USE, and nothing has changed, if a weight or a gradient is
+ * leased. */
+tn_status tn__sharded_give_up(tn_sharded_model *model);
 
 #endif

@@ -247,6 +247,7 @@ tn_status tn_sharded_seal(tn_sharded_model *model) {
 /* Units first, which may be refused: they are what others can lease. */
 tn_status tn_sharded_destroy(tn_sharded_model *model) {
     if (!model) return TN_OK;
+    TN_TRY(tn__sharded_give_up(model)); /* what the ring holds is leased by it */
     TN_TRY(tn_scope_close(model->units_scope));
     tn_status status = tn_comm_wait(model->config.comm);
     if (model->ring) {

@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "host_alloc.h"
+#include "tensor_internal.h"
 #include "tenure_ops.h"
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -19,6 +20,11 @@ static tn_status require_phase(const tn_sharded_model *model, const char *call,
     if (!model->ring)
         return TN_FAIL(TN_INVALID_STATE, "%s: model %s is not sealed: call tn_sharded_seal first",
                        call, model->config.name);
+    if (model->is_updating)
+        return TN_FAIL(
+            TN_INVALID_STATE,
+            "%s: an update of model %s has failed half-way: call tn_sharded_update again", call,
+            model->config.name);
     if (unit->phase == phase) return TN_OK;
     return TN_FAIL(TN_INVALID_STATE, "%s: unit %s of model %s is %s, expected %s", call, unit->name,
                    model->config.name, phase_names[unit->phase], phase_names[phase]);
@@ -233,8 +239,26 @@ tn_status tn_sharded_backward_end(tn_sharded_model *model, int unit) {
 
 /* ---- given up -------------------------------------------------------------------------------- */
 
-tn_status tn_sharded_abandon(tn_sharded_model *model) {
-    TN_REQUIRE(model, "tn_sharded_abandon: model is NULL");
+/* A tensor that is no more was leased by nobody. */
+static tn_status check_idle(tn_tensor tensor) {
+    if (tensor.value == 0) return TN_OK;
+    return tn__tensor_check_idle(tensor, "giving up the step");
+}
+
+static tn_status check_all_idle(const tn_sharded_model *model) {
+    for (int i = 0; i < model->unit_count; i++) {
+        const tn__sharded_unit *unit = model->units[i];
+        for (int part = 0; part < unit->part_count; part++) {
+            TN_TRY(check_idle(unit->parts[part].gathered));
+            TN_TRY(check_idle(unit->parts[part].weight));
+            TN_TRY(check_idle(unit->parts[part].gradient));
+        }
+    }
+    return TN_OK;
+}
+
+tn_status tn__sharded_give_up(tn_sharded_model *model) {
+    TN_TRY(check_all_idle(model));
     for (int i = 0; i < model->unit_count; i++) {
         tn__sharded_unit *unit = model->units[i];
         TN_TRY(tn__sharded_bucket_drop(model, unit));
@@ -245,4 +269,14 @@ tn_status tn_sharded_abandon(tn_sharded_model *model) {
     model->position = 0;
     model->is_stray = 0;
     return TN_OK;
+}
+
+tn_status tn_sharded_abandon(tn_sharded_model *model) {
+    TN_REQUIRE(model, "tn_sharded_abandon: model is NULL");
+    if (model->is_updating)
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tn_sharded_abandon: an update of model %s has changed %d of %d units: call "
+                       "tn_sharded_update again",
+                       model->config.name, model->updated, model->unit_count);
+    return tn__sharded_give_up(model);
 }

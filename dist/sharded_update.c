@@ -84,11 +84,11 @@ static tn_status make_factor(const tn_sharded_model *model, const tn_sharded_upd
 
 /* ---- the units ------------------------------------------------------------------------------- */
 
-static tn_status update_unit(const tn_sharded_model *model, const tn__sharded_unit *unit,
+static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *unit,
                              const tn_sharded_update_args *args) {
     tn_adamw_args adamw = TN_ADAMW_ARGS_INIT;
     if (unit->bucket_elements == 0) return TN_OK;
-    if (unit->master.value) {
+    if (unit->master.value && !model->is_stepped) {
         adamw.master = unit->master, adamw.gradient = unit->gradient;
         adamw.first = unit->first, adamw.second = unit->second;
         adamw.step = model->step;
@@ -99,8 +99,11 @@ static tn_status update_unit(const tn_sharded_model *model, const tn__sharded_un
         adamw.rate = args->rate;
         adamw.gradient_scale = model->factor;
         TN_TRY(tn_adamw(&adamw, model->config.stream));
+        model->is_stepped = 1;
     }
-    return tn__sharded_cast(model, unit, NULL, args->amax_epsilon);
+    TN_TRY(tn__sharded_cast(model, unit, NULL, args->amax_epsilon));
+    model->is_stepped = 0;
+    return TN_OK;
 }
 
 /* Units that were kept for more micro-batches are of weights that are gone now. */
@@ -111,21 +114,30 @@ static tn_status end_step(tn_sharded_model *model) {
     }
     model->position = 0;
     model->is_stray = 0;
+    model->is_updating = 0;
+    model->updated = 0;
     model->counts.steps++;
     return TN_OK;
 }
 
-tn_status tn_sharded_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
+/* All that can be done again as it was. The step is counted last. */
+static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
     tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
-    TN_TRY(check_update(model, args));
     for (int i = 0; i < model->unit_count; i++)
         TN_TRY(tn__sharded_let_go(model, model->units[i]));
     TN_TRY(make_factor(model, args));
     advance.step = model->step;
     advance.beta1 = args->beta1, advance.beta2 = args->beta2;
     TN_TRY(tn_adamw_advance(&advance, model->config.stream));
-    for (int i = 0; i < model->unit_count; i++)
-        TN_TRY(update_unit(model, model->units[i], args));
+    model->is_updating = 1;
+    return TN_OK;
+}
+
+tn_status tn_sharded_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
+    TN_TRY(check_update(model, args));
+    if (!model->is_updating) TN_TRY(begin_update(model, args));
+    for (; model->updated < model->unit_count; model->updated++)
+        TN_TRY(update_unit(model, model->units[model->updated], args));
     return end_step(model);
 }
 

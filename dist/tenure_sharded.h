@@ -43,7 +43,8 @@
  * Sums. A gradient is the sum over ranks in rank order, in fp32, rounded once (MPI; NCCL in its own
  * order), of what each rank has; over micro-batches as tn_gradient_sum says. Failure changes
  * nothing, and the call can be made again; a communicator that has failed stays so. After either,
- * tn_sharded_abandon gives up the step: the weights are those of the last update.
+ * tn_sharded_abandon gives up the step: the weights are those of the last update. An update that
+ * fails when it has begun to change them can not be given up, only be made again.
  *
  * Threads: one at a time.
  */
@@ -106,7 +107,8 @@ typedef struct tn_sharded_config {
 TN_API TN_MUST_USE tn_status tn_sharded_create(const tn_sharded_config *config,
                                                tn_sharded_model **out);
 
-/* Ends it, and all its tensors: TN_IN_USE if one is leased or has views, then nothing has changed.
+/* Ends it, and all its tensors, also in the middle of a step: TN_IN_USE if one is leased, then
+ * nothing has changed, or has views, then only the step is given up.
  * Waits for its collectives, whatever has become of them. NULL: a no-op. */
 TN_API tn_status tn_sharded_destroy(tn_sharded_model *model);
 
@@ -211,7 +213,9 @@ typedef struct tn_sharded_update_args {
 
 /* Every trainable unit has had its micro-batches (else TN_INVALID_STATE names one that has not).
  * The norm is that of the shards' sums (tn_square_sums), reduced over ranks, so that its last bits
- * depend on how many there are; the factor stays on the device. */
+ * depend on how many there are; the factor stays on the device. If it fails in the middle, the next
+ * call goes on from there: no unit is updated twice. Until one has succeeded begins and
+ * tn_sharded_abandon are TN_INVALID_STATE. */
 TN_API TN_MUST_USE tn_status tn_sharded_update(tn_sharded_model *model,
                                                const tn_sharded_update_args *args);
 

@@ -150,6 +150,19 @@ static void what_is_leased_stays(void **state) {
     model_close(model);
 }
 
+/* Units that are gathered, and one whose backward has begun, end with their model. */
+static void a_model_ends_in_the_middle_of_a_step(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    options.keep_after_forward = 1;
+    test_model *model = model_open(&all, &options, NULL);
+    EXPECT_OK(tn_sharded_forward_begin(model->sharded, 0));
+    EXPECT_OK(tn_sharded_forward_end(model->sharded, 0));
+    EXPECT_OK(tn_sharded_forward_begin(model->sharded, 1));
+    EXPECT_OK(tn_sharded_backward_begin(model->sharded, 0));
+    model_close(model);
+}
+
 /* ---- what it says --------------------------------------------------------------------------- */
 
 static void bytes_of_either_sum_are_told_beforehand(void **state) {
@@ -229,6 +242,7 @@ int main(void) {
         cmocka_unit_test(a_bad_unit_is_refused),
         cmocka_unit_test(calls_out_of_order_are_refused),
         cmocka_unit_test(what_is_leased_stays),
+        cmocka_unit_test(a_model_ends_in_the_middle_of_a_step),
         cmocka_unit_test(bytes_of_either_sum_are_told_beforehand),
         cmocka_unit_test(another_order_is_counted),
         cmocka_unit_test(a_ring_that_is_too_small_is_refused),

@@ -1,5 +1,5 @@
-/* Every allocation of host memory in a sharded model's life fails once: the call says so, the step
- * can be given up, and the model ends with nothing of it left. */
+/* Every allocation of host memory in a sharded model's life fails once: the call says so,
+ * and the model ends, wherever its step was, with nothing of it left. */
 #include "model_support.h"
 
 #include <stdio.h>
@@ -68,7 +68,6 @@ static tn_status live(tn_scope scope, tn_tensor initial, tn_gradient_wire wire) 
     tn_status status = tn_sharded_create(&config, &model);
     if (status == TN_OK) status = build_and_step(model, initial);
     tn__host_alloc_fault(0, 0);
-    if (model) EXPECT_OK(tn_sharded_abandon(model));
     EXPECT_OK(tn_sharded_destroy(model));
     ranks_wait(&all);
     return status;

@@ -224,6 +224,36 @@ static void a_step_given_up_changes_nothing(void **state) {
     reference_close(reference);
 }
 
+/* An update that fails at its second unit's shard, which someone reads, goes on from there. */
+static void an_update_that_failed_goes_on(void **state) {
+    (void)state;
+    const model_options options = model_options_small(2);
+    tn_sharded_update_args args = TN_SHARDED_UPDATE_ARGS_INIT;
+    tn_sharded_unit_info unit = TN_SHARDED_UNIT_INFO_INIT;
+    reference_model *reference = reference_open(&all, &options);
+    test_model *model = model_open(&all, &options, NULL);
+    tn_plane_view view;
+    tn_lease lease;
+    args.learning_rate = 0x1p-8f;
+    model_pass(model, 0, 0);
+    reference_gradients(reference, 0);
+    EXPECT_OK(tn_sharded_unit_info_get(model->sharded, 1, &unit));
+    EXPECT_OK(tn_lease_begin(unit.shard, TN_PLANE_DATA, TN_READ, all.stream, &lease, &view));
+    for (int tries = 0; tries < 2; tries++)
+        EXPECT_STATUS(tn_sharded_update(model->sharded, &args), TN_IN_USE);
+    EXPECT_STATUS(tn_sharded_forward_begin(model->sharded, 0), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("tn_sharded_update");
+    EXPECT_STATUS(tn_sharded_abandon(model->sharded), TN_INVALID_STATE);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_sharded_update(model->sharded, &args));
+    reference_update(reference);
+    (void)model_compare_masters(model, reference);
+    (void)step_of_both(model, reference, 1);
+    (void)model_compare_masters(model, reference);
+    model_close(model);
+    reference_close(reference);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(twenty_steps_have_the_bits_of_one_rank),
@@ -235,6 +265,7 @@ int main(void) {
         cmocka_unit_test(gradients_in_fp8_have_the_bits_of_their_values),
         cmocka_unit_test(training_goes_on_sharded_after_a_warm_up),
         cmocka_unit_test(a_step_given_up_changes_nothing),
+        cmocka_unit_test(an_update_that_failed_goes_on),
     };
     all = ranks_open();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
