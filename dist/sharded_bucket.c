@@ -212,6 +212,12 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
     if (unit->bucket_elements == 0) return TN_OK;
     if (is_whole_sum(model) && unit->ended > 0) return TN_OK;
     tn__sharded_bucket *bucket = next_bucket(model, unit);
+    if (bucket->owner && bucket->owner->phase == TN__SHARDED_BACKWARD)
+        return TN_FAIL(
+            TN_IN_USE,
+            "model %s: unit %s takes the bucket of unit %s, whose backward has begun and "
+            "not ended: end it first, or take more gradient_slots than %d",
+            model->config.name, unit->name, bucket->owner->name, model->config.gradient_slots);
     if (bucket->owner) TN_TRY(tn__sharded_bucket_drop(model, bucket->owner));
     if (unit->bucket) TN_TRY(tn__sharded_bucket_drop(model, unit));
     TN_TRY(adopt_all(model, unit, bucket));

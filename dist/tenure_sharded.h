@@ -187,7 +187,8 @@ TN_API TN_MUST_USE tn_status tn_sharded_forward_begin(tn_sharded_model *model, i
 TN_API TN_MUST_USE tn_status tn_sharded_forward_end(tn_sharded_model *model, int unit);
 
 /* The same, and the unit has a bucket: its gradients are to be written, all of them, or added to.
- * A forward of the unit may be computed again within. */
+ * A forward of the unit may be computed again within. TN_IN_USE if more units are in backward than
+ * there are gradient_slots. */
 TN_API TN_MUST_USE tn_status tn_sharded_backward_begin(tn_sharded_model *model, int unit);
 TN_API int tn_sharded_accumulates(const tn_sharded_model *model, int unit);
 

@@ -150,6 +150,24 @@ static void what_is_leased_stays(void **state) {
     model_close(model);
 }
 
+static void a_bucket_in_use_is_not_taken(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    options.gradient_slots = 1;
+    test_model *model = model_open(&all, &options, NULL);
+    const tn_tensor gradient = tn_sharded_gradient(model->sharded, 0, BLOCK_UP);
+    tn_plane_state plane = TN_PLANE_ABSENT;
+    EXPECT_OK(tn_sharded_backward_begin(model->sharded, 0));
+    EXPECT_OK(tn_plane_fill(gradient, TN_PLANE_DATA, 0, all.stream));
+    EXPECT_STATUS(tn_sharded_backward_begin(model->sharded, 1), TN_IN_USE);
+    EXPECT_ERROR_HAS("gradient_slots");
+    EXPECT_OK(tn_plane_state_get(gradient, TN_PLANE_DATA, &plane));
+    assert_int_equal(plane, TN_PLANE_VALID);
+    EXPECT_OK(tn_sharded_abandon(model->sharded));
+    model_step(model, 0);
+    model_close(model);
+}
+
 /* Units that are gathered, and one whose backward has begun, end with their model. */
 static void a_model_ends_in_the_middle_of_a_step(void **state) {
     (void)state;
@@ -242,6 +260,7 @@ int main(void) {
         cmocka_unit_test(a_bad_unit_is_refused),
         cmocka_unit_test(calls_out_of_order_are_refused),
         cmocka_unit_test(what_is_leased_stays),
+        cmocka_unit_test(a_bucket_in_use_is_not_taken),
         cmocka_unit_test(a_model_ends_in_the_middle_of_a_step),
         cmocka_unit_test(bytes_of_either_sum_are_told_beforehand),
         cmocka_unit_test(another_order_is_counted),
