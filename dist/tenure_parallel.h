@@ -10,7 +10,8 @@
  *
  * Every rank of a communicator makes the same calls in the same order. A call that fails on some
  * ranks and not on others leaves the communicator with collectives that do not match, which ends as
- * tenure_dist.h says; what is refused for its arguments is refused before any collective.
+ * tenure_dist.h says. Shapes that do not fit are refused before any collective; what a product
+ * refuses (a type, a bias), behind its gather.
  *
  * What is gathered or summed is complete in the order of the stream that the collectives are on:
  * a lease on any other stream waits for it on the device, as often as it likes, and what nobody

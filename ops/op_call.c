@@ -74,7 +74,6 @@ static int is_one_of(const tn_tensor *tensors, int count, tn_tensor tensor) {
     return 0;
 }
 
-/* Made by the call. */
 tn_status tn__op_require_apart(const tn__op_call *call, const char *role, tn_tensor tensor,
                                const char *other_role, tn_tensor other) {
     tn__element_range a, b;
@@ -87,6 +86,7 @@ tn_status tn__op_require_apart(const tn__op_call *call, const char *role, tn_ten
     return TN_OK;
 }
 
+/* Made by the call. */
 static int is_own(const tn__op_call *call, tn_tensor tensor) {
     return is_one_of(call->scratch, call->scratch_count, tensor) ||
            is_one_of(call->saved, call->saved_count, tensor);
