@@ -16,13 +16,15 @@
 static tn_status check_initial(const tn_sharded_tensor *tensor, const char *role, tn_tensor given,
                                int is_fp32) {
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    int64_t elements;
     TN_TRY(tn_tensor_info_get(given, &info));
     TN_REQUIRE(info.format == TN_FORMAT_PLAIN && info.dtype != TN_BYTE &&
                    (!is_fp32 || info.dtype == TN_FP32),
                "tn_sharded_unit_add: %s of tensor %s is %s %s, expected plain %s", role,
                tensor->name, tn_format_name(info.format), tn_dtype_name(info.dtype),
                is_fp32 ? "fp32" : "fp32, bf16 or fp16");
-    TN_REQUIRE(info.rows * info.cols == tensor->rows * tensor->cols,
+    TN_REQUIRE(!__builtin_mul_overflow(tensor->rows, tensor->cols, &elements) &&
+                   info.rows * info.cols == elements,
                "tn_sharded_unit_add: %s of tensor %s has %lld elements, and the "
                "tensor %lld x %lld",
                role, tensor->name, (long long)(info.rows * info.cols), (long long)tensor->rows,

@@ -83,6 +83,9 @@ static void a_bad_unit_is_refused(void **state) {
     tensor.rows = 65;
     EXPECT_STATUS(tn_sharded_unit_add(model, &unit, &number), TN_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("initial of tensor w");
+    tensor.rows = tensor.cols = INT64_C(1) << 62;
+    EXPECT_STATUS(tn_sharded_unit_add(model, &unit, &number), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("initial of tensor w");
     tensor = good, tensor.format = TN_FORMAT_FP8_BLOCK_1D;
     EXPECT_STATUS(tn_sharded_unit_add(model, &unit, &number), TN_UNSUPPORTED);
     tensor = good, tensor.format = TN_FORMAT_PLAIN, tensor.dtype = TN_FP32;
