@@ -51,12 +51,22 @@ typedef struct cleaning {
     uint64_t kept;
 } cleaning;
 
+/* Somebody else's directory may be called like a generation. */
+static tn_status refuse_strange(void *context, const char *name) {
+    const char *end = strrchr(name, '.');
+    int is_ours = strcmp(name, TN__CHECKPOINT_INDEX) == 0 ||
+                  (strncmp(name, "rank-", 5) == 0 && end && strcmp(end, ".safetensors") == 0);
+    (void)context;
+    return is_ours ? TN_OK : TN_FAIL(TN_INVALID_STATE, "%s is no file of a checkpoint", name);
+}
+
 static tn_status remove_other(void *context, const char *name) {
     const cleaning *now = context;
     uint64_t number;
     if (!is_generation(name, &number) || number == now->kept) return TN_OK;
     char *directory = tn__file_path(now->path, name);
-    if (directory) (void)tn__directory_remove(directory);
+    if (directory && tn__directory_list(directory, refuse_strange, NULL) == TN_OK)
+        (void)tn__directory_remove(directory);
     tn__host_free(directory);
     return TN_OK;
 }
@@ -439,7 +449,9 @@ static tn_status save(tn__checkpoint *call) {
     tn__saved_error saved;
     tn__error_save(&saved);
     if (tn__checkpoint_read_index(call->config->path, &is_there, &index) == TN_OK) {
-        clean(call->config->path, is_there ? index.generation : 0);
+        /* The new index may be in place and not be on the disk: the files of the one before, which
+         * may come back, stay until the next save. */
+        if (index.generation != generation) clean(call->config->path, index.generation);
         tn__index_free(&index);
     }
     tn__error_restore(&saved);

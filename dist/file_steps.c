@@ -122,12 +122,6 @@ tn_status tn__file_read(int file, const char *path, void *data, size_t bytes, ui
 
 /* ---- directories ----------------------------------------------------------------------------- */
 
-tn_status tn__directory_make(const char *path) {
-    int code = take_step("make directory", path);
-    if (!code && mkdir(path, DIRECTORY_MODE) != 0 && errno != EEXIST) code = errno;
-    return code ? fail("the directory can not be made", path, code) : TN_OK;
-}
-
 tn_status tn__directory_sync(const char *path) {
     int code = take_step("sync directory", path);
     int file = code ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -138,6 +132,33 @@ tn_status tn__directory_sync(const char *path) {
     /* A file system that can not do it for directories has nothing to be done. */
     if (code && code != EINVAL) return fail("it can not be brought to the disk", path, code);
     return TN_OK;
+}
+
+/* "a" for "a/b", "." for "b", "/" for "/b". NULL: no memory. */
+static char *parent_of(const char *path) {
+    char *parent = tn__file_path(path, "");
+    size_t bytes = strlen(path);
+    if (!parent) return NULL;
+    while (bytes > 1 && path[bytes - 1] == '/')
+        bytes--;
+    while (bytes > 0 && path[bytes - 1] != '/')
+        bytes--;
+    if (!bytes) parent[bytes++] = '.';
+    parent[bytes] = 0;
+    return parent;
+}
+
+/* A directory is on the disk once the one that it is in says so. */
+tn_status tn__directory_make(const char *path) {
+    int code = take_step("make directory", path);
+    if (!code && mkdir(path, DIRECTORY_MODE) != 0) code = errno;
+    if (code == EEXIST) return TN_OK;
+    if (code) return fail("the directory can not be made", path, code);
+    char *parent = parent_of(path);
+    tn_status status = parent ? tn__directory_sync(parent) : TN_OUT_OF_HOST_MEMORY;
+    tn__host_free(parent);
+    if (status != TN_OK) (void)rmdir(path);
+    return status;
 }
 
 tn_status tn__directory_list(const char *path, tn__directory_visit visit, void *context) {

@@ -25,7 +25,8 @@ tn_status tn__file_open(const char *path, int *file, uint64_t *bytes, int *is_th
 /* TN_CORRUPT_INPUT if the file ends before. */
 tn_status tn__file_read(int file, const char *path, void *data, size_t bytes, uint64_t offset);
 
-tn_status tn__directory_make(const char *path); /* success if it is there */
+/* Success if it is there; a new one is on the disk. */
+tn_status tn__directory_make(const char *path);
 tn_status tn__directory_sync(const char *path);
 
 /* Calls visit with each name but . and .. until one is not TN_OK. */

@@ -82,7 +82,8 @@ typedef struct tn_checkpoint_config {
  * Errors: TN_INVALID_ARGUMENT (names the entry: elements that no rank or two ranks save, ranks that
  * do not agree on an entry, pieces outside of the tensor or its memory), TN_INVALID_STATE (a plane
  * that is not valid), TN_IO (names the file and why), out of memory, what the communicator says.
- * A rank that fails makes all fail; the checkpoint before is as it was. */
+ * A rank that fails makes all fail; the checkpoint before is as it was, unless only the last step
+ * failed, which brings the new index, already in place, to the disk: then either is found. */
 TN_API TN_MUST_USE tn_status tn_checkpoint_save(const tn_checkpoint_config *config,
                                                 tn_stream stream);
 

@@ -124,6 +124,82 @@ static void each_step_of_saving_may_fail(void **state) {
     checkpoint_model_file(&model, file, sizeof file); /* nothing of the failed ones is left */
 }
 
+/* From the moment the index is put in place, directories can not be brought to the disk. */
+static int fail_behind_rename(void *context, const char *step, const char *path) {
+    int *is_renamed = context;
+    (void)path;
+    if (strcmp(step, "rename") == 0) *is_renamed = 1;
+    return *is_renamed && strcmp(step, "sync directory") == 0 ? EIO : 0;
+}
+
+static size_t read_whole(const char *path, char *bytes, size_t room) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    size_t count = fread(bytes, 1, room, file);
+    assert_int_equal(fclose(file), 0);
+    assert_true(count < room);
+    return count;
+}
+
+/* A machine that loses its power there may find the index as it was before. */
+static void an_index_that_is_not_on_the_disk_costs_no_files(void **state) {
+    (void)state;
+    static char before[65536];
+    char index[600];
+    int is_renamed = 0;
+    EXPECT_OK(checkpoint_model_save(&model, 50));
+    snprintf(index, sizeof index, "%s/index.json", model.path);
+    size_t bytes = read_whole(index, before, sizeof before);
+    tn__file_steps_watch(fail_behind_rename, &is_renamed);
+    tn_status status = checkpoint_model_save(&model, 51);
+    tn__file_steps_watch(NULL, NULL);
+    EXPECT_STATUS(status, TN_IO);
+    assert_int_equal(checkpoint_model_load(&model), 51);
+    FILE *file = fopen(index, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(before, 1, bytes, file), bytes);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(checkpoint_model_load(&model), 50);
+    EXPECT_OK(checkpoint_model_save(&model, 52));
+    checkpoint_model_file(&model, index, sizeof index); /* and one directory is left */
+}
+
+static int fail_to_sync_above(void *context, const char *step, const char *path) {
+    return strcmp(step, "sync directory") == 0 && strcmp(path, context) == 0 ? EIO : 0;
+}
+
+static void a_new_directory_is_on_the_disk(void **state) {
+    (void)state;
+    char above[600], path[640];
+    snprintf(above, sizeof above, "%s/", model.path);
+    snprintf(path, sizeof path, "%s/below", model.path);
+    EXPECT_OK(checkpoint_model_save(&model, 53));
+    tn_checkpoint_config config = model.config;
+    config.path = path;
+    tn__file_steps_watch(fail_to_sync_above, above);
+    tn_status status = tn_checkpoint_save(&config, model.on.stream);
+    tn__file_steps_watch(NULL, NULL);
+    EXPECT_STATUS(status, TN_IO);
+    assert_int_not_equal(access(path, F_OK), 0);
+}
+
+static void a_directory_of_others_stays(void **state) {
+    (void)state;
+    char directory[600], file[640];
+    snprintf(directory, sizeof directory, "%s/00009000", model.path);
+    snprintf(file, sizeof file, "%s/notes.txt", directory);
+    EXPECT_OK(checkpoint_model_save(&model, 57));
+    assert_int_equal(mkdir(directory, 0777), 0);
+    int made = open(file, O_WRONLY | O_CREAT, 0666);
+    assert_true(made >= 0);
+    close(made);
+    EXPECT_OK(checkpoint_model_save(&model, 54));
+    EXPECT_OK(checkpoint_model_save(&model, 55));
+    assert_int_equal(unlink(file), 0);
+    EXPECT_OK(checkpoint_model_save(&model, 56));
+    assert_int_not_equal(access(directory, F_OK), 0); /* an empty one is ours */
+}
+
 static void each_step_of_loading_may_fail(void **state) {
     (void)state;
     long failures = 0;
@@ -426,6 +502,9 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(planes_that_are_absent_are_made),
         CHECKPOINT_TEST(a_part_of_the_elements_can_be_loaded),
         CHECKPOINT_TEST(each_step_of_saving_may_fail),
+        CHECKPOINT_TEST(an_index_that_is_not_on_the_disk_costs_no_files),
+        CHECKPOINT_TEST(a_new_directory_is_on_the_disk),
+        CHECKPOINT_TEST(a_directory_of_others_stays),
         CHECKPOINT_TEST(each_step_of_loading_may_fail),
         CHECKPOINT_TEST(a_kill_at_any_step_leaves_a_whole_checkpoint),
         CHECKPOINT_TEST(a_disk_that_is_full_is_a_status),
