@@ -311,7 +311,8 @@ static uint64_t now_us(void) {
 
 /* An engine that has deadlines of its own knows who is missing: it gets the time to say so. */
 static uint64_t patience_us(const tn_comm *comm) {
-    return comm->engine->has_deadlines ? 2 * comm->timeout_us : comm->timeout_us;
+    int is_doubled = comm->engine->has_deadlines && comm->timeout_us <= UINT64_MAX / 2;
+    return is_doubled ? 2 * comm->timeout_us : comm->timeout_us;
 }
 
 static tn_status wait_is_over(const tn_comm *comm) {

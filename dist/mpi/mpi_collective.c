@@ -9,7 +9,7 @@
 #include "mpi_state.h"
 #include "rank_reduce.h"
 
-enum { NS_PER_US = 1000, TEXT_BYTES = 256 };
+enum { TEXT_BYTES = 256 };
 
 static tn_status process_is_ending(void) { return TN_FAIL(TN_COMM_ERROR, "the process is ending"); }
 
@@ -38,7 +38,7 @@ static tn_status check_headers(const tn__comm_state *state, const tn__flow_plan 
 
 tn_status tn__mpi_meet(tn__comm_state *state, tn__flow_plan *plan) {
     char missing[TEXT_BYTES], name[TEXT_BYTES], what[3 * TEXT_BYTES];
-    state->deadline_ns = tn__mpi_now_ns() + state->timeout_us * NS_PER_US;
+    state->deadline_ns = tn__mpi_deadline_ns(state->timeout_us);
     tn__flow_number(plan, &state->sequence);
     if (!tn__mpi_lock()) return process_is_ending();
     int code = post_headers(state, plan);

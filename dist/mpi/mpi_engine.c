@@ -5,7 +5,7 @@
 #include "mpi_stage.h"
 #include "mpi_staged.h"
 
-enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, NS_PER_US = 1000, US_PER_S = 1000000 };
+enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, US_PER_S = 1000000 };
 
 typedef struct queued_task {
     tn__comm_state *state; /* a reference of its own */
@@ -199,7 +199,7 @@ static tn_status join_world(tn__comm_state *state) {
     if (code == MPI_SUCCESS) code = MPI_Comm_idup(MPI_COMM_WORLD, &state->base->comm, &request);
     tn__mpi_unlock();
     if (code != MPI_SUCCESS) return tn__mpi_fail(code, "MPI_Comm_idup");
-    uint64_t deadline_ns = tn__mpi_now_ns() + state->timeout_us * NS_PER_US;
+    uint64_t deadline_ns = tn__mpi_deadline_ns(state->timeout_us);
     if (!tn__mpi_wait(state, &request, 1, deadline_ns, &code))
         return tn__mpi_give_up(state, deadline_ns, code, "all ranks to call tn_comm_create");
     if (!tn__mpi_lock()) return TN_FAIL(TN_INVALID_STATE, "MPI has been finalized");

@@ -41,6 +41,11 @@ uint64_t tn__mpi_now_ns(void) {
     return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+uint64_t tn__mpi_deadline_ns(uint64_t timeout_us) {
+    uint64_t now = tn__mpi_now_ns();
+    return timeout_us < (UINT64_MAX - now) / NS_PER_US ? now + timeout_us * NS_PER_US : UINT64_MAX;
+}
+
 tn_status tn__mpi_fail(int code, const char *call) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
@@ -117,7 +122,7 @@ static void release_kept(void) {
 static int all_come_to_the_end(void) {
     MPI_Request request = MPI_REQUEST_NULL;
     int have_come = 0;
-    uint64_t deadline = farewell_us ? tn__mpi_now_ns() + farewell_us * NS_PER_US : UINT64_MAX;
+    uint64_t deadline = farewell_us ? tn__mpi_deadline_ns(farewell_us) : UINT64_MAX;
     if (MPI_Ibarrier(farewell, &request) != MPI_SUCCESS) return 0;
     while (!have_come && tn__mpi_now_ns() < deadline) {
         if (MPI_Test(&request, &have_come, MPI_STATUS_IGNORE) != MPI_SUCCESS) return 0;

@@ -33,6 +33,7 @@ void tn__mpi_process_note_failure(uint64_t timeout_us);
 void tn__mpi_process_keep(void (*release)(void *), void *memory);
 
 uint64_t tn__mpi_now_ns(void);
+uint64_t tn__mpi_deadline_ns(uint64_t timeout_us); /* from now; of a very long one: never */
 
 /* TN_COMM_ERROR with MPI's words. */
 tn_status tn__mpi_fail(int code, const char *call);

@@ -9,7 +9,7 @@
 #include "host_alloc.h"
 #include "mpi_state.h"
 
-enum { NS_PER_US = 1000, TEXT_BYTES = 256 };
+enum { TEXT_BYTES = 256 };
 
 /* ---- the words of all ranks ----------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ static int post_words(tn__comm_state *state) {
 
 static tn_status exchange_words(tn__comm_state *state, tn__mpi_split_word mine) {
     char missing[TEXT_BYTES], what[2 * TEXT_BYTES];
-    uint64_t deadline_ns = tn__mpi_now_ns() + state->timeout_us * NS_PER_US;
+    uint64_t deadline_ns = tn__mpi_deadline_ns(state->timeout_us);
     if (!tn__mpi_lock()) return TN_FAIL(TN_INVALID_STATE, "MPI has been finalized");
     mine.family = state->base->next_family;
     state->split_words[state->rank] = state->split_words[state->rank_count] = mine;

@@ -89,6 +89,19 @@ static void a_new_communicator_works(void **state) {
     test_give(all.pool, block, all.stream);
 }
 
+static void a_timeout_may_be_endless(void **state) {
+    (void)state;
+    const uint64_t timeouts[] = {UINT64_MAX, UINT64_MAX / 2 + 1, UINT64_MAX / 1000};
+    for (size_t i = 0; i < sizeof timeouts / sizeof *timeouts; i++) {
+        tn_comm *comm = ranks_comm(&all, "patient", timeouts[i]), *part = NULL;
+        EXPECT_OK(tn_barrier(comm, all.stream));
+        EXPECT_OK(tn_comm_wait(comm));
+        EXPECT_OK(tn_comm_split(comm, 0, 0, NULL, &part));
+        EXPECT_OK(tn_comm_destroy(part));
+        EXPECT_OK(tn_comm_destroy(comm));
+    }
+}
+
 static void create_times_out_too(void **state) {
     (void)state;
     tn_comm_config config = TN_COMM_CONFIG_INIT;
@@ -135,6 +148,7 @@ static int close_ranks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_timeout_may_be_endless),
         cmocka_unit_test(the_others_time_out_and_their_memory_is_theirs),
         cmocka_unit_test(a_new_communicator_works),
         cmocka_unit_test(split_times_out_too),
