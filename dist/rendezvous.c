@@ -43,7 +43,7 @@ static tn_status find_port(const tn_rendezvous_config *config, const tn__place *
 }
 
 static tn_status find_place(const tn_rendezvous_config *config, tn__place *out) {
-    TN_TRY(tn__place_read(out));
+    TN_TRY(tn__place_read(!config->rank_count, out));
     if (config->rank_count) {
         out->rank = config->rank;
         out->rank_count = config->rank_count;

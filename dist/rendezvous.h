@@ -24,8 +24,9 @@ typedef struct tn__place {
     const char *job;  /* "" for none */
 } tn__place;
 
-/* Reads the environment. rank_count 0: it says nothing of ranks. */
-tn_status tn__place_read(tn__place *out);
+/* Reads the environment. rank_count 0: it says nothing of ranks, or they are not asked for, and
+ * then what it says of them may be wrong. */
+tn_status tn__place_read(int asks_for_ranks, tn__place *out);
 
 struct tn_rendezvous {
     tn__place place; /* its texts are copies */

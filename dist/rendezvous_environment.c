@@ -85,9 +85,9 @@ static const char *read_job(void) {
     return job ? job : "";
 }
 
-tn_status tn__place_read(tn__place *out) {
+tn_status tn__place_read(int asks_for_ranks, tn__place *out) {
     tn__place place = {0};
-    TN_TRY(read_ranks(&place));
+    if (asks_for_ranks) TN_TRY(read_ranks(&place));
     TN_TRY(read_local_rank(&place));
     if (text_of("MASTER_PORT")) TN_TRY(number_of("MASTER_PORT", 1, UINT16_MAX, &place.port));
     place.host = text_of("MASTER_ADDR");
