@@ -96,6 +96,7 @@ static tn_status look_once(tn__comm_watch *watch, tn__saved_error *text) {
     tn_status status = tn__comm_check_locked(comm);
     if (status == TN_OK) {
         status = look_at_all(watch);
+        if (tn__driver_is_gone()) status = TN_OK;
         if (status != TN_OK) (void)tn__comm_fail_locked(comm, status);
     }
     if (status != TN_OK) *text = comm->failure_text;
@@ -115,9 +116,11 @@ static void fail_as_told(tn__comm_watch *watch, const char *text) {
     pthread_mutex_unlock(&comm->lock);
 }
 
+/* Once the process or the driver ends, that no question is answered is no failure, and nobody may be
+ * within NCCL: no call is made any more. */
 static int is_ending(tn__comm_watch *watch) {
     pthread_mutex_lock(&watch->lock);
-    int ending = watch->is_ending;
+    int ending = watch->is_ending || tn__driver_is_gone();
     pthread_mutex_unlock(&watch->lock);
     return ending;
 }
@@ -143,7 +146,7 @@ static void listen(tn__comm_watch *watch) {
               : TN_COMM_ERROR;
     if (status == TN_OK) {
         text[bytes < sizeof text - 1 ? bytes : sizeof text - 1] = 0;
-        fail_as_told(watch, text);
+        if (!is_ending(watch)) fail_as_told(watch, text);
     } else if (status != TN_COMM_TIMEOUT) {
         wait_a_tick(watch); /* no store, or it is gone: that alone is no failure of NCCL's */
     }
@@ -161,7 +164,7 @@ static void *run(void *argument) {
     tn_status status = look_once(watch, &text);
     while (status == TN_OK && !is_ending(watch)) {
         listen(watch);
-        status = look_once(watch, &text);
+        if (!is_ending(watch)) status = look_once(watch, &text);
     }
     if (status != TN_OK) publish(watch, &text);
     return NULL;

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "comm_watch.h"
-#include "driver.h"
+#include "driver_state.h"
 #include "host_alloc.h"
 #include "options.h"
 #include "test_pools.h"
@@ -257,6 +257,24 @@ static void the_death_of_a_rank_aborts_the_others(void **state) {
     test_rank_end(ranks[2]);
 }
 
+/* As at exit, from where on the driver answers nothing. */
+static void end_without_goodbye(const test_meeting *meeting) {
+    rank_state r = open_rank(meeting, LONG_US);
+    hold(1);
+    EXPECT_OK(tn_barrier(r.comm, r.stream));
+    tn__driver_set_gone();
+    usleep(5 * 100 * 1000); /* some looks of the watch; that it is slow proves nothing wrong */
+    pthread_mutex_lock(&r.comm->lock);
+    assert_int_equal(r.comm->failure, TN_OK);
+    pthread_mutex_unlock(&r.comm->lock);
+    assert_int_equal(script.aborts, 0);
+}
+
+static void a_process_that_ends_aborts_nothing(void **state) {
+    (void)state;
+    test_ranks_run(1, end_without_goodbye, NULL);
+}
+
 static void differ(const test_meeting *meeting) {
     setenv("TENURE_CHECK_COLLECTIVES", "1", 1);
     tn__options_reload();
@@ -286,6 +304,7 @@ int main(void) {
         cmocka_unit_test(a_collective_that_has_not_begun_is_not_late),
         cmocka_unit_test(all_ranks_abort_when_one_does),
         cmocka_unit_test(the_death_of_a_rank_aborts_the_others),
+        cmocka_unit_test(a_process_that_ends_aborts_nothing),
         cmocka_unit_test(checked_collectives_that_differ_never_begin),
     };
     pthread_mutex_init(&script.lock, NULL);
