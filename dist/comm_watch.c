@@ -116,8 +116,7 @@ static void fail_as_told(tn__comm_watch *watch, const char *text) {
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* Once the process or the driver ends, that no question is answered is no failure, and nobody may be
- * within NCCL: no call is made any more. */
+/* Once the process or the driver ends, no answer is no failure, and NCCL is not called any more. */
 static int is_ending(tn__comm_watch *watch) {
     pthread_mutex_lock(&watch->lock);
     int ending = watch->is_ending || tn__driver_is_gone();
