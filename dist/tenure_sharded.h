@@ -193,7 +193,8 @@ TN_API TN_MUST_USE tn_status tn_sharded_backward_begin(tn_sharded_model *model, 
 TN_API int tn_sharded_accumulates(const tn_sharded_model *model, int unit);
 
 /* Puts the reduction on comm_stream, behind what wrote the gradients. TN_INVALID_STATE names a
- * gradient that was not written. */
+ * gradient that was not written; under TN_GRADIENT_SUM_WHOLE in the first micro-batch only, as from
+ * then on what was written before is there. */
 TN_API TN_MUST_USE tn_status tn_sharded_backward_end(tn_sharded_model *model, int unit);
 
 typedef struct tn_sharded_update_args {
