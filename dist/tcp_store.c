@@ -1,13 +1,14 @@
 /* A rank's end of the store: see tcp_store.h. */
 #include "tcp_store.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <string.h>
 
 #include "host_alloc.h"
 #include "tcp_socket.h"
 
-enum { GRACE_US = 10 * 1000 * 1000, COUNT_BYTES = 4, TEXT_BYTES = 512 };
+enum { GRACE_US = 10 * 1000 * 1000, COUNT_BYTES = 4, TEXT_BYTES = 512, AGAIN_MS = 20 };
 
 struct tn__store {
     pthread_mutex_t lock;
@@ -23,6 +24,7 @@ typedef struct exchange {
     const char *key;
     const void *value;
     tn_status status;
+    int is_closed;         /* the connection ended before there was an answer */
     unsigned char *answer; /* the caller frees it */
     size_t answer_bytes;
 } exchange;
@@ -49,6 +51,7 @@ static tn_status receive_reply(tn__store *store, exchange *with, uint64_t deadli
     unsigned char bytes[TN__STORE_REPLY_BYTES];
     tn__store_reply reply;
     tn__tcp_end end = tn__tcp_receive(store->file, bytes, sizeof bytes, deadline);
+    with->is_closed = end == TN__TCP_CLOSED;
     if (end != TN__TCP_DONE) return lost(store, end);
     if (!tn__store_reply_read(bytes, &reply)) {
         tn__tcp_close(&store->file);
@@ -72,6 +75,7 @@ static tn_status exchange_locked(tn__store *store, exchange *with) {
     uint64_t deadline = tn__tcp_deadline_ns(wait_us);
     if (store->file < 0) return TN_FAIL(TN_COMM_ERROR, "the store of the ranks (rank 0) is gone");
     tn__tcp_end end = send_request(store, with, deadline);
+    with->is_closed = end == TN__TCP_CLOSED;
     if (end != TN__TCP_DONE) return lost(store, end);
     TN_TRY(receive_reply(store, with, deadline));
     if (with->status == TN_OK) return TN_OK;
@@ -99,13 +103,27 @@ static exchange make_exchange(tn__store_operation operation, const char *key, co
 
 /* ---- the calls ------------------------------------------------------------------------------ */
 
-static tn_status say_hello(tn__store *store, const tn__store_hello *hello) {
+static tn_status say_hello(tn__store *store, const tn__store_hello *hello, int *is_closed) {
     unsigned char bytes[TN__STORE_HELLO_BYTES];
     tn__store_hello_write(hello, bytes);
     exchange with = make_exchange(TN__STORE_HELLO, NULL, bytes, sizeof bytes, 0);
     tn_status status = ask(store, &with);
+    *is_closed = with.is_closed;
     tn__host_free(with.answer);
     return status;
+}
+
+/* A store that this rank has left, and that is there for others for a while, closes without a
+ * word: the next one will be on its port. */
+static tn_status connect_store(tn__store *store, const char *host, unsigned port,
+                               const tn__store_hello *hello, uint64_t deadline_ns) {
+    for (;;) {
+        int is_closed = 0;
+        TN_TRY(tn__tcp_connect_host(host, port, deadline_ns, &store->file));
+        tn_status status = say_hello(store, hello, &is_closed);
+        if (status == TN_OK || !is_closed || tn__tcp_now_ns() >= deadline_ns) return status;
+        (void)poll(NULL, 0, AGAIN_MS);
+    }
 }
 
 tn_status tn__store_open(const char *host, unsigned port, const tn__store_hello *hello,
@@ -115,9 +133,7 @@ tn_status tn__store_open(const char *host, unsigned port, const tn__store_hello 
     pthread_mutex_init(&store->lock, NULL);
     store->file = -1;
     store->rank_count = (int)hello->rank_count;
-    tn_status status =
-        tn__tcp_connect_host(host, port, tn__tcp_deadline_ns(timeout_us), &store->file);
-    if (status == TN_OK) status = say_hello(store, hello);
+    tn_status status = connect_store(store, host, port, hello, tn__tcp_deadline_ns(timeout_us));
     if (status != TN_OK) {
         tn__tcp_close(&store->file);
         tn__store_close(store);

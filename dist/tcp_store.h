@@ -12,8 +12,8 @@
 
 typedef struct tn__store tn__store;
 
-/* Connects within the timeout and says hello. TN_COMM_TIMEOUT: nobody serves there. TN_COMM_ERROR:
- * refused, with the server's words. */
+/* Connects within the timeout and says hello, again if the connection is closed without an answer.
+ * TN_COMM_TIMEOUT: nobody serves there. TN_COMM_ERROR: refused, with the server's words. */
 tn_status tn__store_open(const char *host, unsigned port, const tn__store_hello *hello,
                          uint64_t timeout_us, tn__store **out);
 

@@ -202,6 +202,11 @@ static void do_hello(tn__store_server *server, connection *at) {
     tn__store_hello_read(at->body, &hello);
     const char *refusal = refusal_of(server, &hello, text, sizeof text);
     int rank = refusal ? 0 : (int)hello.rank, channel = refusal ? 0 : (int)hello.channel;
+    /* A rank that has left comes to the store that will be here next, and tries again. */
+    if (!refusal && server->ranks[rank] == RANK_LEFT) {
+        close_connection(server, at);
+        return;
+    }
     if (!refusal && (is_lost(server, rank) || is_connected(server, rank, channel))) {
         snprintf(text, sizeof text,
                  "there has been a rank %d already: two processes have this rank, "

@@ -83,6 +83,43 @@ static void ranks_that_differ_are_named(void **state) {
     test_ranks_run(3, say_different_things, NULL);
 }
 
+/* On one port: who is early meets the store of the time before, which may be there for others. */
+static void meet_again_and_again(const test_meeting *meeting) {
+    enum { TIMES = 6 };
+    tn_rendezvous_config config = config_of(meeting, LONG_US);
+    config.listen_file = -1;
+    for (int i = 0; i < TIMES; i++) {
+        tn_rendezvous *ranks = NULL;
+        EXPECT_OK(tn_rendezvous_create(&config, &ranks));
+        EXPECT_OK(tn_rendezvous_agree(ranks, "the time", (uint64_t)i));
+        leave(ranks);
+    }
+}
+
+/* A free port that the system gives to nobody by itself. */
+static int find_port_of_servers(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    int port = 20000 + (int)getpid() % 10000, is_free = 0;
+    for (; !is_free; port++) {
+        int file = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        address.sin_port = htons((uint16_t)port);
+        is_free = bind(file, (struct sockaddr *)&address, sizeof address) == 0;
+        close(file);
+    }
+    return port - 1;
+}
+
+static void a_new_rendezvous_follows_on_the_same_port(void **state) {
+    (void)state;
+    enum { RANKS = 4 };
+    const test_meeting meeting = {.listener = -1, .port = find_port_of_servers()};
+    pid_t ranks[RANKS];
+    for (int rank = 0; rank < RANKS; rank++)
+        ranks[rank] = test_rank_begin(&meeting, rank, RANKS, meet_again_and_again);
+    for (int rank = 0; rank < RANKS; rank++)
+        test_rank_end(ranks[rank]);
+}
+
 static void use_values(const test_meeting *meeting) {
     tn_rendezvous *ranks = join(meeting);
     char value[8] = "";
@@ -401,6 +438,7 @@ int main(void) {
         cmocka_unit_test(all_ranks_meet_in_their_order),
         cmocka_unit_test(ranks_that_differ_are_named),
         cmocka_unit_test(a_value_is_waited_for),
+        cmocka_unit_test(a_new_rendezvous_follows_on_the_same_port),
         cmocka_unit_test(torchruns_environment_is_enough),
         cmocka_unit_test(launchers_count_where_they_agree),
         cmocka_unit_test(ranks_that_never_come_are_named),
