@@ -139,7 +139,8 @@ static void cover_add(cover *so_far, double begin_us, double end_us) {
 /* Exposed is what all together cover and computation does not. */
 void simulate_record_close(simulate_record *record) {
     cover compute = {0.0, 0.0}, communication = {0.0, 0.0}, both = {0.0, 0.0};
-    qsort(record->intervals, record->interval_count, sizeof *record->intervals, by_begin);
+    if (record->interval_count > 0) /* on the host there are none, and no array */
+        qsort(record->intervals, record->interval_count, sizeof *record->intervals, by_begin);
     for (size_t i = 0; i < record->interval_count; i++) {
         const simulate_interval *interval = &record->intervals[i];
         cover_add(interval->is_communication ? &communication : &compute, interval->begin_us,
