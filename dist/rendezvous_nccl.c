@@ -55,11 +55,12 @@ tn_status tn__rendezvous_make_id(tn_rendezvous *ranks, tn_device *device, uint64
     memset(&card, 0, sizeof card);
     tn_status status = cards ? fill_card(ranks, device, &card) : TN_OUT_OF_HOST_MEMORY;
     status = tn__rendezvous_share_status(ranks, status, timeout_us);
-    if (status == TN_OK)
+    if (status == TN_OK && cards) {
         status = tn__rendezvous_gather(ranks, "the id of an NCCL communicator", &card, sizeof card,
                                        cards, timeout_us);
-    if (status == TN_OK) status = check_cards(cards, ranks->place.rank_count);
-    if (status == TN_OK) *out = cards[0].id;
+        if (status == TN_OK) status = check_cards(cards, ranks->place.rank_count);
+        if (status == TN_OK) *out = cards[0].id;
+    }
     tn__host_free(cards);
     return status;
 }

@@ -129,10 +129,11 @@ static tn_status tcp_join(const tn_comm_config *config, int *rank, int *rank_cou
     if (ranks->store) by.connection = tn__store_file(ranks->store);
     tn_status status = tn__tcp_state_make(&state_config, &state);
     status = tn__rendezvous_share_status(ranks, status, config->timeout_us);
+    if (!state) return status; /* not TN_OK: the other ranks have been told why */
     if (status == TN_OK)
         status = tn__tcp_state_connect(state, ranks->place.rank, ranks->place.rank_count, &by);
     if (status != TN_OK) {
-        if (state) tn__tcp_state_drop(state);
+        tn__tcp_state_drop(state);
         return status;
     }
     *rank = state->rank;
