@@ -257,6 +257,12 @@ static void the_death_of_a_rank_aborts_the_others(void **state) {
     test_rank_end(ranks[2]);
 }
 
+#if defined(__SANITIZE_THREAD__)
+/* A process that ends without goodbye has a watch's thread left. */
+const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "report_thread_leaks=0"; }
+#endif
+
 /* As at exit, from where on the driver answers nothing. */
 static void end_without_goodbye(const test_meeting *meeting) {
     rank_state r = open_rank(meeting, LONG_US);
