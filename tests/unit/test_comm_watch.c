@@ -259,7 +259,7 @@ static void the_death_of_a_rank_aborts_the_others(void **state) {
 
 #if defined(__SANITIZE_THREAD__)
 /* A process that ends without goodbye has a watch's thread left. */
-const char *__tsan_default_options(void);
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) { return "report_thread_leaks=0"; }
 #endif
 
