@@ -9,6 +9,9 @@ static rank_fixture all;
 
 static int steps(void) { return all.count > 4 ? 3 : 20; }
 
+/* Of each mode, of which there are many. */
+static int mode_steps(void) { return all.count > 3 ? 3 : 20; }
+
 static void expect_loss(const test_model *model, const reference_model *reference, int step) {
     const float expected = reference->loss[all.rank];
     if (!(model->loss == expected))
@@ -53,7 +56,7 @@ static void twenty_steps_have_the_bits_of_one_rank(void **state) {
         static const char *const names[] = {"bf16", "FP8", "FP8 of bf16"};
         model_options options = model_options_small(2);
         options.precision = (model_precision)precision;
-        train(names[precision], &options, precision == MODEL_FP8 ? steps() : 4);
+        train(names[precision], &options, steps());
     }
 }
 
@@ -61,13 +64,13 @@ static void micro_batches_are_added_up_as_stated(void **state) {
     (void)state;
     model_options options = model_options_small(2);
     options.micro_batches = 2;
-    train("sums of parts", &options, 3);
+    train("sums of parts", &options, mode_steps());
     options.sum = TN_GRADIENT_SUM_WHOLE;
-    train("whole sums", &options, 3);
+    train("whole sums", &options, mode_steps());
     options.gradient_dtype = TN_BF16;
-    train("whole sums in bf16", &options, 3);
+    train("whole sums in bf16", &options, mode_steps());
     options.sum = TN_GRADIENT_SUM_SHARDED;
-    train("sums of parts in bf16", &options, 3);
+    train("sums of parts in bf16", &options, mode_steps());
 }
 
 static void modes_do_not_change_a_bit(void **state) {
@@ -75,18 +78,18 @@ static void modes_do_not_change_a_bit(void **state) {
     model_options options = model_options_small(3);
     options.recompute = 1;
     options.gradient_slots = 1;
-    train("computed again", &options, 3);
+    train("computed again", &options, mode_steps());
     options.recompute = 0;
     options.gradient_slots = 0;
     options.keep_after_forward = 1;
-    train("kept after forward", &options, 3);
+    train("kept after forward", &options, mode_steps());
     options.micro_batches = 2;
     options.keep_after_backward = 1;
-    train("kept all the step", &options, 3);
+    train("kept all the step", &options, mode_steps());
     options = model_options_small(3);
     options.frozen_layers = 1;
     options.frozen_parts = 1u << BLOCK_UP | 1u << BLOCK_GAIN_1;
-    train("frozen", &options, 3);
+    train("frozen", &options, mode_steps());
 }
 
 static void layouts_do_not_change_a_bit(void **state) {
@@ -94,7 +97,7 @@ static void layouts_do_not_change_a_bit(void **state) {
     for (int layout = TN_SHARD_TILES; layout < TN_SHARD_LAYOUT_COUNT; layout++) {
         model_options options = model_options_small(2);
         options.layout = (tn_shard_layout)layout;
-        train(tn_shard_layout_name(options.layout), &options, 3);
+        train(tn_shard_layout_name(options.layout), &options, mode_steps());
     }
 }
 
