@@ -146,7 +146,8 @@ void tn__pool_note_alloc(tn_pool *pool, tn__piece *block) {
     tn__pool_event(pool, TN_EVENT_ALLOC, block->address, block->asked_bytes, block->stream,
                    block->owner);
     if (!pool->trace) return;
-    block->trace_id = tn__trace_alloc(pool->trace, block->asked_bytes, &block->stream->trace_number,
+    tn__trace_block traced = {block->asked_bytes, block->address, block->owner};
+    block->trace_id = tn__trace_alloc(pool->trace, &traced, &block->stream->trace_number,
                                       pool->driver->now_us(pool->state));
 }
 

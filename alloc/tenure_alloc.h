@@ -362,9 +362,10 @@ TN_API const char *tn_pool_name(const tn_pool *pool);
 
 /* ---- traces ------------------------------------------------------------------------------- */
 
-/* Writes every allocation and free of the pool to a CSV file, `op,id,bytes,stream,time_us`, gzip
- * if the name ends in .gz; `tenure replay` plays it. TN_INVALID_STATE if one is being written.
- * The environment variable TENURE_TRACE=FILE does the same for the first pool of a process. */
+/* Writes every allocation and free of the pool to a CSV file, gzip if the name ends in .gz, with
+ * lines of `op,id,bytes,stream,time_us,address,owner` (docs/tools.md); `tenure replay` plays it.
+ * TN_INVALID_STATE if one is being written. The environment variable TENURE_TRACE=FILE does the
+ * same for the first pool of a process. */
 TN_API TN_MUST_USE tn_status tn_pool_trace_begin(tn_pool *pool, const char *path);
 
 /* Ends and closes the trace; TN_IO if any of it could not be written. */

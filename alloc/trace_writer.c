@@ -8,6 +8,7 @@
 #include <zlib.h>
 
 #include "host_alloc.h"
+#include "tenure_pool.h"
 
 struct tn__trace_writer {
     gzFile file;
@@ -47,18 +48,32 @@ tn_status tn__trace_open(const char *path, double start_us, tn__trace_writer **o
     }
     trace->process = getpid();
     trace->start_us = start_us;
-    if (gzputs(trace->file, "op,id,bytes,stream,time_us\n") < 0) note_error(trace);
+    if (gzputs(trace->file, "op,id,bytes,stream,time_us,address,owner\n") < 0) note_error(trace);
     *out = trace;
     return TN_OK;
 }
 
-uint64_t tn__trace_alloc(tn__trace_writer *trace, size_t bytes, int64_t *stream_number,
-                         double now_us) {
+typedef struct owner_text {
+    char text[TN_EVENT_OWNER_BYTES];
+} owner_text;
+
+static owner_text owner_on_a_line(const char *owner) {
+    owner_text out = {{0}};
+    for (size_t i = 0; owner && owner[i] && i + 1 < sizeof out.text; i++) {
+        unsigned char byte = (unsigned char)owner[i];
+        out.text[i] = byte < 0x20 || byte == 0x7f ? '?' : owner[i];
+    }
+    return out;
+}
+
+uint64_t tn__trace_alloc(tn__trace_writer *trace, const tn__trace_block *block,
+                         int64_t *stream_number, double now_us) {
     uint64_t id = ++trace->last_id;
     if (*stream_number < 0) *stream_number = trace->stream_count++;
     errno = 0;
-    if (gzprintf(trace->file, "a,%" PRIu64 ",%zu,%" PRId64 ",%.0f\n", id, bytes, *stream_number,
-                 now_us - trace->start_us) <= 0) {
+    if (gzprintf(trace->file, "a,%" PRIu64 ",%zu,%" PRId64 ",%.0f,0x%" PRIxPTR ",%s\n", id,
+                 block->bytes, *stream_number, now_us - trace->start_us, block->address,
+                 owner_on_a_line(block->owner).text) <= 0) {
         note_error(trace);
     }
     return id;
@@ -66,7 +81,7 @@ uint64_t tn__trace_alloc(tn__trace_writer *trace, size_t bytes, int64_t *stream_
 
 void tn__trace_free(tn__trace_writer *trace, uint64_t id, double now_us) {
     errno = 0;
-    if (gzprintf(trace->file, "f,%" PRIu64 ",,,%.0f\n", id, now_us - trace->start_us) <= 0) {
+    if (gzprintf(trace->file, "f,%" PRIu64 ",,,%.0f,,\n", id, now_us - trace->start_us) <= 0) {
         note_error(trace);
     }
 }

@@ -19,23 +19,31 @@
 #include <zlib.h>
 
 #include "id_table.h"
+#include "name_table.h"
 
 #define CHUNK_BYTES (64 * 1024)
 #define NO_SLOT     UINT32_MAX
 
-enum { FIELDS_MAX = 6, FIRST_SLOTS = 1024 };
+enum { FIELDS_MAX = 7, FIRST_SLOTS = 1024 };
 
-typedef enum trace_format { FORMAT_TENURE, FORMAT_TENURE_TIMED, FORMAT_RMM } trace_format;
+typedef enum trace_format {
+    FORMAT_TENURE,
+    FORMAT_TENURE_TIMED,
+    FORMAT_TENURE_OWNED,
+    FORMAT_RMM
+} trace_format;
 
 typedef struct format_row {
     const char *header;
     size_t columns;
+    int is_open; /* the last column is the rest of the line, commas and all */
 } format_row;
 
 static const format_row formats[] = {
-    [FORMAT_TENURE] = {"op,id,bytes,stream", 4},
-    [FORMAT_TENURE_TIMED] = {"op,id,bytes,stream,time_us", 5},
-    [FORMAT_RMM] = {"Thread,Time,Action,Pointer,Size,Stream", 6},
+    [FORMAT_TENURE] = {"op,id,bytes,stream", 4, 0},
+    [FORMAT_TENURE_TIMED] = {"op,id,bytes,stream,time_us", 5, 0},
+    [FORMAT_TENURE_OWNED] = {"op,id,bytes,stream,time_us,address,owner", 7, 1},
+    [FORMAT_RMM] = {"Thread,Time,Action,Pointer,Size,Stream", 6, 0},
 };
 enum { FORMAT_COUNT = sizeof(formats) / sizeof(formats[0]) };
 
@@ -62,6 +70,7 @@ struct trace_reader {
     uint64_t line_number;
 
     id_table ids;
+    name_table owners;
     live_block *blocks;
     uint32_t slot_count;
     uint32_t slot_capacity;
@@ -191,11 +200,12 @@ static int field_is(field value, const char *text) {
 
 static trace_result split_line(trace_reader *reader) {
     size_t columns = formats[reader->format].columns;
+    size_t open_column = formats[reader->format].is_open ? columns - 1 : SIZE_MAX;
     const char *at = reader->line;
     const char *end = reader->line + reader->line_length;
     size_t count = 0;
     for (;;) {
-        const char *comma = memchr(at, ',', (size_t)(end - at));
+        const char *comma = count == open_column ? NULL : memchr(at, ',', (size_t)(end - at));
         const char *stop = comma ? comma : end;
         if (count < columns) reader->fields[count] = (field){at, (size_t)(stop - at)};
         count++;
@@ -251,16 +261,22 @@ static trace_result read_address(trace_reader *reader, const char *column, field
                 quote(value).text, problem);
 }
 
-/* Microseconds, perhaps with decimals. The replay does not use them; damage shows here too. */
-static trace_result check_time(trace_reader *reader, field value) {
+/* Microseconds, perhaps with decimals. */
+static trace_result read_time(trace_reader *reader, field value, double *out) {
     uint64_t number = 0;
+    uint64_t part = 0;
+    double scale = 1.0;
     const char *point = memchr(value.text, '.', value.length);
     size_t whole = point ? (size_t)(point - value.text) : value.length;
     const char *problem = parse_digits(value.text, whole, 10, &number);
-    if (!problem && point) problem = parse_digits(point + 1, value.length - whole - 1, 10, &number);
-    if (!problem) return TRACE_EVENT;
-    return fail(reader, "time_us %s %s; expected microseconds such as 1250 or 1250.5",
-                quote(value).text, problem);
+    if (!problem && point) problem = parse_digits(point + 1, value.length - whole - 1, 10, &part);
+    if (problem)
+        return fail(reader, "time_us %s %s; expected microseconds such as 1250 or 1250.5",
+                    quote(value).text, problem);
+    for (size_t i = whole + 1; i < value.length; i++)
+        scale *= 10.0;
+    *out = (double)number + (double)part / scale;
+    return TRACE_EVENT;
 }
 
 /* ---- ids and streams ---------------------------------------------------------------------- */
@@ -309,7 +325,12 @@ static trace_result make_alloc(trace_reader *reader, uint64_t id, uint64_t bytes
     if (!id_table_insert(&reader->ids, id, slot)) return fail_no_memory(reader);
     slot = take_slot(reader);
     reader->blocks[slot] = (live_block){bytes, reader->line_number, stream, NO_SLOT};
-    *event = (trace_event){TRACE_ALLOC, slot, stream, bytes, reader->line_number};
+    *event = (trace_event){.op = TRACE_ALLOC,
+                           .slot = slot,
+                           .stream = stream,
+                           .bytes = bytes,
+                           .line = reader->line_number,
+                           .time_us = -1.0};
     return TRACE_EVENT;
 }
 
@@ -323,8 +344,12 @@ static trace_result make_free(trace_reader *reader, uint64_t id, const uint32_t 
                     "before and not yet freed",
                     quote(shown_id).text);
     live_block *block = &reader->blocks[slot];
-    *event = (trace_event){TRACE_FREE, slot, stream ? *stream : block->stream, block->bytes,
-                           reader->line_number};
+    *event = (trace_event){.op = TRACE_FREE,
+                           .slot = slot,
+                           .stream = stream ? *stream : block->stream,
+                           .bytes = block->bytes,
+                           .line = reader->line_number,
+                           .time_us = -1.0};
     (void)id_table_remove(&reader->ids, id);
     block->next_free = reader->first_free;
     reader->first_free = slot;
@@ -358,18 +383,43 @@ static trace_result parse_tenure_free(trace_reader *reader, const field *fields,
     return make_free(reader, id, &stream, fields[1], event);
 }
 
+/* The columns that only the longest format has. */
+static trace_result parse_place(trace_reader *reader, const field *fields, int is_alloc,
+                                uint64_t *address, uint32_t *owner) {
+    trace_result result = TRACE_EVENT;
+    if (reader->format != FORMAT_TENURE_OWNED) return TRACE_EVENT;
+    if (!is_alloc && fields[5].length + fields[6].length > 0)
+        return fail(reader,
+                    "a free has address %s and owner %s; expected none: f,id,,stream,time,,",
+                    quote(fields[5]).text, quote(fields[6]).text);
+    if (fields[5].length > 0) result = read_address(reader, "address", fields[5], address);
+    if (result != TRACE_EVENT) return result;
+    return name_table_add(&reader->owners, fields[6].text, fields[6].length, owner)
+               ? TRACE_EVENT
+               : fail_no_memory(reader);
+}
+
 static trace_result parse_tenure(trace_reader *reader, const field *fields, trace_event *event) {
     uint64_t id = 0;
+    uint64_t address = 0;
+    uint32_t owner = 0;
+    double time_us = -1.0;
     int is_alloc = field_is(fields[0], "a");
     if (!is_alloc && !field_is(fields[0], "f"))
         return fail(reader, "unknown op %s; expected a (allocate) or f (free)",
                     quote(fields[0]).text);
     trace_result result = read_number(reader, "id", fields[1], &id);
-    if (result == TRACE_EVENT && reader->format == FORMAT_TENURE_TIMED)
-        result = check_time(reader, fields[4]);
+    if (result == TRACE_EVENT && reader->format != FORMAT_TENURE)
+        result = read_time(reader, fields[4], &time_us);
+    if (result == TRACE_EVENT) result = parse_place(reader, fields, is_alloc, &address, &owner);
+    if (result == TRACE_EVENT)
+        result = is_alloc ? parse_tenure_alloc(reader, fields, id, event)
+                          : parse_tenure_free(reader, fields, id, event);
     if (result != TRACE_EVENT) return result;
-    return is_alloc ? parse_tenure_alloc(reader, fields, id, event)
-                    : parse_tenure_free(reader, fields, id, event);
+    event->time_us = time_us;
+    event->address = address;
+    event->owner = owner;
+    return TRACE_EVENT;
 }
 
 /* TRACE_END: the row is no event (a failed allocation, or a null pointer of 0 bytes). */
@@ -393,8 +443,10 @@ static trace_result parse_rmm(trace_reader *reader, const field *fields, trace_e
                     (unsigned long long)bytes);
     result = find_stream(reader, name, &stream);
     if (result != TRACE_EVENT) return result;
-    return is_alloc ? make_alloc(reader, address, bytes, stream, fields[3], event)
-                    : make_free(reader, address, &stream, fields[3], event);
+    result = is_alloc ? make_alloc(reader, address, bytes, stream, fields[3], event)
+                      : make_free(reader, address, &stream, fields[3], event);
+    if (result == TRACE_EVENT && is_alloc) event->address = address;
+    return result;
 }
 
 static trace_result read_event(trace_reader *reader, trace_event *event) {
@@ -433,9 +485,9 @@ static trace_result read_header(trace_reader *reader) {
         reader->format = (trace_format)format;
         return TRACE_EVENT;
     }
-    return fail(reader, "header line %s; expected %s or %s or %s", quote(line).text,
+    return fail(reader, "header line %s; expected %s or %s or %s or %s", quote(line).text,
                 formats[FORMAT_TENURE].header, formats[FORMAT_TENURE_TIMED].header,
-                formats[FORMAT_RMM].header);
+                formats[FORMAT_TENURE_OWNED].header, formats[FORMAT_RMM].header);
 }
 
 static void write_open_error(char *error, const char *name, const char *words) {
@@ -503,6 +555,7 @@ void trace_reader_close(trace_reader *reader) {
     if (!reader) return;
     (void)gzclose_r(reader->file); /* what it could complain of, reading has reported */
     id_table_deinit(&reader->ids);
+    name_table_deinit(&reader->owners);
     free(reader->blocks);
     free(reader->name);
     free(reader);
@@ -515,6 +568,10 @@ const char *trace_reader_error(const trace_reader *reader) { return reader->erro
 uint32_t trace_reader_slot_count(const trace_reader *reader) { return reader->slot_count; }
 
 uint32_t trace_reader_stream_count(const trace_reader *reader) { return reader->stream_count; }
+
+const char *trace_reader_owner(const trace_reader *reader, uint32_t owner) {
+    return name_table_text(&reader->owners, owner);
+}
 
 double trace_reader_done(const trace_reader *reader) {
     if (reader->file_bytes <= 0.0) return -1.0;

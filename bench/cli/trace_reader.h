@@ -43,6 +43,9 @@ typedef struct trace_event {
     uint32_t stream; /* below trace_reader_stream_count; of a free too */
     uint64_t bytes;  /* of the allocation; for a free, what it gives back */
     uint64_t line;
+    double time_us;   /* negative: the format has none */
+    uint64_t address; /* of an allocation; 0: the format has none */
+    uint32_t owner;   /* of an allocation, for trace_reader_owner; 0: unnamed */
 } trace_event;
 
 typedef struct trace_reader trace_reader;
@@ -67,6 +70,9 @@ const char *trace_reader_error(const trace_reader *reader);
 /* One more than the largest slot, and stream number, that came out so far. */
 uint32_t trace_reader_slot_count(const trace_reader *reader);
 uint32_t trace_reader_stream_count(const trace_reader *reader);
+
+/* The name of an owner's number, "" for 0. It lives as long as the reader. */
+const char *trace_reader_owner(const trace_reader *reader, uint32_t owner);
 
 /* Part of the file that has been read, 0 to 1; negative if its length is not known. */
 double trace_reader_done(const trace_reader *reader);

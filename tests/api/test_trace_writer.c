@@ -6,6 +6,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include "tenure_pool.h"
 #include "test_pools.h"
 
 static const char *own_path;
@@ -17,7 +18,18 @@ static const char *in_folder(const char *name) {
     return path;
 }
 
-/* The file's text with the times left out, which are checked to be numbers that never fall. */
+/* Cuts the line at its n-th comma from 0 on; what is behind it. */
+static char *cut_at_comma(char *line, int n) {
+    char *at = line;
+    for (; *at && (*at != ',' || n-- > 0); at++)
+        continue;
+    assert_int_equal(*at, ',');
+    *at = 0;
+    return at + 1;
+}
+
+/* The file's text with times and addresses left out: times are numbers that never fall, and only
+ * allocations have addresses. */
 static const char *read_trace(const char *path) {
     static char text[4096];
     char line[256];
@@ -27,17 +39,19 @@ static const char *read_trace(const char *path) {
     assert_non_null(file);
     text[0] = 0;
     while (gzgets(file, line, sizeof line)) {
-        char *comma = strrchr(line, ',');
-        assert_non_null(comma);
+        char *time_text = cut_at_comma(line, 3);
+        char *address = cut_at_comma(time_text, 0);
+        char *owner = cut_at_comma(address, 0);
         if (used > 0) {
             char *end = NULL;
-            double time = strtod(comma + 1, &end);
-            assert_string_equal(end, "\n");
+            double time = strtod(time_text, &end);
+            assert_string_equal(end, "");
             assert_true(time >= last);
+            assert_int_equal(strtoull(address, &end, 16) != 0, line[0] == 'a');
+            assert_string_equal(end, "");
             last = time;
         }
-        *comma = 0;
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s\n", line);
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s,%s", line, owner);
     }
     gzclose(file);
     return text;
@@ -72,12 +86,12 @@ static void write_and_read(const char *name, int gzip) {
     test_give(pool, b, stream);
     EXPECT_OK(tn_pool_trace_end(pool));
     EXPECT_STATUS(tn_pool_trace_end(pool), TN_INVALID_STATE);
-    assert_string_equal(read_trace(path), "op,id,bytes,stream\n"
-                                          "a,1,1000,0\n"
-                                          "a,2,2097152,1\n"
-                                          "f,1,,\n"
-                                          "a,3,5,0\n"
-                                          "f,2,,\n");
+    assert_string_equal(read_trace(path), "op,id,bytes,stream,owner\n"
+                                          "a,1,1000,0,\n"
+                                          "a,2,2097152,1,\n"
+                                          "f,1,,,\n"
+                                          "a,3,5,0,\n"
+                                          "f,2,,,\n");
     assert_int_equal(is_gzip(path), gzip);
     /* Another trace of the pool starts anew. */
     EXPECT_OK(tn_pool_trace_begin(pool, path));
@@ -85,7 +99,7 @@ static void write_and_read(const char *name, int gzip) {
     test_give(pool, a, stream);
     test_give(pool, b, NULL);
     EXPECT_OK(tn_pool_destroy(pool));
-    assert_string_equal(read_trace(path), "op,id,bytes,stream\na,1,9,0\nf,1,,\n");
+    assert_string_equal(read_trace(path), "op,id,bytes,stream,owner\na,1,9,0,\nf,1,,,\n");
     EXPECT_OK(tn_stream_destroy(device, stream));
     EXPECT_OK(tn_device_destroy(device));
 }
@@ -94,6 +108,44 @@ static void a_trace_has_every_event_after_its_beginning(void **state) {
     (void)state;
     write_and_read("plain.csv", 0);
     write_and_read("packed.csv.gz", 1);
+}
+
+static void owners_and_addresses_are_written(void **state) {
+    char path[128];
+    char line[256];
+    char expected[256];
+    char long_owner[2 * TN_EVENT_OWNER_BYTES];
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    tn_device *device = test_open_host();
+    tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    void *blocks[2];
+    gzFile file;
+    (void)state;
+    memset(long_owner, 'o', sizeof long_owner);
+    long_owner[sizeof long_owner - 1] = 0;
+    snprintf(path, sizeof path, "%s", in_folder("plain.csv"));
+    EXPECT_OK(tn_pool_trace_begin(pool, path));
+    options.owner = "layer 1, \"q\"\nweights";
+    EXPECT_OK(tn_alloc(pool, 10, NULL, &options, &blocks[0]));
+    options.owner = long_owner;
+    EXPECT_OK(tn_alloc(pool, 10, NULL, &options, &blocks[1]));
+    EXPECT_OK(tn_pool_trace_end(pool));
+    file = gzopen(path, "rb");
+    assert_non_null(file);
+    assert_non_null(gzgets(file, line, sizeof line));
+    for (int i = 0; i < 2; i++) {
+        char *address;
+        assert_non_null(gzgets(file, line, sizeof line));
+        address = cut_at_comma(line, 4);
+        snprintf(expected, sizeof expected, "%p,%.*s\n", blocks[i], TN_EVENT_OWNER_BYTES - 1,
+                 i ? long_owner : "layer 1, \"q\"?weights");
+        assert_string_equal(address, expected);
+        test_give(pool, blocks[i], NULL);
+    }
+    assert_null(gzgets(file, line, sizeof line));
+    gzclose(file);
+    EXPECT_OK(tn_pool_destroy(pool));
+    EXPECT_OK(tn_device_destroy(device));
 }
 
 static void a_file_that_can_not_be_written_is_named(void **state) {
@@ -159,7 +211,7 @@ static void the_variable_traces_the_first_pool(void **state) {
     (void)state;
     snprintf(path, sizeof path, "%s", in_folder("by_variable.csv.gz"));
     assert_int_equal(run_program(path), 42);
-    assert_string_equal(read_trace(path), "op,id,bytes,stream\na,1,123,0\n");
+    assert_string_equal(read_trace(path), "op,id,bytes,stream,owner\na,1,123,0,\n");
 }
 
 static void a_variable_that_can_not_be_used_is_no_failure(void **state) {
@@ -184,6 +236,7 @@ static int remove_folder(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trace_has_every_event_after_its_beginning),
+        cmocka_unit_test(owners_and_addresses_are_written),
         cmocka_unit_test(a_file_that_can_not_be_written_is_named),
         cmocka_unit_test(a_pool_whose_trace_is_not_complete_is_destroyed_the_second_time),
         cmocka_unit_test(the_variable_traces_the_first_pool),

@@ -11,6 +11,14 @@
 #include "test_support.h"
 #include "trace_reader.h"
 
+typedef struct expected_event {
+    trace_op op;
+    uint32_t slot;
+    uint32_t stream;
+    uint64_t bytes;
+    uint64_t line;
+} expected_event;
+
 #define INPUTS TENURE_SOURCE_DIR "/tests/cli/inputs/"
 
 static trace_reader *open_input(const char *name) {
@@ -34,7 +42,7 @@ static trace_result open_text(const char *text, size_t length, trace_reader **re
     return trace_reader_open_descriptor(descriptor, "text", reader, error);
 }
 
-static void expect_events(const char *name, const trace_event *expected, size_t count) {
+static void expect_events(const char *name, const expected_event *expected, size_t count) {
     trace_reader *reader = open_input(name);
     trace_event event;
     for (size_t i = 0; i < count; i++) {
@@ -52,7 +60,7 @@ static void expect_events(const char *name, const trace_event *expected, size_t 
     trace_reader_close(reader);
 }
 
-static const trace_event small_events[] = {
+static const expected_event small_events[] = {
     {TRACE_ALLOC, 0, 0, 4096, 2}, {TRACE_ALLOC, 1, 0, 1048576, 3}, {TRACE_FREE, 0, 0, 4096, 4},
     {TRACE_ALLOC, 0, 1, 512, 5},  {TRACE_ALLOC, 2, 1, 0, 6},       {TRACE_FREE, 1, 1, 1048576, 7},
     {TRACE_FREE, 2, 1, 0, 8},
@@ -67,21 +75,42 @@ static void plain_gzip_and_windows_lines_give_the_same_events(void **state) {
 }
 
 static void times_are_checked_and_a_free_may_name_its_stream(void **state) {
-    static const trace_event expected[] = {{TRACE_ALLOC, 0, 0, 1024, 2},
-                                           {TRACE_ALLOC, 1, 1, 2048, 3},
-                                           {TRACE_FREE, 0, 0, 1024, 4},
-                                           {TRACE_FREE, 1, 0, 2048, 5}};
+    static const expected_event expected[] = {{TRACE_ALLOC, 0, 0, 1024, 2},
+                                              {TRACE_ALLOC, 1, 1, 2048, 3},
+                                              {TRACE_FREE, 0, 0, 1024, 4},
+                                              {TRACE_FREE, 1, 0, 2048, 5}};
     (void)state;
     expect_events("good_timed.csv", expected, 4);
 }
 
+static void owners_and_addresses_are_read(void **state) {
+    trace_reader *reader = open_input("good_owned.csv");
+    trace_event event;
+    (void)state;
+    assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
+    assert_true(event.time_us == 12.25);
+    assert_int_equal(event.address, 0x7f0000000000);
+    assert_string_equal(trace_reader_owner(reader, event.owner), "layer 1, weights");
+    assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
+    assert_int_equal(event.address, 0);
+    assert_int_equal(event.owner, 0);
+    assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
+    assert_int_equal(event.op, TRACE_FREE);
+    assert_true(event.time_us == 90.0);
+    assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
+    assert_string_equal(trace_reader_owner(reader, event.owner), "a ? b");
+    assert_int_equal(trace_reader_next(reader, &event), TRACE_END);
+    assert_string_equal(trace_reader_owner(reader, 0), "");
+    trace_reader_close(reader);
+}
+
 /* Failed allocations and null pointers are no events; "0" and "0x0" are one stream. */
 static void rmm_logs_are_read(void **state) {
-    static const trace_event expected[] = {{TRACE_ALLOC, 0, 0, 1024, 2},
-                                           {TRACE_ALLOC, 1, 1, 2048, 3},
-                                           {TRACE_FREE, 0, 1, 1024, 6},
-                                           {TRACE_FREE, 1, 0, 2048, 7},
-                                           {TRACE_ALLOC, 1, 1, 4096, 9}};
+    static const expected_event expected[] = {{TRACE_ALLOC, 0, 0, 1024, 2},
+                                              {TRACE_ALLOC, 1, 1, 2048, 3},
+                                              {TRACE_FREE, 0, 1, 1024, 6},
+                                              {TRACE_FREE, 1, 0, 2048, 7},
+                                              {TRACE_ALLOC, 1, 1, 4096, 9}};
     (void)state;
     expect_events("good_rmm.csv", expected, 5);
 }
@@ -121,7 +150,7 @@ static void each_bad_input_has_its_message_with_the_line(void **state) {
         count++;
     }
     fclose(list);
-    assert_int_equal(count, 40);
+    assert_int_equal(count, 43);
 }
 
 static void damaged_and_truncated_gzip_is_named_as_such(void **state) {
@@ -214,6 +243,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain_gzip_and_windows_lines_give_the_same_events),
         cmocka_unit_test(times_are_checked_and_a_free_may_name_its_stream),
+        cmocka_unit_test(owners_and_addresses_are_read),
         cmocka_unit_test(rmm_logs_are_read),
         cmocka_unit_test(each_bad_input_has_its_message_with_the_line),
         cmocka_unit_test(damaged_and_truncated_gzip_is_named_as_such),
