@@ -57,7 +57,7 @@ if(TARGET tenure_bench_support)
     tenure_add_program(tenure-bench-layer SOURCES bench/layer/*.c bench/gpu/gpu_bench_measure.c
       LINK tenure_bench_support tenure-ops)
     target_include_directories(tenure-bench-layer-program PRIVATE bench/gpu)
-    if(TARGET tenure-mpi)
+    if(TARGET tenure-dist)
       tenure_add_program(tenure-bench-dist SOURCES bench/dist/*.c
         LINK tenure_bench_support tenure-dist tenure-ops)
     endif()

@@ -3,11 +3,19 @@
 #define TENURE_DIST_BENCH_H
 
 #include "tenure_ops.h"
+#include "tenure_rendezvous.h"
 #include "tenure_ring.h"
 
-enum { DIST_BENCH_LAYERS = 8 };
+enum { DIST_BENCH_LAYERS = 8, DIST_BENCH_ROUNDS_MAX = 99 };
+
+/* Which rank this process is; rank_count 0: its environment says so. */
+typedef struct dist_bench_place {
+    int rank, rank_count;
+    int port, listen_file;
+} dist_bench_place;
 
 typedef struct dist_bench {
+    tn_rendezvous *ranks; /* NULL: the engine finds the others */
     tn_device *device;
     tn_pool *pool;
     tn_stream stream, side;
@@ -22,7 +30,15 @@ typedef struct dist_bench {
     tn_tensor whole;
 } dist_bench;
 
-TN_MUST_USE tn_status dist_bench_open(dist_bench *bench, tn_driver_kind driver, int is_small);
+typedef struct dist_bench_config {
+    tn_driver_kind driver;
+    tn_comm_engine engine;
+    dist_bench_place place;
+    int is_small;
+} dist_bench_config;
+
+/* Device, communicator, and the stack of weights. */
+TN_MUST_USE tn_status dist_bench_open(dist_bench *bench, const dist_bench_config *config);
 tn_status dist_bench_close(dist_bench *bench); /* also of one that failed to open */
 
 /* Puts its work on the streams. */
@@ -35,5 +51,29 @@ TN_MUST_USE tn_status dist_bench_products(dist_bench *bench, size_t ignored);
 /* An all-gather of so many bytes a rank, up to the most that there is room for. */
 TN_MUST_USE tn_status dist_bench_gather(dist_bench *bench, size_t bytes);
 size_t dist_bench_gather_bytes(const dist_bench *bench);
+
+/* ---- dist_bench_ranks.c ---------------------------------------------------------------------- */
+
+/* Starts `count` processes of this program, one a rank. 1 in each of them, with its place; 0 in the
+ * one that called, once all have ended, with the exit status for it. */
+int dist_bench_start_ranks(int count, dist_bench_place *place, int *exit_status);
+
+/* Meets the other ranks as the place or the environment says, for engines that need it. */
+TN_MUST_USE tn_status dist_bench_meet(dist_bench *bench, const dist_bench_config *config);
+
+/* All ranks are here, and their streams have done what was put on them. */
+TN_MUST_USE tn_status dist_bench_line_up(dist_bench *bench);
+
+/* The first status of any rank that is no success, by rank; this rank's own where there is no
+ * rendezvous to ask the others by. */
+tn_status dist_bench_worst(dist_bench *bench, tn_status mine);
+
+double dist_bench_now_us(void);
+
+/* Of count times, which are sorted. */
+typedef struct dist_bench_spread {
+    double median, least, most;
+} dist_bench_spread;
+dist_bench_spread dist_bench_spread_of(double *times, long count);
 
 #endif

@@ -1,66 +1,78 @@
 /* tenure-bench-dist: what a ring's prefetch hides, and how fast a unit is gathered.
  *
- *     mpirun -n 2 build/release/tenure-bench-dist [--driver host|cuda] [--small] [--rounds N]
+ *     mpirun -n 2 build/release/tenure-bench-dist [--driver host|cuda]            (MPI)
+ *     build/release/tenure-bench-dist --ranks 2 --engine tcp                      (TCP)
+ *     build/release/tenure-bench-dist --ranks 2 --engine nccl                     (a GPU each)
+ *     mpirun -n 2 build/release/tenure-bench-dist --engine nccl                   (likewise)
  *
- * A stack of equal layers, one FP8 weight each, sharded over the ranks: a step acquires each unit,
- * multiplies by its weight, and releases it. With prefetch the next unit is gathered meanwhile; a
- * third run has the products alone, on one unit that stays. Rank 0 prints CSV:
+ *     [--parts steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE] [--small] [--rounds N]
  *
- *     prefetch,ranks,driver,step_us,exposed_us          medians; exposed: beyond the products alone
- *     gather,ranks,driver,bytes,us,bus_bytes_per_us     bus: what goes over one link of a ring
+ * With --ranks the program starts its ranks itself; else each process is one, as the environment
+ * of mpirun, Slurm or torchrun says. Rank 0 prints what parts have found (default: all):
  *
- * Times are of the host's clock, from a barrier to the end of all work. One process a rank;
- * on the CUDA driver the ranks may share a GPU, as MPI's engine stages through the host.
+ *     steps     A stack of equal layers, one FP8 weight each, sharded over the ranks: a step acquires
+ *               each unit, multiplies by its weight, and releases it. With prefetch the next unit
+ *               is gathered meanwhile; a third run has the products alone, on one unit that stays.
+ *               CSV: prefetch,ranks,driver,step_us,exposed_us   (medians; exposed: beyond products)
+ *     gathers   all-gathers of a block of the pool.
+ *               CSV: gather,ranks,driver,bytes,us,bus_bytes_per_us   (bus: over a link of a ring)
+ *     wire      gathers, even and ragged, and reduce-scatters of 1 MiB to 1 GiB, by where their
+ *               buffers come from: plain (cudaMalloc's), pool and pool-registered (a pool's pages),
+ *               handle-registered and handle-window (a block of one handle), nccl, nccl-registered
+ *               and nccl-window (ncclMemAlloc). Contents are checked. --buffers chooses some
+ *     planes    the gather of a layer's FP8 weights, rows alone against rows and columns
+ *
+ * --csv writes what wire and planes have found. Times are of the host's clock, from all ranks being
+ * there to the end of all work. On the CUDA driver MPI's ranks share a GPU, as it stages through
+ * the host.
  */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "dist_bench.h"
+#include "dist_wire.h"
 #include "option_values.h"
 
-enum { EXIT_BAD_USAGE = 2, ROUNDS_MAX = 99 };
+enum { EXIT_BAD_USAGE = 2, RANKS_MAX = 64 };
+
+typedef enum bench_part { STEPS, GATHERS, WIRE, PLANES, PARTS } bench_part;
+static const char *const part_names[PARTS] = {"steps", "gathers", "wire", "planes"};
 
 typedef struct bench_options {
-    tn_driver_kind driver;
-    long rounds;
-    int is_small;
+    dist_bench_config config;
+    dist_wire_options wire;
+    long ranks; /* 0: not started here */
+    int has_engine, has_driver;
+    int parts[PARTS];
+    const char *csv;
 } bench_options;
-
-static double now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
-static int by_value(const void *left, const void *right) {
-    const double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
 
 /* The median time of `rounds` runs, one more before them to warm up; negative if one fails. */
 static double measure(dist_bench *bench, long rounds, dist_bench_work work, size_t argument) {
-    double times[ROUNDS_MAX];
+    double times[DIST_BENCH_ROUNDS_MAX];
     for (long i = -1; i < rounds; i++) {
-        if (tn_barrier(bench->comm, bench->stream) != TN_OK) return -1.0;
-        if (tn_stream_synchronize(bench->device, bench->stream) != TN_OK) return -1.0;
-        const double start_us = now_us();
+        if (dist_bench_line_up(bench) != TN_OK) return -1.0;
+        const double start_us = dist_bench_now_us();
         if (work(bench, argument) != TN_OK) return -1.0;
         if (tn_device_synchronize(bench->device) != TN_OK) return -1.0;
-        if (i >= 0) times[i] = now_us() - start_us;
+        if (i >= 0) times[i] = dist_bench_now_us() - start_us;
     }
-    qsort(times, (size_t)rounds, sizeof *times, by_value);
-    return times[rounds / 2];
+    return dist_bench_spread_of(times, rounds).median;
 }
 
-/* ---- the two tables -------------------------------------------------------------------------- */
+/* ---- parts ----------------------------------------------------------------------------------- */
 
-static int run_steps(dist_bench *bench, const bench_options *options, const char *driver) {
-    const double alone_us = measure(bench, options->rounds, dist_bench_products, 0);
-    const double with_us = measure(bench, options->rounds, dist_bench_step, 1);
-    const double without_us = measure(bench, options->rounds, dist_bench_step, 0);
+static const char *driver_name(const bench_options *options) {
+    return options->config.driver == TN_DRIVER_HOST ? "host" : "cuda";
+}
+
+static int run_steps(dist_bench *bench, const bench_options *options) {
+    const char *driver = driver_name(options);
+    const double alone_us = measure(bench, options->wire.rounds, dist_bench_products, 0);
+    const double with_us = measure(bench, options->wire.rounds, dist_bench_step, 1);
+    const double without_us = measure(bench, options->wire.rounds, dist_bench_step, 0);
     if (alone_us < 0 || with_us < 0 || without_us < 0) return 0;
     if (tn_comm_rank(bench->comm) != 0) return 1;
     printf("prefetch,ranks,driver,step_us,exposed_us\n");
@@ -70,11 +82,12 @@ static int run_steps(dist_bench *bench, const bench_options *options, const char
     return 1;
 }
 
-static int run_gathers(dist_bench *bench, const bench_options *options, const char *driver) {
+static int run_gathers(dist_bench *bench, const bench_options *options) {
+    const char *driver = driver_name(options);
     const int ranks = tn_comm_size(bench->comm);
     if (tn_comm_rank(bench->comm) == 0) printf("gather,ranks,driver,bytes,us,bus_bytes_per_us\n");
     for (size_t bytes = 4096; bytes <= dist_bench_gather_bytes(bench); bytes *= 8) {
-        const double us = measure(bench, options->rounds, dist_bench_gather, bytes);
+        const double us = measure(bench, options->wire.rounds, dist_bench_gather, bytes);
         if (us < 0) return 0;
         if (tn_comm_rank(bench->comm) != 0) continue;
         printf("all_gather,%d,%s,%zu,%.1f,%.1f\n", ranks, driver, bytes * (size_t)ranks, us,
@@ -83,49 +96,126 @@ static int run_gathers(dist_bench *bench, const bench_options *options, const ch
     return 1;
 }
 
+static int run_part(dist_bench *bench, const bench_options *options, bench_part part) {
+    switch (part) {
+    case STEPS: return run_steps(bench, options);
+    case GATHERS: return run_gathers(bench, options);
+    case WIRE: return dist_wire_run(bench, &options->wire) == TN_OK;
+    default: return dist_planes_run(bench, &options->wire) == TN_OK;
+    }
+}
+
+static int run_parts(dist_bench *bench, const bench_options *options) {
+    for (int part = 0; part < PARTS; part++)
+        if (options->parts[part] && !run_part(bench, options, (bench_part)part)) return 0;
+    return 1;
+}
+
+/* Rank 0 alone writes it. */
+static int open_csv(dist_bench *bench, bench_options *options) {
+    if (!options->csv || tn_comm_rank(bench->comm) != 0) return 1;
+    options->wire.csv = fopen(options->csv, "w");
+    if (!options->wire.csv) perror(options->csv);
+    dist_wire_csv_head(options->wire.csv);
+    return options->wire.csv != NULL;
+}
+
+static int close_csv(bench_options *options) {
+    if (!options->wire.csv || fclose(options->wire.csv) == 0) return 1;
+    perror(options->csv);
+    return 0;
+}
+
+static int run(bench_options *options) {
+    dist_bench bench = {.device = NULL};
+    int is_open = dist_bench_open(&bench, &options->config) == TN_OK, is_done = 0;
+    if (is_open) is_done = open_csv(&bench, options) && run_parts(&bench, options);
+    if (!is_done && *tn_error_last()) fprintf(stderr, "tenure-bench-dist: %s\n", tn_error_last());
+    if (!close_csv(options)) is_done = 0;
+    if (dist_bench_close(&bench) != TN_OK) is_done = 0;
+    return is_done ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
 /* ---- options --------------------------------------------------------------------------------- */
 
 static int bad_usage(const char *what, const char *value) {
-    fprintf(
-        stderr,
-        "tenure-bench-dist: %s%s\nusage: mpirun -n RANKS tenure-bench-dist [--driver host|cuda] "
-        "[--small] [--rounds 1-%d]\n",
-        what, value, ROUNDS_MAX);
+    fprintf(stderr,
+            "tenure-bench-dist: %s%s\nusage: [mpirun -n RANKS] tenure-bench-dist [--driver "
+            "host|cuda] [--engine mpi|tcp|nccl]\n       [--ranks 1-%d] [--parts "
+            "steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE]\n       [--small] "
+            "[--rounds 1-%d]\n",
+            what, value, RANKS_MAX, DIST_BENCH_ROUNDS_MAX);
     return EXIT_BAD_USAGE;
+}
+
+static int parse_engine(const char *text, bench_options *options) {
+    static const char *const names[] = {"mpi", "tcp", "nccl"};
+    static const tn_comm_engine engines[] = {TN_COMM_MPI, TN_COMM_TCP, TN_COMM_NCCL};
+    for (int i = 0; i < 3; i++) {
+        if (strcmp(text, names[i]) != 0) continue;
+        options->config.engine = engines[i];
+        return options->has_engine = 1;
+    }
+    return 0;
+}
+
+static int parse_parts(const char *text, bench_options *options) {
+    size_t named = 0, items = 1;
+    for (const char *at = text; *at; at++)
+        items += *at == ',';
+    for (int part = 0; part < PARTS; part++) {
+        options->parts[part] = dist_wire_is_wanted(text, part_names[part]);
+        named += (size_t)options->parts[part];
+    }
+    return named == items;
+}
+
+/* What an option's letter says: 1, or 0 if it is not understood. */
+static int parse_option(int option, bench_options *options) {
+    switch (option) {
+    case 'd': return options->has_driver = option_driver(optarg, &options->config.driver);
+    case 'e': return parse_engine(optarg, options);
+    case 'n': return option_count(optarg, 1, RANKS_MAX, &options->ranks);
+    case 'p': return parse_parts(optarg, options);
+    case 'b': options->wire.only = optarg; return dist_wire_names_are_known(optarg);
+    case 'c': options->csv = optarg; return 1;
+    case 'r': return option_count(optarg, 1, DIST_BENCH_ROUNDS_MAX, &options->wire.rounds);
+    case 's': return options->wire.is_small = options->config.is_small = 1;
+    default: return 0;
+    }
 }
 
 static int parse(int argc, char **argv, bench_options *options) {
     static const struct option names[] = {{"driver", required_argument, NULL, 'd'},
+                                          {"engine", required_argument, NULL, 'e'},
+                                          {"ranks", required_argument, NULL, 'n'},
+                                          {"parts", required_argument, NULL, 'p'},
+                                          {"buffers", required_argument, NULL, 'b'},
+                                          {"csv", required_argument, NULL, 'c'},
                                           {"rounds", required_argument, NULL, 'r'},
                                           {"small", no_argument, NULL, 's'},
                                           {NULL, 0, NULL, 0}};
     int option;
     opterr = 0;
-    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        switch (option) {
-        case 'd':
-            if (!option_driver(optarg, &options->driver)) return bad_usage("--driver ", optarg);
-            break;
-        case 'r':
-            if (!option_count(optarg, 1, ROUNDS_MAX, &options->rounds))
-                return bad_usage("--rounds ", optarg);
-            break;
-        case 's': options->is_small = 1; break;
-        default: return bad_usage("not understood: ", argv[optind - 1]);
-        }
-    }
-    return optind == argc ? 0 : bad_usage("unexpected ", argv[optind]);
+    while ((option = getopt_long(argc, argv, "", names, NULL)) != -1)
+        if (!parse_option(option, options)) return bad_usage("not understood: ", argv[optind - 1]);
+    if (optind != argc) return bad_usage("unexpected ", argv[optind]);
+    if (options->ranks && options->config.engine == TN_COMM_MPI && options->has_engine)
+        return bad_usage("--ranks: mpirun starts the ranks of ", "--engine mpi");
+    if (options->ranks && !options->has_engine) options->config.engine = TN_COMM_TCP;
+    if (options->config.engine == TN_COMM_NCCL && !options->has_driver)
+        options->config.driver = TN_DRIVER_CUDA;
+    return 0;
 }
 
 int main(int argc, char **argv) {
-    bench_options options = {TN_DRIVER_HOST, 9, 0};
-    dist_bench bench = {.device = NULL};
+    bench_options options = {.config = {.driver = TN_DRIVER_HOST, .engine = TN_COMM_MPI},
+                             .wire = {.rounds = 9},
+                             .parts = {1, 1, 1, 1}};
     int status = parse(argc, argv, &options);
     if (status != 0) return status;
-    const char *driver = options.driver == TN_DRIVER_HOST ? "host" : "cuda";
-    int is_done = dist_bench_open(&bench, options.driver, options.is_small) == TN_OK &&
-                  run_steps(&bench, &options, driver) && run_gathers(&bench, &options, driver);
-    if (!is_done) fprintf(stderr, "tenure-bench-dist: %s\n", tn_error_last());
-    if (dist_bench_close(&bench) != TN_OK) is_done = 0;
-    return is_done ? EXIT_SUCCESS : EXIT_FAILURE;
+    if (options.ranks &&
+        !dist_bench_start_ranks((int)options.ranks, &options.config.place, &status))
+        return status;
+    return run(&options);
 }

@@ -23,18 +23,27 @@ static tn_status make(const dist_bench *bench, tn_format format, tn_dtype dtype,
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static tn_status open_device(dist_bench *bench, tn_driver_kind driver) {
+/* With NCCL each rank has a GPU of its own; with MPI they share the first, as it stages through the
+ * host. */
+static tn_status open_device(dist_bench *bench, const dist_bench_config *config) {
     tn_device_config device = TN_DEVICE_CONFIG_INIT;
+    const int local = bench->ranks ? tn_rendezvous_local_rank(bench->ranks) : 0;
+    device.driver = config->driver;
+    if (config->engine == TN_COMM_NCCL)
+        device.ordinal = local >= 0 ? local : tn_rendezvous_rank(bench->ranks);
+    TRY(tn_device_create(&device, &bench->device));
+    TRY(tn_stream_create(bench->device, &bench->stream));
+    return tn_stream_create(bench->device, &bench->side);
+}
+
+static tn_status open_comm(dist_bench *bench, const dist_bench_config *config) {
     tn_pool_config pool = TN_POOL_CONFIG_INIT;
     tn_comm_config comm = TN_COMM_CONFIG_INIT;
     tn_scope_config scope = TN_SCOPE_CONFIG_INIT;
-    device.driver = driver;
-    TRY(tn_device_create(&device, &bench->device));
-    TRY(tn_pool_create(bench->device, &pool, &bench->pool));
-    TRY(tn_stream_create(bench->device, &bench->stream));
-    TRY(tn_stream_create(bench->device, &bench->side));
     comm.device = bench->device;
-    comm.engine = TN_COMM_MPI;
+    comm.engine = config->engine;
+    comm.rendezvous = bench->ranks;
+    TRY(tn_pool_create(bench->device, &pool, &bench->pool));
     TRY(tn_comm_create(&comm, &bench->comm));
     scope.pool = bench->pool;
     return tn_scope_create(&scope, &bench->scope);
@@ -87,11 +96,13 @@ static tn_status make_operands(dist_bench *bench) {
     return tn_plane_fill(bench->whole, TN_PLANE_DATA, 0, bench->stream);
 }
 
-tn_status dist_bench_open(dist_bench *bench, tn_driver_kind driver, int is_small) {
-    const int is_host = driver == TN_DRIVER_HOST;
+tn_status dist_bench_open(dist_bench *bench, const dist_bench_config *config) {
+    const int is_host = config->driver == TN_DRIVER_HOST, is_small = config->is_small;
     bench->width = is_small ? 128 : is_host ? 512 : 8192;
     bench->tokens = is_small ? 64 : is_host ? 256 : 4096;
-    TRY(open_device(bench, driver));
+    TRY(dist_bench_meet(bench, config));
+    TRY(open_device(bench, config));
+    TRY(open_comm(bench, config));
     TRY(make_ring(bench));
     return make_operands(bench);
 }
@@ -107,6 +118,7 @@ tn_status dist_bench_close(dist_bench *bench) {
     note(&status, tn_scope_close(bench->scope));
     tn_shard_plan_destroy(bench->plan);
     note(&status, tn_comm_destroy(bench->comm));
+    tn_rendezvous_destroy(bench->ranks);
     if (bench->side) note(&status, tn_stream_destroy(bench->device, bench->side));
     if (bench->stream) note(&status, tn_stream_destroy(bench->device, bench->stream));
     note(&status, tn_pool_destroy(bench->pool));

@@ -1,10 +1,10 @@
 #!/bin/sh
-# tenure-bench-dist can do all of its steps (small, on ranks of the host driver) and prints its two
-# tables; it refuses what it does not know.
+# tenure-bench-dist can do all of its parts (small, on ranks of the host driver) and prints its
+# tables, with a word for what there is not to be had; it refuses what it does not know.
 # usage: test_bench_dist.sh BUILD SOURCE
 set -eu
 program=$1/tenure-bench-dist
-[ -e "$1/libtenure-mpi.so" ] || exit 77
+[ -e "$program" ] || exit 77
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Open MPI as root, with more ranks than cores, without a network: see cmake/dist.cmake.
@@ -18,21 +18,53 @@ fail() {
     exit 1
 }
 
-for ranks in 1 2; do
-    mpirun -n $ranks "$program" --small --rounds 2 >"$work/out" 2>"$work/err" ||
-        fail "$ranks ranks: $(cat "$work/err")"
-    python3 - "$work/out" $ranks <<'END' || fail "$ranks ranks: $(cat "$work/out")"
+# check RANKS COMMAND...: what the command prints, and the CSV file that it writes.
+check() {
+    ranks=$1
+    shift
+    rm -f "$work/csv"
+    "$@" --small --rounds 2 --csv "$work/csv" >"$work/out" 2>"$work/err" ||
+        fail "$*: $(cat "$work/err")"
+    python3 - "$work/out" "$work/csv" "$ranks" <<'END' || fail "$*: $(cat "$work/out" "$work/csv")"
 import csv, sys
 rows = list(csv.reader(open(sys.argv[1])))
-ranks = sys.argv[2]
+ranks = sys.argv[3]
 assert rows[0] == ["prefetch", "ranks", "driver", "step_us", "exposed_us"], rows[0]
 assert [row[:3] for row in rows[1:3]] == [["on", ranks, "host"], ["off", ranks, "host"]]
 assert all(float(row[3]) > 0 for row in rows[1:3])
 assert rows[3] == ["gather", "ranks", "driver", "bytes", "us", "bus_bytes_per_us"], rows[3]
-sizes = [int(row[3]) for row in rows[4:]]
+sizes = [int(row[3]) for row in rows[4:6]]
 assert sizes == [4096 * int(ranks), 32768 * int(ranks)], sizes
+lines = list(csv.DictReader(open(sys.argv[2])))
+assert all(line["ranks"] == ranks for line in lines)
+for what in ("all_gather", "all_gather_ragged", "reduce_scatter"):
+    for buffers in ("plain", "pool"):
+        cells = [line for line in lines if (line["what"], line["buffers"]) == (what, buffers)]
+        assert [int(cell["bytes"]) for cell in cells] == [4096, 16384, 65536], cells
+        assert all(cell["status"] == "TN_OK" for cell in cells)
+        assert all(0 < float(cell["us_least"]) <= float(cell["us_median"])
+                   <= float(cell["us_most"]) for cell in cells)
+# No engine of the host registers memory: each such buffer has a line that says so, and no figure.
+for buffers in ("pool-registered", "handle-registered", "handle-window", "nccl",
+                "nccl-registered", "nccl-window"):
+    cells = [line for line in lines if line["buffers"] == buffers]
+    assert len(cells) == 10 and all(cell["status"] == "TN_UNSUPPORTED" and not cell["us_median"]
+                                    for cell in cells), cells
+    assert any(row and row[0].startswith(buffers + ": TN_UNSUPPORTED: ") for row in rows)
+sent = {line["what"]: int(line["bytes"]) for line in lines if line["what"].startswith("rows")}
+whole = sum(r * c // 256 for r, c in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)))
+assert sent["rows_and_columns"] == 2 * sent["rows"], sent
+assert sent["rows"] == whole * (int(ranks) - 1) // int(ranks), (sent, whole)
 END
+}
+
+for ranks in 1 2; do
+    check $ranks "$program" --ranks $ranks --engine tcp
+    [ ! -e "$1/libtenure-mpi.so" ] || check $ranks mpirun -n $ranks "$program"
 done
+"$program" --ranks 3 --parts planes,wire --buffers pool --small --rounds 1 >"$work/out" ||
+    fail "3 ranks"
+grep -q "^all_gather_ragged, 3 ranks, TCP" "$work/out" || fail "3 ranks: $(cat "$work/out")"
 
 refused() {
     status=0
@@ -45,3 +77,8 @@ refused --rounds 0
 refused --rounds 100
 refused --driver tpu
 refused --frobnicate
+refused --parts steps,frobnicate
+refused --buffers plain,frobnicate
+refused --ranks 0
+refused --engine frobnicate
+refused --engine mpi --ranks 2
