@@ -10,7 +10,7 @@
  * With --ranks the program starts its ranks itself; else each process is one, as the environment
  * of mpirun, Slurm or torchrun says. Rank 0 prints what parts have found (default: all):
  *
- *     steps     A stack of equal layers, one FP8 weight each, sharded over the ranks: a step acquires
+ *     steps     A stack of equal layers, one FP8 weight each, cut over the ranks: a step acquires
  *               each unit, multiplies by its weight, and releases it. With prefetch the next unit
  *               is gathered meanwhile; a third run has the products alone, on one unit that stays.
  *               CSV: prefetch,ranks,driver,step_us,exposed_us   (medians; exposed: beyond products)

@@ -1,11 +1,11 @@
 /* What it costs to gather columnwise copies of FP8 weights, too.
  *
- * A layer's weights (those of Llama-3-8B: hidden 4096) are gathered as this library does, each one's
- * ROW plane with its scales, and as it would be done where no rank derives columns: with the COL
- * planes beside them. The COL plane of an FP8_BLOCK_2D tensor has the layout of the ROW plane of its
- * transpose, and so the second unit has each weight's transpose as a tensor of its own. The bytes
- * are the communicator's count; the rows alone are exactly half of them, unless the ranks are so
- * many that the parts are padded.
+ * A layer's weights (those of Llama-3-8B: hidden 4096) are gathered as this library does, each
+ * one's ROW plane with its scales, and as it would be done where no rank derives columns: with the
+ * COL planes beside them. The COL plane of an FP8_BLOCK_2D tensor has the layout of the ROW plane
+ * of its transpose, and so the second unit has each weight's transpose as a tensor of its own. The
+ * bytes are the communicator's count; the rows alone are exactly half of them, unless the ranks are
+ * so many that the parts are padded.
  */
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 /* Bus bandwidths, all kinds of buffers in turn in every round: see dist_wire.h.
  *
- * The unit's S bytes are gathered from n ranks' parts, even ones or ragged ones (each other rank has
- * a quarter more, its neighbour a quarter less), or reduced (bf16) to parts. Bus bandwidth is
+ * The unit's S bytes are gathered from n ranks' parts, even ones or ragged ones (each other rank
+ * has a quarter more, its neighbour a quarter less), or reduced (bf16) to parts. Bus bandwidth is
  *
  *     S / time x (n - 1) / n
  *
