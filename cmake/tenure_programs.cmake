@@ -60,6 +60,8 @@ if(TARGET tenure_bench_support)
     if(TARGET tenure-dist)
       tenure_add_program(tenure-bench-dist SOURCES bench/dist/*.c
         LINK tenure_bench_support tenure-dist tenure-ops)
+      tenure_add_program(tenure-bench-sharded SOURCES bench/sharded/*.c
+        LINK tenure_bench_support tenure-dist tenure-ops)
     endif()
     tenure_add_program(tenure-bench-tensor SOURCES bench/tensor/*.c
       LINK tenure_bench_support tenure-ops Threads::Threads)
