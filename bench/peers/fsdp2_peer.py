@@ -35,8 +35,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WARM_STEPS = 3
-COLUMNS = ("side,weights,mix,prefetch,rank,ranks,device,engine,layers,hidden,ffn,tokens,gradients,"
-           "step_us,layers_us,update_us,exposed_us,live_bytes,peak_bytes,reserved_bytes,"
+COLUMNS = ("side,weights,mix,prefetch,layout,rank,ranks,device,engine,layers,hidden,ffn,tokens,"
+           "gradients,step_us,layers_us,update_us,exposed_us,live_bytes,peak_bytes,reserved_bytes,"
            "driver_bytes,wire_bytes,planned_live_bytes,planned_peak_bytes,planned_wire_bytes")
 
 
@@ -193,8 +193,8 @@ class Bench:
         step_us, layers_us, update_us = times
         mix = f"attention {o.sequence}" if o.sequence else "gate"
         name = torch.cuda.get_device_name() if self.is_cuda else "host"
-        row = ["fsdp2", "bf16", mix, "on" if has_prefetch else "off", self.rank, o.ranks, name,
-               "NCCL" if self.is_cuda else "gloo", o.layers, o.hidden, o.ffn, o.tokens,
+        row = ["fsdp2", "bf16", mix, "on" if has_prefetch else "off", "rows", self.rank, o.ranks,
+               name, "NCCL" if self.is_cuda else "gloo", o.layers, o.hidden, o.ffn, o.tokens,
                o.gradients]
         row += [f"{v:.1f}" for v in (*times, step_us - layers_us - update_us)]
         row += [*memory, self.wire_bytes(model), "", "", ""]

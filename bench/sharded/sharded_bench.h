@@ -39,6 +39,7 @@ typedef struct sharded_shape {
     int is_fp8;       /* weights are FP8_BLOCK_2D; else bf16 */
     int has_prefetch; /* 0: the ring has one slot */
     tn_dtype gradient_dtype;
+    tn_shard_layout layout;
 } sharded_shape;
 
 /* ---- places ---------------------------------------------------------------------------------- */

@@ -133,6 +133,7 @@ static tn_status add_layer(sharded_job *job, int layer) {
     for (int i = 0; status == TN_OK && i < SHARDED_PARTS; i++)
         status = make_part(job, scope, layer, (sharded_part)i, &tensors[i]);
     config.tensors = tensors, config.tensor_count = SHARDED_PARTS;
+    config.layout = job->shape->layout;
     if (status == TN_OK) status = tn_sharded_unit_add(job->model, &config, &job->units[layer]);
     const tn_status closed = tn_scope_close(scope);
     return status == TN_OK ? closed : status;

@@ -5,6 +5,7 @@
  *     --driver host|cuda     host: shapes are small
  *     --engine mpi|nccl      host: mpi; cuda: nccl, or mpi, with which ranks can share a GPU
  *     --weights fp8|bf16|both        --prefetch on|off|both
+ *     --layout auto|tiles|ragged|flat        how a layer is cut: tenure_shard.h
  *     --layers N --hidden N --heads N --ffn N --tokens N      tokens: of each rank
  *     --sequence N           attention of sequences of N tokens; 0: none, see sharded_bench.h
  *     --gradients bf16|fp32  on the wire
@@ -36,6 +37,7 @@ typedef struct bench_options {
     int ahead, on_call;                                        /* prefetch on, off */
     long layers, hidden, heads, ffn, tokens, sequence, rounds; /* -1: not given */
     tn_dtype gradient_dtype;
+    tn_shard_layout layout;
     int tunes, checks;
 } bench_options;
 
@@ -45,7 +47,8 @@ static int bad_usage(const char *what, const char *value) {
     fprintf(stderr,
             "tenure-bench-sharded: %s%s\nusage: mpirun -n RANKS tenure-bench-sharded "
             "[--driver host|cuda] [--engine mpi|nccl] [--weights fp8|bf16|both] "
-            "[--prefetch on|off|both] [--layers N] [--hidden N] [--heads N] [--ffn N] [--tokens N] "
+            "[--prefetch on|off|both] [--layout auto|tiles|ragged|flat] [--layers N] [--hidden N] "
+            "[--heads N] [--ffn N] [--tokens N] "
             "[--sequence N] [--gradients bf16|fp32] [--rounds 1-%d] [--tune] [--check]\n",
             what, value, SHARDED_ROUNDS_MAX);
     return EXIT_BAD_USAGE;
@@ -61,12 +64,22 @@ static int parse_either(const char *text, const char *first, const char *second,
     return 1;
 }
 
+static int parse_layout(const char *text, tn_shard_layout *out) {
+    for (int i = 0; i < TN_SHARD_LAYOUT_COUNT; i++) {
+        if (strcmp(text, tn_shard_layout_name((tn_shard_layout)i)) != 0) continue;
+        *out = (tn_shard_layout)i;
+        return 1;
+    }
+    return 0;
+}
+
 static int parse_names(int option, bench_options *options) {
     int a = 0, b = 0;
     switch (option) {
     case 'd': return option_driver(optarg, &options->driver);
     case 'w': return parse_either(optarg, "fp8", "bf16", &options->fp8, &options->bf16);
     case 'p': return parse_either(optarg, "on", "off", &options->ahead, &options->on_call);
+    case 'c': return parse_layout(optarg, &options->layout);
     case 'e':
         if (!parse_either(optarg, "mpi", "nccl", &a, &b) || a == b) return 0;
         options->engine = a ? TN_COMM_MPI : TN_COMM_NCCL;
@@ -91,21 +104,15 @@ static int parse_number(int option, bench_options *options) {
     }
 }
 
-static const struct option option_names[] = {{"driver", required_argument, NULL, 'd'},
-                                             {"engine", required_argument, NULL, 'e'},
-                                             {"weights", required_argument, NULL, 'w'},
-                                             {"prefetch", required_argument, NULL, 'p'},
-                                             {"gradients", required_argument, NULL, 'g'},
-                                             {"layers", required_argument, NULL, 'l'},
-                                             {"hidden", required_argument, NULL, 'h'},
-                                             {"heads", required_argument, NULL, 'a'},
-                                             {"ffn", required_argument, NULL, 'f'},
-                                             {"tokens", required_argument, NULL, 't'},
-                                             {"sequence", required_argument, NULL, 's'},
-                                             {"rounds", required_argument, NULL, 'r'},
-                                             {"tune", no_argument, NULL, 'T'},
-                                             {"check", no_argument, NULL, 'C'},
-                                             {NULL, 0, NULL, 0}};
+static const struct option option_names[] = {
+    {"driver", required_argument, NULL, 'd'},    {"engine", required_argument, NULL, 'e'},
+    {"weights", required_argument, NULL, 'w'},   {"prefetch", required_argument, NULL, 'p'},
+    {"gradients", required_argument, NULL, 'g'}, {"layout", required_argument, NULL, 'c'},
+    {"layers", required_argument, NULL, 'l'},    {"hidden", required_argument, NULL, 'h'},
+    {"heads", required_argument, NULL, 'a'},     {"ffn", required_argument, NULL, 'f'},
+    {"tokens", required_argument, NULL, 't'},    {"sequence", required_argument, NULL, 's'},
+    {"rounds", required_argument, NULL, 'r'},    {"tune", no_argument, NULL, 'T'},
+    {"check", no_argument, NULL, 'C'},           {NULL, 0, NULL, 0}};
 
 static const char *name_of(int option) {
     for (const struct option *of = option_names; of->name; of++)
@@ -148,8 +155,8 @@ static int parse(int argc, char **argv, bench_options *options) {
         else if (option == 'C')
             options->checks = 1;
         else
-            is_taken = strchr("dewpg", option) ? parse_names(option, options)
-                                               : parse_number(option, options);
+            is_taken = strchr("dewpgc", option) ? parse_names(option, options)
+                                                : parse_number(option, options);
         snprintf(words, sizeof words, "--%s ", name_of(option));
         if (!is_taken) return bad_usage(words, optarg);
     }
@@ -197,7 +204,7 @@ static tn_status gather(const sharded_place *place, const sharded_result *result
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static void print_heading(void) {
-    printf("side,weights,mix,prefetch,rank,ranks,device,engine,layers,hidden,ffn,tokens,"
+    printf("side,weights,mix,prefetch,layout,rank,ranks,device,engine,layers,hidden,ffn,tokens,"
            "gradients,step_us,layers_us,update_us,exposed_us,live_bytes,peak_bytes,reserved_bytes,"
            "driver_bytes,wire_bytes,planned_live_bytes,planned_peak_bytes,planned_wire_bytes\n");
 }
@@ -207,11 +214,11 @@ static void print_row(const sharded_place *place, const sharded_shape *shape, in
     const int is_host = place->info.driver == TN_DRIVER_HOST;
     char mix[40] = "gate";
     if (shape->sequence) snprintf(mix, sizeof mix, "attention %lld", (long long)shape->sequence);
-    printf("tenure,%s,%s,%s,%d,%d,%s,%s,%d,%lld,%lld,%lld,%s,", shape->is_fp8 ? "fp8" : "bf16", mix,
-           shape->has_prefetch ? "on" : "off", rank, tn_comm_size(place->comm),
-           is_host ? "host" : place->info.name, tn_comm_engine_name(place->comm), shape->layers,
-           (long long)shape->hidden, (long long)shape->ffn, (long long)shape->tokens,
-           tn_dtype_name(shape->gradient_dtype));
+    printf("tenure,%s,%s,%s,%s,%d,%d,%s,%s,%d,%lld,%lld,%lld,%s,", shape->is_fp8 ? "fp8" : "bf16",
+           mix, shape->has_prefetch ? "on" : "off", tn_shard_layout_name(shape->layout), rank,
+           tn_comm_size(place->comm), is_host ? "host" : place->info.name,
+           tn_comm_engine_name(place->comm), shape->layers, (long long)shape->hidden,
+           (long long)shape->ffn, (long long)shape->tokens, tn_dtype_name(shape->gradient_dtype));
     printf("%.1f,%.1f,%.1f,%.1f,", r->step_us, r->layers_us, r->update_us,
            r->step_us - r->layers_us - r->update_us);
     printf("%llu,%llu,%llu,%llu,%llu,%llu,%llu,%llu\n", (unsigned long long)r->live_bytes,
@@ -262,7 +269,8 @@ static int run(const sharded_place *place, const bench_options *options) {
                            .ffn = options->ffn,
                            .tokens = options->tokens,
                            .sequence = options->sequence,
-                           .gradient_dtype = options->gradient_dtype};
+                           .gradient_dtype = options->gradient_dtype,
+                           .layout = options->layout};
     if (tn_comm_rank(place->comm) == 0 && !options->checks) print_heading();
     for (shape.is_fp8 = 1; shape.is_fp8 >= 0; shape.is_fp8--) {
         if (!(shape.is_fp8 ? options->fp8 : options->bf16)) continue;

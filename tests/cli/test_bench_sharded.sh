@@ -57,7 +57,8 @@ for weights, prefetch in {(r["weights"], r["prefetch"]) for r in rows}:
     assert sent == expected, (weights, prefetch, sent, expected)
 
 for row in rows:
-    assert row["side"] == "tenure" and row["mix"] == mix and row["ranks"] == str(ranks), row
+    assert (row["side"], row["mix"], row["layout"]) == ("tenure", mix, "auto"), row
+    assert int(row["ranks"]) == ranks, row
     assert (row["device"], row["engine"], row["gradients"]) == ("host", "MPI", "bf16"), row
     assert int(row["tokens"]) == TOKENS, row
     for what in ("live", "peak", "wire"):
@@ -107,6 +108,7 @@ refused --engine nccl
 refused --weights fp4
 refused --prefetch maybe
 refused --gradients fp8
+refused --layout rows
 refused --heads 3
 refused --heads 5 --hidden 256
 refused --tokens 64 --sequence 48
