@@ -158,6 +158,11 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
 /* Gradients have no planes any more. */
 tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *unit);
 
+/* The bucket that comes round next is given up before the reduction of another one is put: whoever
+ * gives it up waits for all that is on comm_stream by then. If it is leased, or the driver fails,
+ * the next to take it gives it up, and says so. */
+void tn__sharded_bucket_vacate(tn_sharded_model *model);
+
 /* TN_INVALID_STATE names a gradient that is not valid. */
 tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__sharded_unit *unit);
 

@@ -225,6 +225,15 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
     return TN_OK;
 }
 
+void tn__sharded_bucket_vacate(tn_sharded_model *model) {
+    if (model->bucket_count == 0 || is_whole_sum(model)) return;
+    tn__sharded_unit *owner = model->buckets[model->next_bucket].owner;
+    if (!owner || owner->phase != TN__SHARDED_IDLE) return;
+    tn__error_scope_begin();
+    (void)tn__sharded_bucket_drop(model, owner);
+    (void)tn__error_scope_end(TN_OK);
+}
+
 tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__sharded_unit *unit) {
     for (int i = 0; i < unit->part_count; i++) {
         tn_plane_state state;

@@ -231,6 +231,7 @@ tn_status tn_sharded_backward_end(tn_sharded_model *model, int unit) {
     TN_TRY(require_phase(model, call, of, TN__SHARDED_BACKWARD));
     TN_TRY(tn__sharded_bucket_check(model, of));
     TN_TRY(end_weights(model, of));
+    tn__sharded_bucket_vacate(model);
     TN_TRY(tn__sharded_reduce(model, of));
     of->phase = TN__SHARDED_IDLE;
     of->ended++;

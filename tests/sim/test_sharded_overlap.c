@@ -1,0 +1,159 @@
+/* What travels beside the layers of a sharded model, and what does not, on the simulated clock: in
+ * a step whose order is known each layer begins where the one before it has ended, as long as a
+ * gather and a reduction together take less than a layer. */
+#include "tenure_sharded.h"
+#include "tenure_simulated.h"
+#include "test_pools.h"
+#include "test_support.h"
+
+enum { UNITS = 6, ROWS = 1024, COLS = 1024, PASSES = 2 * UNITS };
+
+static const double forward_us = 1000.0, backward_us = 2000.0, travel_us = 800.0;
+
+static tn_device *device;
+static tn_pool *pool;
+static tn_stream stream;
+static tn_comm *comm;
+static tn_scope scope;
+static tn_sharded_model *model;
+
+/* ---- what the layers' stream does ------------------------------------------------------------ */
+
+static tnsim_interval layers[PASSES];
+static int layer_count;
+
+static int is_about(double us, double expected_us) {
+    return us > expected_us - 0.01 && us < expected_us + 0.01;
+}
+
+static void note_layer(void *context, const tnsim_interval *interval) {
+    const double us = interval->end_us - interval->begin_us;
+    (void)context;
+    if (!is_about(us, forward_us) && !is_about(us, backward_us)) return;
+    if (layer_count < PASSES) layers[layer_count] = *interval;
+    layer_count++;
+}
+
+static double idle_before(int layer) { return layers[layer].begin_us - layers[layer - 1].end_us; }
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+/* A weight travels as one half to each of two ranks, in bf16, and so does its gradient. */
+static void open_comm(void) {
+    tn_simulated_links links = TN_SIMULATED_LINKS_INIT;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    links.node_bytes_per_us = (double)ROWS * COLS / travel_us;
+    config.device = device;
+    config.engine = TN_COMM_SIMULATED;
+    config.rank_count = 2;
+    config.links = &links;
+    EXPECT_OK(tn_comm_create(&config, &comm));
+}
+
+static tn_tensor initial_weight(void) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor tensor = {0};
+    config.dtype = TN_BF16;
+    config.rank = 2, config.shape[0] = ROWS, config.shape[1] = COLS;
+    EXPECT_OK(tn_tensor_create(scope, &config, &tensor));
+    EXPECT_OK(tn_plane_fill(tensor, TN_PLANE_DATA, 0, stream));
+    return tensor;
+}
+
+static void open_model(void) {
+    tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
+    tn_sharded_tensor tensor = {.name = "w", .dtype = TN_BF16, .rows = ROWS, .cols = COLS};
+    tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
+    config.scope = scope, config.comm = comm, config.stream = stream;
+    config.gradient_dtype = TN_BF16;
+    EXPECT_OK(tn_sharded_create(&config, &model));
+    tensor.initial = initial_weight();
+    unit.tensors = &tensor, unit.tensor_count = 1;
+    for (int i = 0, number; i < UNITS; i++)
+        EXPECT_OK(tn_sharded_unit_add(model, &unit, &number));
+    EXPECT_OK(tn_tensor_destroy(tensor.initial, stream));
+    EXPECT_OK(tn_sharded_seal(model));
+}
+
+static int set_up(void **state) {
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    tn_scope_config of_scope = TN_SCOPE_CONFIG_INIT;
+    (void)state;
+    device = test_open_sim(0, 0);
+    EXPECT_OK(tn_pool_create(device, &config, &pool));
+    EXPECT_OK(tn_stream_create(device, &stream));
+    of_scope.pool = pool;
+    EXPECT_OK(tn_scope_create(&of_scope, &scope));
+    open_comm();
+    open_model();
+    return 0;
+}
+
+static int tear_down(void **state) {
+    (void)state;
+    test_sim_get()->watch(NULL, NULL);
+    EXPECT_OK(tn_sharded_destroy(model));
+    EXPECT_OK(tn_comm_destroy(comm));
+    EXPECT_OK(tn_scope_close(scope));
+    EXPECT_OK(tn_stream_destroy(device, stream));
+    EXPECT_OK(tn_pool_destroy(pool));
+    test_close_sim(device);
+    return 0;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+static void forward(int unit) {
+    tn_plane_view view;
+    tn_lease lease;
+    EXPECT_OK(tn_sharded_forward_begin(model, unit));
+    EXPECT_OK(tn_lease_begin(tn_sharded_weight(model, unit, 0), TN_PLANE_DATA, TN_READ, stream,
+                             &lease, &view));
+    test_sim_read(device, stream, view.data, view.layout.data_bytes, forward_us);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_sharded_forward_end(model, unit));
+}
+
+static void backward(int unit) {
+    tn_plane_view view;
+    tn_lease lease;
+    EXPECT_OK(tn_sharded_backward_begin(model, unit));
+    EXPECT_OK(tn_lease_begin(tn_sharded_gradient(model, unit, 0), TN_PLANE_DATA, TN_WRITE, stream,
+                             &lease, &view));
+    test_sim_write(device, stream, view.data, view.layout.data_bytes, backward_us);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_sharded_backward_end(model, unit));
+}
+
+static void step(void) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    for (int i = 0; i < UNITS; i++)
+        forward(i);
+    for (int i = UNITS; i-- > 0;)
+        backward(i);
+    EXPECT_OK(tn_sharded_update(model, &update));
+    EXPECT_OK(tn_device_synchronize(device));
+}
+
+static void a_layer_waits_for_no_reduction_of_the_one_before(void **state) {
+    (void)state;
+    step();
+    step();
+    test_sim_get()->watch(note_layer, NULL);
+    step();
+    assert_int_equal(layer_count, PASSES);
+    for (int i = 1; i < PASSES; i++) {
+        /* The last unit's own gather for its backward begins when its forward has ended. */
+        const double most_us = i == UNITS ? travel_us + 10.0 : 0.01;
+        if (idle_before(i) > most_us)
+            fail_msg("layer %d begins %.3f us after the one before has ended", i, idle_before(i));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(a_layer_waits_for_no_reduction_of_the_one_before, set_up,
+                                        tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
