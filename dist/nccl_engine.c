@@ -55,6 +55,7 @@ static tn_status nccl_check(tn__comm_state *state) {
 
 tn_status tn__nccl_finish(tn__comm_state *state, int code, const char *call) {
     uint64_t start_us = now_us();
+    if (code == TN__NCCL_SUCCESS) code = TN__NCCL_IN_PROGRESS;
     while (code == TN__NCCL_IN_PROGRESS) {
         struct timespec pause = {0, POLL_NS};
         int result = state->calls->async_error(state->comm, &code);
@@ -172,17 +173,12 @@ static tn_status nccl_join(const tn_comm_config *config, int *rank, int *rank_co
 
 /* ---- splitting ------------------------------------------------------------------------------ */
 
-/* NCCL has the new communicator only once the call on the old one is through. The old one takes no
- * other call before it says so itself, whatever ncclCommSplit returned. */
-static int in_progress_unless_failed(int code) {
-    return code == TN__NCCL_SUCCESS ? TN__NCCL_IN_PROGRESS : code;
-}
-
+/* NCCL has the new communicator only once the call on the old one is through. */
 static tn_status split_into(tn__comm_state *state, int color, int key, tn__comm_state *made) {
     tn__nccl_config nccl_config = non_blocking;
     int nccl_color = color < 0 ? TN__NCCL_NO_COLOR : color;
     int code = state->calls->split(state->comm, nccl_color, key, &made->comm, &nccl_config);
-    TN_TRY(tn__nccl_finish(state, in_progress_unless_failed(code), "ncclCommSplit"));
+    TN_TRY(tn__nccl_finish(state, code, "ncclCommSplit"));
     if (!made->comm) return TN_OK;
     TN_TRY(tn__nccl_finish(made, TN__NCCL_IN_PROGRESS, "ncclCommSplit"));
     TN_TRY(tn__nccl_finish(state, TN__NCCL_IN_PROGRESS, "ncclCommSplit"));

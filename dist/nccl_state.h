@@ -22,7 +22,9 @@ struct tn__comm_state {
     tn__saved_error failure_text;
 };
 
-/* Polls a call that returned `code` until it is through or the time is up. */
+/* Polls after a call that returned `code` until it is through or the time is up. Some return
+ * ncclSuccess before (ncclCommSplit and ncclCommWindowRegister of 2.28), while the communicator takes
+ * no other call. */
 tn_status tn__nccl_finish(tn__comm_state *state, int code, const char *call);
 
 /* tn__comm_engine's start. */

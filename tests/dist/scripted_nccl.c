@@ -26,6 +26,13 @@ static int begin(void) {
     return TN__NCCL_IN_PROGRESS;
 }
 
+/* Likewise, with the communicator busy meanwhile. */
+static int occupy(const void *comm) {
+    const int code = begin();
+    busy = comm;
+    return STATE.is_early ? TN__NCCL_SUCCESS : code;
+}
+
 static void write_down(const char *format, ...) {
     size_t used = strlen(STATE.log);
     va_list list;
@@ -135,10 +142,8 @@ int split_call(void *comm, int color, int key, void **out, tn__nccl_config *conf
     if (config->magic != TN__NCCL_CONFIG_MAGIC || config->blocking || comm == busy)
         return TN__NCCL_INVALID_ARGUMENT;
     write_down("split color %d key %d ", color, key);
-    busy = comm;
     if (color != TN__NCCL_NO_COLOR) STATE.split++, *out = &STATE.split;
-    const int code = begin();
-    return STATE.quiet_splits ? TN__NCCL_SUCCESS : code;
+    return occupy(comm);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -157,31 +162,33 @@ int mem_free_call(void *address) {
     return STATE.allocated--, TN__NCCL_SUCCESS;
 }
 
-static int begin_register(const char *name, size_t bytes, void **handle) {
+static int begin_register(void *comm, const char *name, size_t bytes, void **handle) {
     write_down("%s %zu ", name, bytes);
     if (STATE.refused && --STATE.refused == 0) return TN__NCCL_INVALID_ARGUMENT;
+    if (comm == busy) return TN__NCCL_INVALID_ARGUMENT;
     STATE.registered++;
-    return *handle = &STATE.registered, begin();
+    return *handle = &STATE.registered, occupy(comm);
 }
 
-static int begin_deregister(const char *name) {
+static int begin_deregister(void *comm, const char *name) {
     write_down("%s ", name);
-    return STATE.registered--, begin();
+    if (comm == busy) return TN__NCCL_INVALID_ARGUMENT;
+    return STATE.registered--, occupy(comm);
 }
 
 int buffer_register_call(void *comm, void *address, size_t bytes, void **handle) {
-    return (void)comm, (void)address, begin_register("buffer", bytes, handle);
+    return (void)address, begin_register(comm, "buffer", bytes, handle);
 }
 
 int buffer_deregister_call(void *comm, void *handle) {
-    return (void)comm, (void)handle, begin_deregister("end_buffer");
+    return (void)handle, begin_deregister(comm, "end_buffer");
 }
 
 int window_register_call(void *comm, void *address, size_t bytes, void **window, int flags) {
     if (flags != TN__NCCL_WINDOW_SYMMETRIC) return TN__NCCL_INVALID_ARGUMENT;
-    return (void)comm, (void)address, begin_register("window", bytes, window);
+    return (void)address, begin_register(comm, "window", bytes, window);
 }
 
 int window_deregister_call(void *comm, void *window) {
-    return (void)comm, (void)window, begin_deregister("end_window");
+    return (void)window, begin_deregister(comm, "end_window");
 }

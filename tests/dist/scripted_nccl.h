@@ -9,7 +9,7 @@ typedef struct scripted_nccl {
     int polls_in_progress; /* so many polls of a call say ncclInProgress; -1: all */
     int result;            /* what it then comes to */
     int refused;           /* the so-many-th collective from here returns ncclInvalidArgument */
-    int quiet_splits;      /* ncclCommSplit returns success while the old one is in progress */
+    int is_early;          /* splits and registrations return success while in progress */
     int rank;              /* of every communicator */
     int rank_count;
     int collectives;

@@ -258,6 +258,22 @@ static void registered_memory_ends_by_the_call_of_its_kind(void **state) {
     engine->leave(comm);
 }
 
+/* As NCCL 2.28 does it with windows. */
+static void registrations_follow_each_other(void **state) {
+    (void)state;
+    tn__comm_state *comm;
+    void *first = NULL, *second = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->polls_in_progress = 2;
+    script->is_early = 1;
+    EXPECT_OK(engine->enroll(comm, memory, 200, 1, &first));
+    EXPECT_OK(engine->enroll(comm, memory, 100, 0, &second));
+    EXPECT_OK(engine->withdraw(comm, second, 0));
+    EXPECT_OK(engine->withdraw(comm, first, 1));
+    assert_int_equal(script->registered, 0);
+    engine->leave(comm);
+}
+
 static void refused_memory_is_not_registered(void **state) {
     (void)state;
     tn__comm_state *comm;
@@ -322,7 +338,7 @@ static void splits_follow_each_other(void **state) {
     tn__comm_state *comm, *first = NULL, *second = NULL, *none = NULL;
     EXPECT_OK(join(LONG_US, NULL, &comm));
     script->polls_in_progress = 2;
-    script->quiet_splits = 1;
+    script->is_early = 1;
     EXPECT_OK(split(comm, 5, &first));
     EXPECT_OK(split(comm, -1, &none));
     EXPECT_OK(split(comm, 6, &second));
@@ -376,6 +392,7 @@ int main(void) {
         SCRIPTED(messages_follow_the_calls_for_all_ranks),
         SCRIPTED(a_refused_call_ends_its_group_and_the_communicator_goes_on),
         SCRIPTED(registered_memory_ends_by_the_call_of_its_kind),
+        SCRIPTED(registrations_follow_each_other),
         SCRIPTED(refused_memory_is_not_registered),
         SCRIPTED(memory_of_ncclMemAlloc_serves_pools),
         SCRIPTED(a_split_communicator_is_its_own),
