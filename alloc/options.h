@@ -23,7 +23,7 @@
     X(NUMBER, rendezvous_port, "TENURE_RENDEZVOUS_PORT", NULL, "0",                                \
       "TCP port on which the ranks meet; 0: the one after MASTER_PORT")                            \
     X(BOOL, check_collectives, "TENURE_CHECK_COLLECTIVES", NULL, "0",                              \
-      "ranks compare every collective on the host before NCCL gets it (slow)")                     \
+      "ranks compare every collective and registration on the host before NCCL gets it (slow)")    \
     X(TEXT, trace, "TENURE_TRACE", NULL, "", "write the first pool's trace to this file")          \
     X(LIMIT, limit_bytes, "TENURE_LIMIT", NULL, "none", "most that all pools together may hold")   \
     X(LIMIT, soft_limit_bytes, "TENURE_SOFT_LIMIT", NULL, "none",                                  \

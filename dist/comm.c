@@ -234,15 +234,12 @@ static tn_status split_locked(tn_comm *comm, int color, int key, tn_comm *made, 
     return is_over ? tn__comm_fail_locked(comm, status) : status;
 }
 
-tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_comm **out) {
-    TN_REQUIRE(comm && out, "tn_comm_split: comm and out are needed");
-    tn_comm_config config = TN_COMM_CONFIG_INIT;
+/* Of the configuration only name and timeout are asked for. */
+static tn_status split(tn_comm *comm, int color, int key, const tn_comm_config *config,
+                       int is_watched, tn_comm **out) {
     tn_comm *made = NULL;
-    config.device = comm->device;
-    config.name = name ? name : comm->name;
-    config.timeout_us = comm->timeout_us;
     if (comm->engine->splits_when_idle) TN_TRY(tn_comm_wait(comm));
-    tn_status status = make_comm(&config, &made);
+    tn_status status = make_comm(config, &made);
     pthread_mutex_lock(&comm->lock);
     status = split_locked(comm, color, key, made, status);
     pthread_mutex_unlock(&comm->lock);
@@ -250,7 +247,8 @@ tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_
     if (is_made) {
         made->engine = comm->engine;
         made->is_part = 1;
-        status = begin_watch(made, tn__comm_watch_ranks(comm->watch));
+        if (made->engine->limit) made->engine->limit(made->state, made->timeout_us);
+        if (is_watched) status = begin_watch(made, tn__comm_watch_ranks(comm->watch));
     }
     if (is_made && status == TN_OK) {
         tn__device_retain(made->device);
@@ -263,6 +261,24 @@ tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_
     tn__error_restore(&saved);
     if (status == TN_OK) *out = NULL;
     return status;
+}
+
+tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_comm **out) {
+    TN_REQUIRE(comm && out, "tn_comm_split: comm and out are needed");
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    config.device = comm->device;
+    config.name = name ? name : comm->name;
+    config.timeout_us = comm->timeout_us;
+    return split(comm, color, key, &config, 1, out);
+}
+
+/* Without a watch it has the deadlines of whoever waits for it. */
+tn_status tn__comm_make_side(tn_comm *comm, const char *name, uint64_t timeout_us, tn_comm **out) {
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    config.device = comm->device;
+    config.name = name;
+    config.timeout_us = timeout_us;
+    return split(comm, 0, comm->rank, &config, 0, out);
 }
 
 /* ---- failure and waiting ------------------------------------------------------------------- */

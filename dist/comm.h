@@ -22,6 +22,14 @@
 
 typedef struct tn__comm_watch tn__comm_watch;
 
+/* What is known of symmetric windows: the same on all ranks, and nothing until one is wanted. */
+typedef struct tn__window_knowledge {
+    int is_known;
+    tn_status status; /* TN_OK: they work; else they are not used, and the text says why */
+    tn__saved_error text;
+    uint64_t check_us; /* that the trial took */
+} tn__window_knowledge;
+
 struct tn_comm {
     tn_device *device;
     const tn__driver *driver;
@@ -40,6 +48,8 @@ struct tn_comm {
     tn__batch_list list;
     int is_grouping;
     struct tn_registration *registrations; /* comm_registration.c */
+    uint64_t registration_count;           /* that were begun: the number of the next */
+    tn__window_knowledge windows;          /* comm_window.c */
     tn_stream group_stream;
     tn_status failure;
     tn__saved_error failure_text;
@@ -75,6 +85,19 @@ tn_status tn__collective_put_nothing(tn_comm *comm);
 tn_status tn__collective_check_size(const tn_comm *comm, const tn__collective_call *call);
 tn_status tn__collective_check_addresses(const tn__collective_call *call);
 tn_status tn__collective_check_reduction(const tn__collective_call *call);
+
+/* A communicator of the same ranks for a trial: it gives up after timeout_us, and its failure is
+ * nobody else's. Every rank calls, with nothing on streams; to be destroyed as any other. */
+tn_status tn__comm_make_side(tn_comm *comm, const char *name, uint64_t timeout_us, tn_comm **out);
+
+/* Every rank calls, with what it comes with: *failed is the lowest rank that comes with a failure,
+ * -1 if none does. One all-reduce, for which the host waits. */
+tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed);
+
+/* Every rank calls, before memory is registered as a window: TN_OK if windows work and this memory
+ * can be one, on all ranks; else TN_UNSUPPORTED or the communicator's failure, on all ranks. Tries
+ * it out on a communicator beside this one, unless it is known. */
+tn_status tn__comm_check_window(tn_comm *comm, void *address, size_t bytes);
 
 /* Ends what is still registered; nothing is on streams. */
 void tn__comm_end_registrations(tn_comm *comm);

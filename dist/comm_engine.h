@@ -17,7 +17,7 @@
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 4 };
+enum { TN__COMM_ENGINE_ABI = 5 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
@@ -88,6 +88,10 @@ typedef struct tn__comm_engine {
                         void **handle);
     tn_status (*withdraw)(tn__comm_state *state, void *handle, int is_window);
     tn_status (*memory_functions)(tn_device *device, tn_memory_functions *out);
+
+    /* From now on the state's calls give up after timeout_us. NULL: they have no other limit than
+     * that of their communicator. */
+    void (*limit)(tn__comm_state *state, uint64_t timeout_us);
 } tn__comm_engine;
 
 /* The plug-in's one symbol. */

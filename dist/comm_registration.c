@@ -5,7 +5,7 @@
  */
 #include <time.h>
 
-#include "comm.h"
+#include "comm_watch.h"
 #include "host_alloc.h"
 #include "tenure_registration.h"
 
@@ -14,7 +14,8 @@ enum { NS_PER_US = 1000, US_PER_S = 1000000 };
 struct tn_registration {
     tn_registration *next;
     tn_comm *comm;
-    void *handle; /* the engine's */
+    void *handle;    /* the engine's */
+    uint64_t number; /* of the communicator's, from 1: the same on all ranks */
     tn_registration_info info;
 };
 
@@ -33,21 +34,54 @@ static void append_locked(tn_registration *record) {
     *at = record;
 }
 
+static tn_status check_locked(tn_comm *comm) {
+    TN_TRY(tn__comm_check_locked(comm));
+    if (!comm->is_grouping) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "communicator %s: no memory can be registered while a group is open: end or "
+                   "cancel it",
+                   comm->name);
+}
+
+/* With TENURE_CHECK_COLLECTIVES: all ranks register, or end, the same. */
+static tn_status compare_locked(const tn_registration *record, int kind) {
+    const tn__flow_header header = {.kind = kind,
+                                    .root = record->info.kind == TN_REGISTER_WINDOW,
+                                    .count = record->info.bytes,
+                                    .hash = record->number};
+    return tn__comm_watch_registration(record->comm->watch, header);
+}
+
+static tn_status begin_register(tn_registration *record) {
+    tn_comm *comm = record->comm;
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = check_locked(comm);
+    if (status == TN_OK) {
+        record->number = ++comm->registration_count;
+        status = compare_locked(record, TN__FLOW_REGISTER);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    if (status != TN_OK || record->info.kind != TN_REGISTER_WINDOW) return status;
+    return tn__comm_check_window(comm, record->info.address, record->info.bytes);
+}
+
 static tn_status register_locked(tn_registration *record) {
     tn_comm *comm = record->comm;
-    TN_TRY(tn__comm_check_locked(comm));
-    if (comm->is_grouping) {
-        return TN_FAIL(TN_INVALID_STATE,
-                       "communicator %s: no memory can be registered while a group is open: end or "
-                       "cancel it",
-                       comm->name);
-    }
+    TN_TRY(check_locked(comm));
     uint64_t start_us = now_us();
     TN_TRY(comm->engine->enroll(comm->state, record->info.address, record->info.bytes,
                                 record->info.kind == TN_REGISTER_WINDOW, &record->handle));
     record->info.register_us = now_us() - start_us;
     append_locked(record);
     return TN_OK;
+}
+
+static tn_status do_register(tn_registration *record) {
+    TN_TRY(begin_register(record));
+    pthread_mutex_lock(&record->comm->lock);
+    tn_status status = register_locked(record);
+    pthread_mutex_unlock(&record->comm->lock);
+    return status;
 }
 
 static tn_status check_engine(const tn_comm *comm) {
@@ -72,9 +106,7 @@ tn_status tn_comm_register(tn_comm *comm, void *address, size_t bytes, tn_regist
     record->info.kind = kind;
     record->info.address = address;
     record->info.bytes = bytes;
-    pthread_mutex_lock(&comm->lock);
-    tn_status status = register_locked(record);
-    pthread_mutex_unlock(&comm->lock);
+    tn_status status = do_register(record);
     if (status != TN_OK) {
         tn__host_free(record);
         return status;
@@ -99,16 +131,31 @@ static void remove_locked(tn_registration *record) {
     *at = record->next;
 }
 
+static tn_status deregister_locked(tn_registration *record) {
+    tn_comm *comm = record->comm;
+    tn_status status = TN_OK;
+    if (comm->failure == TN_OK) status = compare_locked(record, TN__FLOW_DEREGISTER);
+    if (status == TN_OK) status = withdraw_locked(record);
+    if (status == TN_OK) return TN_OK;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    (void)tn__comm_check_locked(comm); /* what failed may have been the communicator */
+    tn__error_restore(&saved);
+    return status;
+}
+
 tn_status tn_comm_deregister(tn_registration *registration) {
     if (!registration) return TN_OK;
     tn_comm *comm = registration->comm;
     tn_status waited = tn_comm_wait(comm);
     (void)waited; /* a failure is no reason to keep it */
     pthread_mutex_lock(&comm->lock);
-    tn_status status = withdraw_locked(registration);
-    if (status == TN_OK) remove_locked(registration);
+    tn_status status = deregister_locked(registration);
+    /* With the communicator all of it has ended. */
+    int is_over = status == TN_OK || comm->failure != TN_OK;
+    if (is_over) remove_locked(registration);
     pthread_mutex_unlock(&comm->lock);
-    if (status == TN_OK) tn__host_free(registration);
+    if (is_over) tn__host_free(registration);
     return status;
 }
 

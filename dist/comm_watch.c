@@ -6,7 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "flow_plan.h"
 #include "host_alloc.h"
 #include "options.h"
 
@@ -171,18 +170,22 @@ static void *run(void *argument) {
 
 /* ---- the check of collectives --------------------------------------------------------------- */
 
-static tn_status compare(tn__comm_watch *watch, tn__flow_plan *plan) {
+/* A meeting where all ranks say the same as this one, or it fails. */
+static tn_status compare(tn__comm_watch *watch, const tn__flow_header *mine) {
     const tn_comm *comm = watch->comm;
-    const tn__flow_header *mine = &plan->headers[comm->rank];
     char key[KEY_BYTES];
-    tn__flow_number(plan, &watch->meetings);
     snprintf(key, sizeof key, "collective %llu of %llu", (unsigned long long)watch->meetings,
              (unsigned long long)watch->number);
     TN_TRY(tn__store_gather(watch->ranks->store, key, mine, sizeof *mine, watch->headers,
                             comm->timeout_us));
     for (int rank = 0; rank < comm->rank_count; rank++)
-        TN_TRY(tn__flow_check_alike(plan, comm->name, rank, &watch->headers[rank]));
+        TN_TRY(tn__flow_check_alike(comm->name, comm->rank, mine, rank, &watch->headers[rank]));
     return TN_OK;
+}
+
+static tn_status compare_plan(tn__comm_watch *watch, tn__flow_plan *plan) {
+    tn__flow_number(plan, &watch->meetings);
+    return compare(watch, &plan->headers[watch->comm->rank]);
 }
 
 static tn_status check_batch(tn__comm_watch *watch, const tn__batch *batch) {
@@ -191,9 +194,16 @@ static tn_status check_batch(tn__comm_watch *watch, const tn__batch *batch) {
     if (!watch->headers) return TN_OK;
     TN_TRY(tn__flow_plan_make(comm->rank, comm->rank_count, batch, &plan));
     /* Messages alone concern some ranks only, and the others would not come to a meeting. */
-    tn_status status = plan->is_for_all ? compare(watch, plan) : TN_OK;
+    tn_status status = plan->is_for_all ? compare_plan(watch, plan) : TN_OK;
     tn__host_free(plan);
     return status == TN_OK ? TN_OK : tn__comm_fail_locked(comm, status);
+}
+
+tn_status tn__comm_watch_registration(tn__comm_watch *watch, tn__flow_header header) {
+    if (!watch || !watch->headers) return TN_OK;
+    header.sequence = ++watch->meetings;
+    tn_status status = compare(watch, &header);
+    return status == TN_OK ? TN_OK : tn__comm_fail_locked(watch->comm, status);
 }
 
 /* ---- around a batch ------------------------------------------------------------------------- */

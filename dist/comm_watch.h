@@ -8,8 +8,9 @@
  * the rendezvous. So all ranks abort all their communicators at about the same time, each by its
  * own thread, whatever their other threads wait for.
  *
- * With TENURE_CHECK_COLLECTIVES every collective begins with a meeting of the ranks on the host,
- * where calls that differ, which NCCL would hang on, are a status that says who called what.
+ * With TENURE_CHECK_COLLECTIVES every collective, and every registration of memory and its end,
+ * begins with a meeting of the ranks on the host, where calls that differ, which NCCL would hang
+ * on, are a status that says who called what.
  *
  * All calls of an engine are made with the communicator's lock held, also by the watch: nobody is
  * within NCCL when it is aborted.
@@ -18,6 +19,7 @@
 #define TENURE_COMM_WATCH_H
 
 #include "comm.h"
+#include "flow_plan.h"
 #include "rendezvous.h"
 
 /* For a communicator that is complete. ranks may be NULL: then it is alone with its deadline. */
@@ -33,5 +35,9 @@ tn_rendezvous *tn__comm_watch_ranks(const tn__comm_watch *watch);
  * as it was, unless it is a mismatch: the communicator has then failed. */
 tn_status tn__comm_watch_before(tn__comm_watch *watch, const tn__batch *batch, tn_stream stream);
 tn_status tn__comm_watch_after(tn__comm_watch *watch, uint64_t sequence, tn_stream stream);
+
+/* Before memory is registered or that ends, with the lock and nothing on streams: a mismatch is the
+ * communicator's failure. NULL is a no-op. */
+tn_status tn__comm_watch_registration(tn__comm_watch *watch, tn__flow_header header);
 
 #endif

@@ -259,9 +259,17 @@ void tn__flow_number(tn__flow_plan *plan, uint64_t *sequence) {
 
 /* ---- headers in words ----------------------------------------------------------------------- */
 
+static const char *kind_name(int kind) {
+    switch (kind) {
+    case TN__FLOW_GROUP: return "group";
+    case TN__FLOW_REGISTER: return "registration";
+    case TN__FLOW_DEREGISTER: return "deregistration";
+    default: return tn_collective_name((tn_collective)kind);
+    }
+}
+
 static void name_of(const tn__flow_header *header, char *text, size_t text_bytes) {
-    const char *kind =
-        header->kind == TN__FLOW_GROUP ? "group" : tn_collective_name((tn_collective)header->kind);
+    const char *kind = kind_name(header->kind);
     if (header->kind == TN__FLOW_MESSAGES)
         snprintf(text, text_bytes, "send or receive after %llu",
                  (unsigned long long)header->sequence);
@@ -280,10 +288,20 @@ static const char *reduction_name(const tn__flow_header *header) {
     return header->reduce == TN_REDUCE_MAX ? " max" : " sum";
 }
 
+static int is_registration(const tn__flow_header *header) {
+    return header->kind == TN__FLOW_REGISTER || header->kind == TN__FLOW_DEREGISTER;
+}
+
 static void describe(const tn__flow_header *header, char *text, size_t text_bytes) {
     int is_group = header->kind == TN__FLOW_GROUP;
     char name[TEXT_BYTES / 2];
     name_of(header, name, sizeof name);
+    if (is_registration(header)) {
+        snprintf(text, text_bytes, "%s of memory %llu, %llu bytes as a %s", name,
+                 (unsigned long long)header->hash, (unsigned long long)header->count,
+                 header->root ? "window" : "buffer");
+        return;
+    }
     snprintf(text, text_bytes, "%s of %llu %s%s, root %d, lists %08x", name,
              (unsigned long long)header->count,
              is_group ? "calls" : tn_dtype_name((tn_dtype)header->dtype), reduction_name(header),
@@ -301,9 +319,8 @@ static tn_status check_pair(const char *comm_name, int from, const tn__flow_head
                    (unsigned long long)receiver->expected_bytes);
 }
 
-tn_status tn__flow_check_alike(const tn__flow_plan *plan, const char *comm_name, int other,
-                               const tn__flow_header *theirs) {
-    const tn__flow_header *mine = &plan->headers[other];
+tn_status tn__flow_check_alike(const char *comm_name, int rank, const tn__flow_header *mine,
+                               int other, const tn__flow_header *theirs) {
     char ours[TEXT_BYTES], others[TEXT_BYTES];
     if (memcmp(theirs, mine, offsetof(tn__flow_header, sent_bytes)) == 0) return TN_OK;
     describe(mine, ours, sizeof ours);
@@ -311,13 +328,13 @@ tn_status tn__flow_check_alike(const tn__flow_plan *plan, const char *comm_name,
     return TN_FAIL(TN_COMM_ERROR,
                    "communicator %s: rank %d called %s, but rank %d called %s: all ranks make the "
                    "same calls in the same order",
-                   comm_name, plan->rank, ours, other, others);
+                   comm_name, rank, ours, other, others);
 }
 
 tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name, int other,
                                 const tn__flow_header *theirs) {
     const tn__flow_header *mine = &plan->headers[other];
-    TN_TRY(tn__flow_check_alike(plan, comm_name, other, theirs));
+    TN_TRY(tn__flow_check_alike(comm_name, plan->rank, mine, other, theirs));
     TN_TRY(check_pair(comm_name, plan->rank, mine, other, theirs));
     return check_pair(comm_name, other, theirs, plan->rank, mine);
 }

@@ -56,8 +56,14 @@ typedef struct tn__flow_exchange {
     tn__flow *receives;
 } tn__flow_exchange;
 
-/* Kinds in headers: of a group with more than one call for all ranks; with none. */
-enum { TN__FLOW_GROUP = -1, TN__FLOW_MESSAGES = -2 };
+/* Kinds in headers: of a group with more than one call for all ranks; with none. Those of
+ * registered memory have its bytes as count, its kind as root and its number as hash. */
+enum {
+    TN__FLOW_GROUP = -1,
+    TN__FLOW_MESSAGES = -2,
+    TN__FLOW_REGISTER = -3,
+    TN__FLOW_DEREGISTER = -4
+};
 
 /* What a rank is about to do, in its words to one other rank. */
 typedef struct tn__flow_header {
@@ -106,8 +112,8 @@ TN_SISTER_API tn_status tn__flow_check_header(const tn__flow_plan *plan, const c
                                               int other, const tn__flow_header *theirs);
 
 /* The same of what all ranks call alike: what it says of our pair is not looked at. */
-tn_status tn__flow_check_alike(const tn__flow_plan *plan, const char *comm_name, int other,
-                               const tn__flow_header *theirs);
+tn_status tn__flow_check_alike(const char *comm_name, int rank, const tn__flow_header *mine,
+                               int other, const tn__flow_header *theirs);
 
 /* ---- rounds --------------------------------------------------------------------------------- */
 

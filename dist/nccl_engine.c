@@ -205,6 +205,10 @@ static tn_status nccl_split(tn__comm_state *state, int color, int key, const cha
     return TN_OK;
 }
 
+static void nccl_limit(tn__comm_state *state, uint64_t timeout_us) {
+    state->timeout_us = timeout_us;
+}
+
 static const tn__comm_engine engine = {
     .abi = TN__COMM_ENGINE_ABI,
     .name = "NCCL",
@@ -220,6 +224,7 @@ static const tn__comm_engine engine = {
     .enroll = tn__nccl_enroll,
     .withdraw = tn__nccl_withdraw,
     .memory_functions = tn__nccl_memory_functions,
+    .limit = nccl_limit,
 };
 
 tn_status tn__nccl_engine_get(const tn__comm_engine **out) {

@@ -40,6 +40,7 @@ tn_status tn_ring_stats_get(tn_ring *ring, tn_ring_stats *out) {
     out->buffer_bytes = ring->buffer_bytes;
     out->units = ring->unit_count;
     out->slots = ring->slot_count;
+    out->register_text = ring->register_text ? ring->register_text : "";
     pthread_mutex_unlock(&ring->lock);
     return TN_OK;
 }

@@ -1,7 +1,7 @@
 /* How a ring is made and ended: units, lanes, the buffer.
  *
- * Invariant: once sealed, the buffer is leased until the ring ends, so that its address stays; then
- * it is freed behind the communication stream, which has waited for every lane.
+ * Invariant: once sealed, the buffer (ring_register.c) is leased until the ring ends, so that its
+ * address stays; then it is freed behind the communication stream, which has waited for every lane.
  */
 #include <stdio.h>
 
@@ -19,6 +19,8 @@ static tn_status check_config(const tn_ring_config *config) {
                "tn_ring_create: %d slots: 0 to %d are possible", config->slots, TN_RING_SLOTS_MAX);
     TN_REQUIRE(config->full == TN_RING_FULL_WAIT || config->full == TN_RING_FULL_FAIL,
                "tn_ring_create: %d says nothing about a full ring", (int)config->full);
+    TN_REQUIRE((unsigned)config->registration <= TN_RING_REGISTER_NONE,
+               "tn_ring_create: %d says nothing about registration", (int)config->registration);
     return TN_OK;
 }
 
@@ -34,6 +36,7 @@ static void ring_free(tn_ring *ring) {
     tn__host_free(ring->units);
     tn__host_free(ring->slots);
     tn__host_free(ring->name);
+    tn__host_free(ring->register_text);
     pthread_mutex_destroy(&ring->lock);
     tn__host_free(ring);
 }
@@ -54,6 +57,7 @@ tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out) {
     ring->comm = config->comm;
     ring->stream = config->stream;
     ring->full = config->full;
+    ring->registration_wanted = config->registration;
     ring->slots_wanted = config->slots;
     ring->budget_bytes = config->budget_bytes;
     ring->stats.size = sizeof ring->stats;
@@ -284,34 +288,7 @@ static tn_status make_slots(tn_ring *ring, const size_found *size) {
     return TN_OK;
 }
 
-static tn_status make_buffer(tn_ring *ring, const size_found *size) {
-    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
-    tn_plane_view view;
-    config.dtype = TN_BYTE;
-    config.rank = 1;
-    config.shape[0] = (int64_t)size->bytes;
-    config.name = ring->name;
-    TN_TRY(tn_tensor_create(ring->scope, &config, &ring->buffer));
-    TN_TRY(tn_lease_begin(ring->buffer, TN_PLANE_DATA, TN_WRITE, ring->stream, &ring->buffer_lease,
-                          &view));
-    ring->base = view.data;
-    ring->buffer_bytes = size->bytes;
-    ring->stride = size->stride;
-    return TN_OK;
-}
-
 /* ---- end ----------------------------------------------------------------------------------- */
-
-static tn_status free_buffer(tn_ring *ring) {
-    ring->is_sealed = 0;
-    if (ring->buffer_lease.value) tn__ring_lease_end(ring->buffer_lease);
-    ring->buffer_lease = (tn_lease){0};
-    if (ring->buffer.value) TN_TRY(tn_tensor_destroy(ring->buffer, ring->stream));
-    ring->buffer = (tn_tensor){0};
-    ring->buffer_bytes = 0;
-    ring->base = NULL;
-    return TN_OK;
-}
 
 /* All of it, or as much as the driver takes back now; the rest when it is called again. */
 static tn_status free_slots(tn_ring *ring) {
@@ -326,19 +303,27 @@ static tn_status free_slots(tn_ring *ring) {
 static void unseal(tn_ring *ring) {
     tn__saved_error error;
     tn__error_save(&error);
-    if (free_buffer(ring) == TN_OK) (void)free_slots(ring);
+    ring->is_sealed = 0;
+    if (tn__ring_buffer_free(ring) == TN_OK) (void)free_slots(ring);
     tn__error_restore(&error);
+}
+
+static tn_status make_all(tn_ring *ring, const size_found *size) {
+    TN_TRY(tn__ring_buffer_free(ring)); /* what a seal that failed could not give back */
+    TN_TRY(free_slots(ring));
+    TN_TRY(make_slots(ring, size));
+    TN_TRY(tn__ring_buffer_take(ring, size->bytes));
+    ring->stride = size->stride;
+    return TN_OK;
 }
 
 static tn_status seal(tn_ring *ring) {
     size_found size = {0};
     if (ring->is_sealed)
         return TN_FAIL(TN_INVALID_STATE, "tn_ring_seal: ring %s is sealed", ring->name);
-    TN_TRY(size_up(ring, &size));
-    TN_TRY(free_buffer(ring)); /* what a seal that failed could not give back */
-    TN_TRY(free_slots(ring));
-    tn_status status = make_slots(ring, &size);
-    if (status == TN_OK) status = make_buffer(ring, &size);
+    tn_status status = size_up(ring, &size);
+    if (status == TN_OK) status = make_all(ring, &size);
+    tn__ring_register(ring, status);
     ring->is_sealed = status == TN_OK;
     if (status != TN_OK) unseal(ring);
     return status;
@@ -354,7 +339,8 @@ tn_status tn_ring_seal(tn_ring *ring) {
 
 static tn_status end(tn_ring *ring) {
     TN_TRY(tn__ring_drain_all(ring));
-    TN_TRY(free_buffer(ring));
+    ring->is_sealed = 0;
+    TN_TRY(tn__ring_buffer_free(ring));
     TN_TRY(free_slots(ring));
     return ring->owns_stream ? tn_stream_destroy(ring->device, ring->stream) : TN_OK;
 }

@@ -29,6 +29,7 @@
 
 #include "ring_place.h"
 #include "tenure_lifetime.h"
+#include "tenure_registration.h"
 #include "tenure_ring.h"
 
 /* What a unit is gathered from and how: the plan and the communicator, or what a test says. The
@@ -125,7 +126,10 @@ struct tn_ring {
     tn_lease buffer_lease; /* from the seal to the end: the addresses stay */
     char *base;
     size_t buffer_bytes;
-    size_t needed_bytes; /* by the schedules so far */
+    tn_ring_register registration_wanted;
+    tn_registration *registration; /* of the buffer; NULL: there is none */
+    char *register_text;           /* why it is not as wanted; NULL: it is */
+    size_t needed_bytes;           /* by the schedules so far */
     int needed_slots;
 
     tn__ring_schedule schedule;
@@ -233,6 +237,18 @@ tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out);
 /* A unit that is gathered as its source says; name, source and tensors are copied. */
 tn_status tn__ring_unit_add(tn_ring *ring, const char *name, const tn__ring_source *source,
                             tn_tensor shard, const tn_tensor *tensors, int tensor_count, int *out);
+
+/* ---- ring_register.c ------------------------------------------------------------------------ */
+
+/* The buffer, whose memory fits its registration; leased. */
+tn_status tn__ring_buffer_take(tn_ring *ring, size_t bytes);
+
+/* Registers the buffer as far as that can be. Every rank calls, also one whose seal has failed so
+ * far (`made`), and then none has it registered. Never fails: statistics have what it comes to. */
+void tn__ring_register(tn_ring *ring, tn_status made);
+
+/* Ends the registration, and then the buffer. */
+tn_status tn__ring_buffer_free(tn_ring *ring);
 
 /* ---- ring.c -------------------------------------------------------------------------------- */
 

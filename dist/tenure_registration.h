@@ -11,9 +11,16 @@
  *     ... the block is freed after that ...
  *
  * Registering is a call of all ranks, in the same order with the same sizes and kinds, as making a
- * communicator is. It waits on the host for the communicator's collectives first, and so does
- * deregistering: never while one is under way. One large registration costs as little as a small
- * one: register a whole ring of buffers at once, and not each.
+ * communicator is, and so is deregistering: TENURE_CHECK_COLLECTIVES=1 compares them on the ranks
+ * of a rendezvous, and what differs is the communicator's failure. Both wait on the host for the
+ * communicator's collectives first: never while one is under way. One large registration costs as
+ * little as a small one: register a whole ring of buffers at once, and not each.
+ *
+ * Windows are tried out before a communicator uses one: its first TN_REGISTER_WINDOW makes another
+ * communicator of the same ranks, gathers and reduces in a window of its own there, looks at what
+ * came, and tries the memory that is to be registered. That takes as long as making a communicator,
+ * 20 s or a quarter of the timeout at most, and where any rank fails, or hangs, no rank uses
+ * windows (TN_UNSUPPORTED on all), and the communicator goes on.
  *
  * Threads: as collectives, any, in an order that is the program's business.
  */
@@ -35,13 +42,15 @@ typedef struct tn_registration tn_registration;
 
 /* Registers `bytes` at address; they stay valid until deregistered. What is left when the
  * communicator is destroyed is deregistered then, in the order in which it was registered, and its
- * tn_registration is gone. Errors: TN_UNSUPPORTED (an engine that registers nothing, or NCCL of an
- * older version: the text says which), TN_INVALID_STATE (a group is open), TN_INVALID_ARGUMENT, out
- * of host memory, the communicator's failure, TN_COMM_ERROR with NCCL's words. */
+ * tn_registration is gone. Errors: TN_UNSUPPORTED (an engine that registers nothing, NCCL of an
+ * older version, or windows that do not work or can not be of this memory: the text says which and
+ * on which rank), TN_INVALID_STATE (a group is open), TN_INVALID_ARGUMENT, out of host memory, the
+ * communicator's failure, TN_COMM_ERROR with NCCL's words. */
 TN_API TN_MUST_USE tn_status tn_comm_register(tn_comm *comm, void *address, size_t bytes,
                                               tn_registration_kind kind, tn_registration **out);
 
-/* NULL is a no-op. Of a failed communicator there is nothing to deregister, and it is TN_OK. */
+/* NULL is a no-op. Of a failed communicator there is nothing to deregister, and it is TN_OK; one
+ * that fails in this call (TN_COMM_ERROR, TN_COMM_TIMEOUT) has ended the registration, too. */
 TN_API tn_status tn_comm_deregister(tn_registration *registration);
 
 typedef struct tn_registration_info {
@@ -56,6 +65,19 @@ typedef struct tn_registration_info {
 
 TN_API TN_MUST_USE tn_status tn_registration_info_get(const tn_registration *registration,
                                                       tn_registration_info *out);
+
+/* What the trial of windows has come to, on all ranks. */
+typedef struct tn_window_info {
+    size_t size;
+    int is_known;      /* 0: no window has been asked for, or there is one rank */
+    tn_status status;  /* TN_OK: they work; else why they are not used */
+    uint64_t check_us; /* that the trial took on the host */
+    char text[512];    /* the failure in words; "" */
+} tn_window_info;
+#define TN_WINDOW_INFO_INIT                                                                        \
+    { sizeof(tn_window_info), 0, TN_OK, 0, "" }
+
+TN_API TN_MUST_USE tn_status tn_comm_window_info_get(tn_comm *comm, tn_window_info *out);
 
 /* For tn_pool_config.functions: segments of ncclMemAlloc on the communicator's device, which must
  * outlive the pool. TN_UNSUPPORTED where there is no NCCL of 2.19 or later. */

@@ -27,9 +27,10 @@
  * reads it, as ever; the release drops it, too.
  *
  * Order. Gathers run on one communication stream, in the order of the calls. A lease of a weight
- * waits on the device for its unit's gather, and for none that was started after it. A place in
- * the buffer is written again behind all uses of what was there, on every stream, by waits on the
- * device. No call here waits on the host but tn_ring_verify and tn_ring_destroy.
+ * waits on the device for its unit's gather, and for none that was started after it. A place in the
+ * buffer is written again behind all uses of what was there, on every stream, by waits on the
+ * device. No call here waits on the host but tn_ring_verify, tn_ring_destroy, and tn_ring_seal
+ * where the buffer is registered.
  *
  * What is gathered is always what the shard holds. While a unit is acquired its shard is leased, so
  * that nobody writes it (TN_IN_USE: release before the update); what was prefetched before a write
@@ -64,6 +65,18 @@ typedef enum tn_ring_full {
     TN_RING_FULL_FAIL      /* it is TN_IN_USE, and the text says who holds what */
 } tn_ring_full;
 
+/* The buffer is registered with the communicator, once and as a whole (tenure_registration.h), so
+ * that gathers need no copy of the communicator's own. Its memory is then one block of one physical
+ * handle where the pool has such (a pool with one can not be paused), or what the pool has of
+ * tn_comm_memory_functions. Whatever fails, on any rank, no rank has it registered so, and the ring
+ * works as well: tn_ring_stats says what has become of it. With engines that register nothing this
+ * is without effect. */
+typedef enum tn_ring_register {
+    TN_RING_REGISTER_AUTO = 0, /* as a symmetric window; else as a buffer; else not */
+    TN_RING_REGISTER_BUFFER,   /* as a buffer; else not */
+    TN_RING_REGISTER_NONE
+} tn_ring_register;
+
 typedef struct tn_ring_config {
     size_t size;
     tn_scope scope;   /* of the buffer; it can not be closed before the ring is destroyed */
@@ -74,9 +87,13 @@ typedef struct tn_ring_config {
                 * of the largest as the budget holds, or 2 without one */
     size_t budget_bytes; /* the buffer is never larger; 0: no bound */
     tn_ring_full full;
+    tn_ring_register registration;
 } tn_ring_config;
 #define TN_RING_CONFIG_INIT                                                                        \
-    { sizeof(tn_ring_config), {0}, NULL, NULL, NULL, 0, 0, TN_RING_FULL_WAIT }
+    {                                                                                              \
+        sizeof(tn_ring_config), {0}, NULL, NULL, NULL, 0, 0, TN_RING_FULL_WAIT,                    \
+            TN_RING_REGISTER_AUTO                                                                  \
+    }
 
 enum { TN_RING_SLOTS_MAX = 64 };
 
@@ -155,9 +172,11 @@ TN_API TN_MUST_USE tn_status tn_ring_schedule_set(tn_ring *ring, const tn_ring_o
 TN_API TN_MUST_USE tn_status tn_ring_schedule_check(tn_ring *ring, const tn_ring_op *ops, int count,
                                                     tn_ring_demand *out);
 
-/* No unit is added any more, and all memory is taken: the buffer of slots x the largest unit, or
- * of what the schedules need. From here on no call takes any from the pool or the driver, but
- * tn_ring_verify. TN_OUT_OF_DEVICE_MEMORY if it is more than the budget. */
+/* No unit is added any more, and all memory is taken: the buffer of slots x the largest unit, or of
+ * what the schedules need. From here on no call takes any from the pool or the driver, but
+ * tn_ring_verify. Where the buffer is registered every rank calls, and this waits on the host for
+ * the communicator, as tn_ring_destroy does. TN_OUT_OF_DEVICE_MEMORY if it is more than the budget.
+ * */
 TN_API TN_MUST_USE tn_status tn_ring_seal(tn_ring *ring);
 
 /* ---- units come and go --------------------------------------------------------------------- */
@@ -211,6 +230,12 @@ typedef struct tn_ring_unit_info {
 
 TN_API TN_MUST_USE tn_status tn_ring_unit_info_get(tn_ring *ring, int unit, tn_ring_unit_info *out);
 
+typedef enum tn_ring_registered {
+    TN_RING_UNREGISTERED = 0,
+    TN_RING_REGISTERED_BUFFER,
+    TN_RING_REGISTERED_WINDOW
+} tn_ring_registered;
+
 typedef struct tn_ring_stats {
     size_t size;
     size_t buffer_bytes;    /* 0 before the seal */
@@ -229,9 +254,16 @@ typedef struct tn_ring_stats {
     uint64_t strays;    /* calls that were not the schedule's next */
     uint64_t abandoned; /* acquires that a closed scope has ended */
     uint64_t hash;      /* what tn_ring_verify compares */
+    tn_ring_registered registered;
+    tn_status register_status; /* the first thing that could not be registered so; TN_OK: nothing */
+    const char *register_text; /* of that, in words, as long as the ring lives; "" */
+    uint64_t register_us;      /* that registering took on the host, with what was tried */
 } tn_ring_stats;
 #define TN_RING_STATS_INIT                                                                         \
-    { sizeof(tn_ring_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    {                                                                                              \
+        sizeof(tn_ring_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                     \
+            TN_RING_UNREGISTERED, TN_OK, "", 0                                                     \
+    }
 
 TN_API TN_MUST_USE tn_status tn_ring_stats_get(tn_ring *ring, tn_ring_stats *out);
 

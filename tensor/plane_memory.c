@@ -31,6 +31,8 @@ static tn_status allocate(const tn__tensor_object *tensor, tn_pool *pool,
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
     options.lifetime = lifetime_in(tensor->scope->kind);
     options.owner = tensor->name;
+    /* In host memory a plane lies only for a while. */
+    if (pool == tensor->scope->books->pool) options.flags = tensor->block_flags;
     for (int part = 0; part < TN__PART_COUNT; part++) {
         tn_status status = tn__alloc_owned(pool, bytes[part], stream, &options, &blocks[part]);
         if (status == TN_OK) continue;

@@ -274,6 +274,14 @@ tn_status tn__tensor_check_idle(tn_tensor tensor, const char *refused) {
     return status;
 }
 
+tn_status tn__tensor_set_block_flags(tn_tensor tensor, unsigned flags) {
+    tn__tensor_object *object;
+    TN_TRY(tn__tensor_acquire(tensor, &object));
+    object->block_flags = flags;
+    tn__tensor_unlock(object);
+    return TN_OK;
+}
+
 tn_status tn__tensor_device(tn_tensor tensor, tn_device **out) {
     tn__tensor_object *object;
     TN_TRY(tn__tensor_acquire(tensor, &object));

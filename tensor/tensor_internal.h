@@ -34,6 +34,10 @@ TN_SISTER_API TN_MUST_USE tn_status tn__tensor_contents(tn_tensor tensor, uint64
 TN_SISTER_API TN_MUST_USE tn_status tn__tensor_pool_blocks(tn_tensor tensor, tn_plane plane,
                                                            void *blocks[2]);
 
+/* The blocks of its planes that are taken from now on have these flags (TN_ALLOC_SHAREABLE, say): a
+ * pool that has none such is TN_UNSUPPORTED when one is taken. TN_STALE_HANDLE. */
+TN_SISTER_API TN_MUST_USE tn_status tn__tensor_set_block_flags(tn_tensor tensor, unsigned flags);
+
 /* TN_IN_USE, with the holder and `refused`, while any plane of it is leased. TN_STALE_HANDLE. */
 TN_SISTER_API TN_MUST_USE tn_status tn__tensor_check_idle(tn_tensor tensor, const char *refused);
 

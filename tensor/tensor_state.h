@@ -193,10 +193,11 @@ struct tn__tensor_object {
     unsigned dropped; /* TN_PLANE_BITs of planes that had contents when the saved set was dropped */
     int is_rebuilt;   /* had no planes when its set began to be rebuilt */
     int is_frozen;
-    int is_regatherable; /* its contents can be had again: there is no last copy of them */
-    int is_saved;        /* made by tn_tensor_save, and not restored */
-    uint64_t contents;   /* which write they are of: tensors with equal numbers are equal */
-    int is_of_library;   /* the program can not use it, only see it */
+    int is_regatherable;  /* its contents can be had again: there is no last copy of them */
+    int is_saved;         /* made by tn_tensor_save, and not restored */
+    uint64_t contents;    /* which write they are of: tensors with equal numbers are equal */
+    int is_of_library;    /* the program can not use it, only see it */
+    unsigned block_flags; /* TN_ALLOC_ flags of the blocks of its planes */
     char *name;
     char site[TN__SITE_BYTES];
     tn__plane_object planes[TN_PLANE_COUNT];

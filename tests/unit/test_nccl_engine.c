@@ -83,6 +83,19 @@ static void a_collective_that_takes_too_long_fails_for_good(void **state) {
     assert_int_equal(script->finalized, 0);
 }
 
+static void a_limit_is_the_deadline_from_then_on(void **state) {
+    (void)state;
+    tn__comm_state *comm;
+    void *window = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    engine->limit(comm, SHORT_US);
+    script->polls_in_progress = -1;
+    EXPECT_STATUS(engine->enroll(comm, script, 100, 1, &window), TN_COMM_TIMEOUT);
+    EXPECT_ERROR_HAS("ncclCommWindowRegister: not all ranks joined it within 0.02 s");
+    engine->leave(comm);
+    assert_int_equal(script->aborted, 1);
+}
+
 static void an_error_has_its_name_and_words(void **state) {
     (void)state;
     tn__comm_state *comm;
@@ -382,6 +395,7 @@ int main(void) {
         SCRIPTED(a_call_in_progress_is_polled_until_it_is_through),
         SCRIPTED(joining_that_takes_too_long_is_aborted),
         SCRIPTED(a_collective_that_takes_too_long_fails_for_good),
+        SCRIPTED(a_limit_is_the_deadline_from_then_on),
         SCRIPTED(an_error_has_its_name_and_words),
         SCRIPTED(an_adopted_communicator_is_left_alone),
         SCRIPTED(a_call_alone_is_no_group_and_two_are_one),
