@@ -1,4 +1,4 @@
-/* The work that tenure-bench-dist times: a sharded stack of weights, on any driver. */
+/* The work that tenure-bench-dist times: sharded stacks of weights, on any driver. */
 #ifndef TENURE_DIST_BENCH_H
 #define TENURE_DIST_BENCH_H
 
@@ -6,13 +6,20 @@
 #include "tenure_rendezvous.h"
 #include "tenure_ring.h"
 
-enum { DIST_BENCH_LAYERS = 8, DIST_BENCH_ROUNDS_MAX = 99 };
+enum { DIST_BENCH_LAYERS = 8, DIST_BENCH_STACKS = 3, DIST_BENCH_ROUNDS_MAX = 99 };
 
 /* Which rank this process is; rank_count 0: its environment says so. */
 typedef struct dist_bench_place {
     int rank, rank_count;
     int port, listen_file;
 } dist_bench_place;
+
+/* Layers whose weights take turns in a ring. */
+typedef struct dist_bench_stack {
+    tn_ring *ring;
+    tn_tensor weights[DIST_BENCH_LAYERS], shards[DIST_BENCH_LAYERS];
+    int units[DIST_BENCH_LAYERS];
+} dist_bench_stack;
 
 typedef struct dist_bench {
     tn_rendezvous *ranks; /* NULL: the engine finds the others */
@@ -22,10 +29,10 @@ typedef struct dist_bench {
     tn_comm *comm;
     tn_scope scope;
     tn_shard_plan *plan;
-    tn_ring *ring;
+    dist_bench_stack stacks[DIST_BENCH_STACKS]; /* their rings' buffers are registered otherwise */
+    int stack_count;                            /* 1 where the engine registers nothing */
+    dist_bench_stack *stack;                    /* that steps are of */
     int64_t width, tokens;
-    tn_tensor weights[DIST_BENCH_LAYERS], shards[DIST_BENCH_LAYERS];
-    int units[DIST_BENCH_LAYERS];
     tn_tensor x, y; /* x quantized */
     tn_tensor whole;
 } dist_bench;
@@ -37,12 +44,18 @@ typedef struct dist_bench_config {
     int is_small;
 } dist_bench_config;
 
-/* Device, communicator, and the stack of weights. */
+/* Device, communicator and operands. */
 TN_MUST_USE tn_status dist_bench_open(dist_bench *bench, const dist_bench_config *config);
 tn_status dist_bench_close(dist_bench *bench); /* also of one that failed to open */
 
 /* Puts its work on the streams. */
 typedef tn_status (*dist_bench_work)(dist_bench *bench, size_t argument);
+
+/* The stacks of weights, which steps and products need. */
+TN_MUST_USE tn_status dist_bench_make_stacks(dist_bench *bench);
+
+/* How the buffer of the stack's ring is registered: "no", "buffer" or "window". */
+const char *dist_bench_registered(const dist_bench_stack *stack);
 
 /* Every layer in turn; argument 1: the next one is gathered meanwhile. */
 TN_MUST_USE tn_status dist_bench_step(dist_bench *bench, size_t has_prefetch);

@@ -13,7 +13,9 @@
  *     steps     A stack of equal layers, one FP8 weight each, cut over the ranks: a step acquires
  *               each unit, multiplies by its weight, and releases it. With prefetch the next unit
  *               is gathered meanwhile; a third run has the products alone, on one unit that stays.
- *               CSV: prefetch,ranks,driver,step_us,exposed_us   (medians; exposed: beyond products)
+ *               With NCCL the ring's buffer is not registered, a buffer, a window, in turn. CSV:
+ *               prefetch,ranks,driver,registered,step_us,exposed_us
+ *               (medians; exposed: beyond the products alone)
  *     gathers   all-gathers of a block of the pool.
  *               CSV: gather,ranks,driver,bytes,us,bus_bytes_per_us   (bus: over a link of a ring)
  *     wire      gathers, even and ragged, and reduce-scatters of 1 MiB to 1 GiB, by where their
@@ -49,17 +51,14 @@ typedef struct bench_options {
     const char *csv;
 } bench_options;
 
-/* The median time of `rounds` runs, one more before them to warm up; negative if one fails. */
-static double measure(dist_bench *bench, long rounds, dist_bench_work work, size_t argument) {
-    double times[DIST_BENCH_ROUNDS_MAX];
-    for (long i = -1; i < rounds; i++) {
-        if (dist_bench_line_up(bench) != TN_OK) return -1.0;
-        const double start_us = dist_bench_now_us();
-        if (work(bench, argument) != TN_OK) return -1.0;
-        if (tn_device_synchronize(bench->device) != TN_OK) return -1.0;
-        if (i >= 0) times[i] = dist_bench_now_us() - start_us;
-    }
-    return dist_bench_spread_of(times, rounds).median;
+/* The time of a run, from all ranks being there to the end of its work. */
+static tn_status time_work(dist_bench *bench, dist_bench_work work, size_t argument, double *us) {
+    tn_status status = dist_bench_line_up(bench);
+    const double start_us = dist_bench_now_us();
+    if (status == TN_OK) status = work(bench, argument);
+    if (status == TN_OK) status = tn_device_synchronize(bench->device);
+    *us = dist_bench_now_us() - start_us;
+    return status;
 }
 
 /* ---- parts ----------------------------------------------------------------------------------- */
@@ -68,30 +67,61 @@ static const char *driver_name(const bench_options *options) {
     return options->config.driver == TN_DRIVER_HOST ? "host" : "cuda";
 }
 
+/* A stack's steps with and without prefetch, and its products alone. */
+typedef struct step_times {
+    double alone[DIST_BENCH_ROUNDS_MAX], on[DIST_BENCH_ROUNDS_MAX], off[DIST_BENCH_ROUNDS_MAX];
+} step_times;
+
+/* All of them in turn, one round. */
+static tn_status time_steps(dist_bench *bench, step_times *times, long round) {
+    tn_status status = TN_OK;
+    for (int i = 0; status == TN_OK && i < bench->stack_count; i++) {
+        bench->stack = &bench->stacks[i];
+        status = time_work(bench, dist_bench_products, 0, &times[i].alone[round]);
+        if (status == TN_OK) status = time_work(bench, dist_bench_step, 1, &times[i].on[round]);
+        if (status == TN_OK) status = time_work(bench, dist_bench_step, 0, &times[i].off[round]);
+    }
+    return status;
+}
+
+static void print_steps(const dist_bench *bench, step_times *times, int stack, long rounds,
+                        const char *driver) {
+    const int ranks = tn_comm_size(bench->comm);
+    const double alone_us = dist_bench_spread_of(times->alone, rounds).median;
+    const double on_us = dist_bench_spread_of(times->on, rounds).median;
+    const double off_us = dist_bench_spread_of(times->off, rounds).median;
+    const char *registered = dist_bench_registered(&bench->stacks[stack]);
+    printf("on,%d,%s,%s,%.1f,%.1f\n", ranks, driver, registered, on_us, on_us - alone_us);
+    printf("off,%d,%s,%s,%.1f,%.1f\n", ranks, driver, registered, off_us, off_us - alone_us);
+}
+
 static int run_steps(dist_bench *bench, const bench_options *options) {
-    const char *driver = driver_name(options);
-    const double alone_us = measure(bench, options->wire.rounds, dist_bench_products, 0);
-    const double with_us = measure(bench, options->wire.rounds, dist_bench_step, 1);
-    const double without_us = measure(bench, options->wire.rounds, dist_bench_step, 0);
-    if (alone_us < 0 || with_us < 0 || without_us < 0) return 0;
-    if (tn_comm_rank(bench->comm) != 0) return 1;
-    printf("prefetch,ranks,driver,step_us,exposed_us\n");
-    printf("on,%d,%s,%.1f,%.1f\n", tn_comm_size(bench->comm), driver, with_us, with_us - alone_us);
-    printf("off,%d,%s,%.1f,%.1f\n", tn_comm_size(bench->comm), driver, without_us,
-           without_us - alone_us);
-    return 1;
+    const long rounds = options->wire.rounds;
+    step_times *times = calloc(DIST_BENCH_STACKS, sizeof *times);
+    tn_status status = times ? dist_bench_make_stacks(bench) : TN_OUT_OF_HOST_MEMORY;
+    for (long round = -1; status == TN_OK && round < rounds; round++)
+        status = time_steps(bench, times, round < 0 ? 0 : round); /* the first warms up */
+    if (status == TN_OK && tn_comm_rank(bench->comm) == 0) {
+        printf("prefetch,ranks,driver,registered,step_us,exposed_us\n");
+        for (int i = 0; i < bench->stack_count; i++)
+            print_steps(bench, &times[i], i, rounds, driver_name(options));
+    }
+    free(times);
+    return status == TN_OK;
 }
 
 static int run_gathers(dist_bench *bench, const bench_options *options) {
-    const char *driver = driver_name(options);
     const int ranks = tn_comm_size(bench->comm);
+    double times[DIST_BENCH_ROUNDS_MAX];
     if (tn_comm_rank(bench->comm) == 0) printf("gather,ranks,driver,bytes,us,bus_bytes_per_us\n");
     for (size_t bytes = 4096; bytes <= dist_bench_gather_bytes(bench); bytes *= 8) {
-        const double us = measure(bench, options->wire.rounds, dist_bench_gather, bytes);
-        if (us < 0) return 0;
+        for (long i = -1; i < options->wire.rounds; i++)
+            if (time_work(bench, dist_bench_gather, bytes, &times[i < 0 ? 0 : i]) != TN_OK)
+                return 0;
+        const double us = dist_bench_spread_of(times, options->wire.rounds).median;
         if (tn_comm_rank(bench->comm) != 0) continue;
-        printf("all_gather,%d,%s,%zu,%.1f,%.1f\n", ranks, driver, bytes * (size_t)ranks, us,
-               (double)bytes * (ranks - 1) / us);
+        printf("all_gather,%d,%s,%zu,%.1f,%.1f\n", ranks, driver_name(options),
+               bytes * (size_t)ranks, us, (double)bytes * (ranks - 1) / us);
     }
     return 1;
 }

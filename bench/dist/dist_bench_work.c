@@ -1,5 +1,8 @@
-/* A sharded stack of weights: see dist_bench.h. Contents are zeros: no time depends on them. */
+/* Sharded stacks of weights: see dist_bench.h. Contents are zeros: no time depends on them. */
 #include "dist_bench.h"
+
+#include <stdio.h>
+#include <string.h>
 
 #define TRY(call)                                                                                  \
     do {                                                                                           \
@@ -49,26 +52,39 @@ static tn_status open_comm(dist_bench *bench, const dist_bench_config *config) {
     return tn_scope_create(&scope, &bench->scope);
 }
 
-static tn_status make_layer(dist_bench *bench, int layer) {
+static tn_status make_layer(dist_bench *bench, dist_bench_stack *stack, int layer) {
     tn_ring_unit_config unit = TN_RING_UNIT_CONFIG_INIT;
     size_t bytes;
     TRY(make(bench, TN_FORMAT_FP8_BLOCK_2D, TN_E4M3, bench->width, bench->width,
-             &bench->weights[layer]));
+             &stack->weights[layer]));
     TRY(tn_shard_bytes(bench->plan, tn_comm_rank(bench->comm), &bytes));
     if (bytes) {
-        TRY(make(bench, TN_FORMAT_PLAIN, TN_BYTE, 1, (int64_t)bytes, &bench->shards[layer]));
-        TRY(tn_plane_fill(bench->shards[layer], TN_PLANE_DATA, 0, bench->stream));
+        TRY(make(bench, TN_FORMAT_PLAIN, TN_BYTE, 1, (int64_t)bytes, &stack->shards[layer]));
+        TRY(tn_plane_fill(stack->shards[layer], TN_PLANE_DATA, 0, bench->stream));
     }
     unit.plan = bench->plan;
-    unit.shard = bench->shards[layer];
-    unit.tensors = &bench->weights[layer];
+    unit.shard = stack->shards[layer];
+    unit.tensors = &stack->weights[layer];
     unit.tensor_count = 1;
-    return tn_ring_unit_add(bench->ring, &unit, &bench->units[layer]);
+    return tn_ring_unit_add(stack->ring, &unit, &stack->units[layer]);
 }
 
-static tn_status make_ring(dist_bench *bench) {
-    tn_shard_plan_config plan = TN_SHARD_PLAN_CONFIG_INIT;
+static tn_status make_stack(dist_bench *bench, tn_ring_register registration) {
+    dist_bench_stack *stack = &bench->stacks[bench->stack_count++];
     tn_ring_config ring = TN_RING_CONFIG_INIT;
+    ring.scope = bench->scope;
+    ring.comm = bench->comm;
+    ring.stream = bench->side;
+    ring.registration = registration;
+    TRY(tn_ring_create(&ring, &stack->ring));
+    for (int i = 0; i < DIST_BENCH_LAYERS; i++)
+        TRY(make_layer(bench, stack, i));
+    return tn_ring_seal(stack->ring);
+}
+
+tn_status dist_bench_make_stacks(dist_bench *bench) {
+    const int registers = strcmp(tn_comm_engine_name(bench->comm), "NCCL") == 0;
+    tn_shard_plan_config plan = TN_SHARD_PLAN_CONFIG_INIT;
     const tn_shard_tensor weight = {.format = TN_FORMAT_FP8_BLOCK_2D,
                                     .dtype = TN_E4M3,
                                     .rows = bench->width,
@@ -77,13 +93,20 @@ static tn_status make_ring(dist_bench *bench) {
     plan.tensor_count = 1;
     plan.rank_count = tn_comm_size(bench->comm);
     TRY(tn_shard_plan_create(&plan, &bench->plan));
-    ring.scope = bench->scope;
-    ring.comm = bench->comm;
-    ring.stream = bench->side;
-    TRY(tn_ring_create(&ring, &bench->ring));
-    for (int i = 0; i < DIST_BENCH_LAYERS; i++)
-        TRY(make_layer(bench, i));
-    return tn_ring_seal(bench->ring);
+    TRY(make_stack(bench, TN_RING_REGISTER_NONE));
+    bench->stack = &bench->stacks[0];
+    if (!registers) return TN_OK;
+    TRY(make_stack(bench, TN_RING_REGISTER_BUFFER));
+    return make_stack(bench, TN_RING_REGISTER_AUTO);
+}
+
+const char *dist_bench_registered(const dist_bench_stack *stack) {
+    static const char *const names[] = {"no", "buffer", "window"};
+    tn_ring_stats stats = TN_RING_STATS_INIT;
+    if (tn_ring_stats_get(stack->ring, &stats) != TN_OK) return "unknown";
+    if (stats.register_status != TN_OK)
+        fprintf(stderr, "tenure-bench-dist: a ring's buffer: %s\n", stats.register_text);
+    return names[stats.registered];
 }
 
 static tn_status make_operands(dist_bench *bench) {
@@ -103,7 +126,6 @@ tn_status dist_bench_open(dist_bench *bench, const dist_bench_config *config) {
     TRY(dist_bench_meet(bench, config));
     TRY(open_device(bench, config));
     TRY(open_comm(bench, config));
-    TRY(make_ring(bench));
     return make_operands(bench);
 }
 
@@ -114,7 +136,8 @@ static void note(tn_status *status, tn_status of_call) {
 
 tn_status dist_bench_close(dist_bench *bench) {
     tn_status status = TN_OK;
-    note(&status, tn_ring_destroy(bench->ring));
+    for (int i = 0; i < bench->stack_count; i++)
+        note(&status, tn_ring_destroy(bench->stacks[i].ring));
     note(&status, tn_scope_close(bench->scope));
     tn_shard_plan_destroy(bench->plan);
     note(&status, tn_comm_destroy(bench->comm));
@@ -132,7 +155,7 @@ static tn_status multiply(dist_bench *bench, int layer) {
     tn_gemm_args args = TN_GEMM_ARGS_INIT;
     args.form = TN_GEMM_FPROP;
     args.a = bench->x;
-    args.b = bench->weights[layer];
+    args.b = bench->stack->weights[layer];
     args.d = bench->y;
     args.scope = bench->scope;
     return tn_gemm(&args, bench->stream);
@@ -141,11 +164,11 @@ static tn_status multiply(dist_bench *bench, int layer) {
 tn_status dist_bench_step(dist_bench *bench, size_t has_prefetch) {
     const tn_scope none = {0};
     for (int i = 0; i < DIST_BENCH_LAYERS; i++) {
-        TRY(tn_ring_acquire(bench->ring, bench->units[i], none, bench->stream));
+        TRY(tn_ring_acquire(bench->stack->ring, bench->stack->units[i], none, bench->stream));
         if (has_prefetch && i + 1 < DIST_BENCH_LAYERS)
-            TRY(tn_ring_prefetch(bench->ring, bench->units[i + 1]));
+            TRY(tn_ring_prefetch(bench->stack->ring, bench->stack->units[i + 1]));
         TRY(multiply(bench, i));
-        TRY(tn_ring_release(bench->ring, bench->units[i]));
+        TRY(tn_ring_release(bench->stack->ring, bench->stack->units[i]));
     }
     return TN_OK;
 }
@@ -153,10 +176,10 @@ tn_status dist_bench_step(dist_bench *bench, size_t has_prefetch) {
 tn_status dist_bench_products(dist_bench *bench, size_t ignored) {
     const tn_scope none = {0};
     (void)ignored;
-    TRY(tn_ring_acquire(bench->ring, bench->units[0], none, bench->stream));
+    TRY(tn_ring_acquire(bench->stack->ring, bench->stack->units[0], none, bench->stream));
     for (int i = 0; i < DIST_BENCH_LAYERS; i++)
         TRY(multiply(bench, 0));
-    return tn_ring_release(bench->ring, bench->units[0]);
+    return tn_ring_release(bench->stack->ring, bench->stack->units[0]);
 }
 
 size_t dist_bench_gather_bytes(const dist_bench *bench) {
