@@ -153,6 +153,8 @@ class Bench:
         with torch.device(self.device):
             model = Stack(self.options)
         model = shard(model, self.mesh, self.options, has_prefetch)
+        if self.is_cuda:
+            torch.cuda.empty_cache()  # of the whole parameters
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
         def step():

@@ -146,6 +146,8 @@ static tn_status time_alone(sharded_job *job, int rounds, sharded_result *result
 static tn_status measure_job(sharded_job *job, int rounds, sharded_result *result) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     size_t driver_bytes;
+    SHARDED_TRY(tn_device_synchronize(job->place->device));
+    SHARDED_TRY(tn_pool_trim(job->place->pool, 0, NULL)); /* of what was there to begin with */
     SHARDED_TRY(warm_up(job));
     SHARDED_TRY(time_steps(job, rounds, result));
     SHARDED_TRY(tn_pool_stats_get(job->place->pool, &stats));
