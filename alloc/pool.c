@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "driver_state.h"
 #include "event_ring.h"
 #include "host_alloc.h"
 #include "no_wait.h"
@@ -369,6 +370,39 @@ tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes)
         pthread_mutex_unlock(&pool->mutex);
     }
     if (status == TN_OK && released_bytes) *released_bytes = released;
+    return status;
+}
+
+/* The soft limit stays below the hard one; where there was none, there is none. */
+static tn_status set_limit_locked(tn_pool *pool, size_t limit) {
+    size_t released = 0;
+    size_t reserved;
+    if (tn__pool_reserved_bytes(pool) > limit) TN_TRY(trim_locked(pool, limit, &released));
+    reserved = tn__pool_reserved_bytes(pool);
+    if (reserved > limit) {
+        return TN_FAIL(TN_IN_USE,
+                       "tn_pool_limit_set: pool %s holds %zu bytes that are in use, more than %zu",
+                       pool->name, reserved, limit);
+    }
+    if (pool->soft_limit_bytes == pool->limit_bytes || pool->soft_limit_bytes > limit) {
+        pool->soft_limit_bytes = limit;
+    }
+    pool->limit_bytes = limit;
+    return TN_OK;
+}
+
+tn_status tn_pool_limit_set(tn_pool *pool, size_t limit_bytes) {
+    tn_status status;
+    TN_REQUIRE(pool, "tn_pool_limit_set: pool is NULL");
+    TN_TRY(tn__driver_require_present("tn_pool_limit_set"));
+    if (pool->backing->kind == TN_BACKING_ASYNC) {
+        return TN_FAIL(TN_UNSUPPORTED, "tn_pool_limit_set: the driver keeps the limit of an ASYNC "
+                                       "pool, and takes it once");
+    }
+    pthread_mutex_lock(&pool->mutex);
+    tn__error_scope_begin();
+    status = tn__error_scope_end(set_limit_locked(pool, limit_bytes ? limit_bytes : SIZE_MAX));
+    pthread_mutex_unlock(&pool->mutex);
     return status;
 }
 

@@ -64,6 +64,11 @@ typedef struct tn_process_limits {
 
 TN_API TN_MUST_USE tn_status tn_process_limits_get(tn_process_limits *out);
 
+/* The most that the pool may reserve, anew; 0: no limit but the device. Gives idle memory back if
+ * the pool holds more. TN_IN_USE if it then still does: the limit is as it was. TN_UNSUPPORTED for
+ * ASYNC pools, whose driver is told the limit once. */
+TN_API TN_MUST_USE tn_status tn_pool_limit_set(tn_pool *pool, size_t limit_bytes);
+
 /* What stands in the way of a request that the pool can not serve. */
 typedef enum tn_pressure_cause {
     TN_PRESSURE_DEVICE,        /* the device has no more */

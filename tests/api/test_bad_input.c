@@ -203,6 +203,7 @@ static void calls_on_no_pool(void **state) {
     (void)state;
     REFUSED(tn_pool_trim(NULL, 0, &released));
     assert_int_equal(released, 7);
+    REFUSED(tn_pool_limit_set(NULL, 0));
     REFUSED(tn_pool_stats_get(NULL, &stats));
     REFUSED(tn_pool_stats_get(f.pool, NULL));
     stats.size = 8;

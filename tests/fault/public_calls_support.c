@@ -217,6 +217,11 @@ static tn_status run_pool_destroy(public_subject *s) {
 }
 static tn_status run_trim_pages(public_subject *s) { return tn_pool_trim(s->pages, 0, NULL); }
 static tn_status run_trim_plain(public_subject *s) { return tn_pool_trim(s->plain, 0, NULL); }
+static tn_status run_limit_set(public_subject *s) {
+    tn_pool_stats stats = test_pool_stats(s->pages);
+    return tn_pool_limit_set(s->pages, stats.reserved_bytes);
+}
+static void end_limit(public_subject *s) { EXPECT_OK(tn_pool_limit_set(s->pages, 0)); }
 static tn_status run_stats_get(public_subject *s) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     return tn_pool_stats_get(s->pages, &stats);
@@ -463,6 +468,7 @@ const public_call public_calls[] = {
     {"tn_pool_destroy", made_idle_pool, run_pool_destroy, NULL, GIVES_BACK | ENDS},
     {"tn_pool_trim", NULL, run_trim_pages, NULL, GIVES_BACK},
     {"tn_pool_trim", NULL, run_trim_plain, NULL, GIVES_BACK},
+    {"tn_pool_limit_set", NULL, run_limit_set, end_limit, PURE},
     {"tn_pool_stats_get", NULL, run_stats_get, NULL, PURE},
     {"tn_pool_stats_reset_peaks", NULL, run_reset_peaks, NULL, PURE},
     {"tn_pool_check", NULL, run_check, NULL, PURE},

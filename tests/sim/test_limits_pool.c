@@ -174,12 +174,49 @@ static void reservations_in_which_nothing_lies_make_room_for_larger_ones(void **
     close_fixture(&f);
 }
 
+/* A limit that is set later: idle memory goes back for it, live memory does not. */
+static void a_limit_can_be_set_anew(void **state) {
+    tn_pool_config config = config_of(TN_BACKING_VMM, 0, 0);
+    fixture f;
+    void *x;
+    void *y = NULL;
+    (void)state;
+    open_fixture(&f, 1 * GIB, &config);
+    x = test_take(f.pool, 40 * MIB, f.a);
+    y = test_take(f.pool, 200 * MIB, f.a);
+    test_give(f.pool, y, f.a);
+    EXPECT_OK(tn_stream_synchronize(f.device, f.a));
+    EXPECT_STATUS(tn_pool_limit_set(f.pool, 38 * MIB), TN_IN_USE);
+    EXPECT_OK(tn_pool_limit_set(f.pool, 100 * MIB));
+    assert_true(test_pool_stats(f.pool).reserved_bytes <= 100 * MIB);
+    y = NULL;
+    EXPECT_STATUS(tn_alloc(f.pool, 80 * MIB, f.a, NULL, &y), TN_OUT_OF_DEVICE_MEMORY);
+    EXPECT_ERROR_HAS("limit 104857600");
+    y = test_take(f.pool, 56 * MIB, f.a);
+    EXPECT_OK(tn_pool_limit_set(f.pool, 0));
+    test_give(f.pool, test_take(f.pool, 800 * MIB, f.a), f.a);
+    test_give(f.pool, x, f.a);
+    test_give(f.pool, y, f.a);
+    close_fixture(&f);
+}
+
+static void a_drivers_pool_keeps_its_limit(void **state) {
+    tn_pool_config config = config_of(TN_BACKING_ASYNC, 0, 0);
+    fixture f;
+    (void)state;
+    open_fixture(&f, 0, &config);
+    EXPECT_STATUS(tn_pool_limit_set(f.pool, 64 * MIB), TN_UNSUPPORTED);
+    close_fixture(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(above_the_soft_limit_busy_memory_moves_first),
         cmocka_unit_test(above_the_soft_limit_idle_segments_go_back_first),
         cmocka_unit_test(growth_above_the_soft_limit_is_allowed_up_to_the_hard_one),
         cmocka_unit_test(a_soft_limit_above_the_hard_one_is_refused),
+        cmocka_unit_test(a_limit_can_be_set_anew),
+        cmocka_unit_test(a_drivers_pool_keeps_its_limit),
         cmocka_unit_test(addresses_have_a_budget),
         cmocka_unit_test(reservations_in_which_nothing_lies_make_room_for_larger_ones),
     };
