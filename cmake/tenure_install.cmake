@@ -1,6 +1,6 @@
 # Installed: libraries, headers as <tenure/...>, programs, find_package(tenure), and for pkg-config
-# tenure, tenure-ops and tenure-dist. The installed tree can be moved: nothing in it names its own
-# folder.
+# tenure, tenure-ops, tenure-dist and tenure-adapters. The installed tree can be moved: nothing in
+# it names its own folder.
 include(CMakePackageConfigHelpers)
 
 get_property(libraries GLOBAL PROPERTY TENURE_LIBRARIES)
@@ -29,7 +29,7 @@ install(FILES ${CMAKE_BINARY_DIR}/tenure-config.cmake
 set(pkg_config_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH TENURE_PC_TO_PREFIX ${pkg_config_dir} ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" TENURE_PC_TO_PREFIX "${TENURE_PC_TO_PREFIX}")
-foreach(package tenure tenure-ops tenure-dist)
+foreach(package tenure tenure-ops tenure-dist tenure-adapters)
   if(TARGET ${package})
     configure_file(cmake/${package}.pc.in ${CMAKE_BINARY_DIR}/${package}.pc @ONLY)
     install(FILES ${CMAKE_BINARY_DIR}/${package}.pc

@@ -2,6 +2,7 @@
 #
 #   unit, sim, fault, fuzz   linked with the static archives: they see private symbols
 #   emulation                likewise, and with a device that runs the CUDA kernels on the CPU
+#   adapters                 likewise, and with the adapters; also tests in C++
 #   api, gpu, misuse         linked with the shared libraries: public headers only
 #   process                  linked with no library of ours: they load them
 #   cli                      likewise, and with what the programs under bench share
@@ -25,6 +26,7 @@ function(tenure_add_kind_support kind)
   file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/*_support.c)
   if(sources)
     add_library(tenure_${kind}_support OBJECT ${sources})
+    target_include_directories(tenure_${kind}_support PRIVATE adapters)
     target_link_libraries(tenure_${kind}_support PRIVATE tenure_test_support)
   endif()
 endfunction()
@@ -55,6 +57,10 @@ function(tenure_add_test kind source linkage)
   if(TENURE_CUDA_INCLUDE_DIRS AND short MATCHES "abi|gpu")
     target_include_directories(${target} SYSTEM PRIVATE ${TENURE_CUDA_INCLUDE_DIRS})
   endif()
+  if(kind STREQUAL "adapters")
+    target_include_directories(${target} PRIVATE adapters adapters/torch)
+    target_link_libraries(${target} PRIVATE tenure-torch-internal)
+  endif()
   foreach(library tenure-dist tenure-ops tenure)
     if(TARGET ${library}${linkage})
       target_link_libraries(${target} PRIVATE ${library}${linkage})
@@ -80,9 +86,9 @@ function(tenure_set_test_properties test)
     ENVIRONMENT "TENURE_SIM_STRICT_UNLOAD=1;${TENURE_SANITIZER_ENVIRONMENT}")
 endfunction()
 
-foreach(kind unit sim fault fuzz)
+foreach(kind unit sim fault fuzz adapters)
   tenure_add_kind_support(${kind})
-  file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
+  file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c tests/${kind}/test_*.cpp)
   foreach(source ${sources})
     tenure_add_test(${kind} ${source} -internal)
   endforeach()
@@ -113,6 +119,15 @@ file(GLOB sources CONFIGURE_DEPENDS tests/process/test_*.c)
 foreach(source ${sources})
   tenure_add_test(process ${source} -unlinked)
 endforeach()
+
+# What stands in for torch's libraries in adapters/torch_shim.
+foreach(library c10 c10_cuda)
+  add_library(tenure_test_${library} SHARED tests/adapters/c10/${library}_error.cpp)
+  set_target_properties(tenure_test_${library} PROPERTIES OUTPUT_NAME ${library}
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/c10)
+  add_dependencies(adapters_test_torch_shim tenure_test_${library})
+endforeach()
+target_link_libraries(tenure_test_c10_cuda PRIVATE tenure_test_c10)
 
 include(simulation)
 # The NVTX tool that tests/unit/test_nvtx_memory.c has injected.

@@ -23,6 +23,8 @@ LIBRARIES = [
     ("libtenure.so", "alloc/tenure.map", ("alloc", "tensor")),
     ("libtenure-ops.so", "ops/tenure_ops.map", ("ops",)),
     ("libtenure-dist.so", "dist/tenure_dist.map", ("dist",)),
+    ("libtenure-adapters.so", "adapters/tenure_adapters.map", ("adapters",)),
+    ("libtenure-torch.so", "adapters/torch/tenure_torch.map", ("adapters/torch",)),
 ]
 MACROS = {"TN_API": PUBLIC, "TN_SISTER_API": PRIVATE}
 DECLARATION = re.compile(r"^[ \t]*(TN_API|TN_SISTER_API)\b([^;{]*)[;{]", re.M)

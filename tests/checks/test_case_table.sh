@@ -15,7 +15,8 @@ for word in $(sed -n 's/^|[^|]*|[^|]*|\(.*\)|$/\1/p' "$source/docs/cases.md" | t
             kind=${word%%/*}
             name=${word#*/}
             program=
-            for file in "$source/tests/$kind/test_$name.c" "$source/tests/$kind/test_$name.sh"; do
+            for file in "$source/tests/$kind/test_$name.c" \
+                "$source/tests/$kind/test_$name.cpp" "$source/tests/$kind/test_$name.sh"; do
                 [ -f "$file" ] && program=$file
             done
             named=$((named + 1))

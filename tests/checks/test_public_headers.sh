@@ -5,7 +5,7 @@ source=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 warnings="-Wall -Wextra -Wpedantic -Werror -fsyntax-only"
-folders="-I$source -I$source/alloc -I$source/tensor -I$source/ops -I$source/dist"
+folders="-I$source -I$source/alloc -I$source/tensor -I$source/ops -I$source/dist -I$source/adapters"
 
 # The header alone, and each of its initializer macros used once.
 compiles() { # HEADER
@@ -31,13 +31,13 @@ unsized() { # HEADER
 
 count=0
 for header in $(cd "$source" && ls alloc/tenure_*.h tensor/tenure_*.h ops/tenure_*.h \
-    dist/tenure_*.h); do
+    dist/tenure_*.h adapters/tenure_*.h adapters/torch/tenure_*.h); do
     compiles "$header"
     found=$(unsized "$source/$header")
     [ -z "$found" ] || { echo "FAIL: no size in front: $found"; exit 1; }
     count=$((count + 1))
 done
-[ "$count" -ge 13 ] || { echo "FAIL: only $count public headers"; exit 1; }
+[ "$count" -ge 15 ] || { echo "FAIL: only $count public headers"; exit 1; }
 
 # Both checks can fail.
 printf 'typedef struct tn_bad_config {\n    int class;\n} tn_bad_config;\n' > "$work/planted.h"

@@ -18,13 +18,20 @@ needed() {
 command -v readelf > /dev/null || { echo "skipped: readelf is missing (binutils)"; exit 77; }
 [ -f "$build/libtenure.so" ] || { echo "FAIL: no $build/libtenure.so"; exit 1; }
 
-for library in libtenure.so libtenure-simcuda.so; do
+for library in libtenure.so libtenure-simcuda.so libtenure-adapters.so libtenure-torch.so; do
     [ -f "$build/$library" ] || continue
     found=$(needed "$build/$library")
     echo "$library needs:" $found
     for name in $found; do
         case $name in
             libc.so.* | libm.so.* | libz.so.* | libpthread.so.* | libdl.so.* | ld-linux*) ;;
+            libtenure.so.* | libtenure-adapters.so.*)
+                case $library in
+                    libtenure-adapters.so | libtenure-torch.so) ;;
+                    *) fail "$library needs $name" ;;
+                esac ;;
+            libstdc++.so.*) # torch itself needs it
+                [ "$library" = libtenure-torch.so ] || fail "$library needs $name" ;;
             libgcc_s.so.* | libasan.so.* | libubsan.so.* | libtsan.so.* | libgcov*) ;;
             *) fail "$library needs $name" ;;
         esac

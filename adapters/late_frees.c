@@ -1,0 +1,135 @@
+/* Frees that can not be done at once: see late_frees.h. */
+#include "adapter_device.h"
+#include "host_alloc.h"
+
+/* A wait is worth it for this part of the device's memory, and never for less than the least. */
+enum { PART_OF_DEVICE = 64, LEAST_BYTES = 64 << 20 };
+
+void tn__late_frees_init(tn__late_frees *late, size_t device_bytes) {
+    size_t part = device_bytes / PART_OF_DEVICE;
+    pthread_mutex_init(&late->mutex, NULL);
+    late->bytes_max = part > LEAST_BYTES ? part : LEAST_BYTES;
+}
+
+static tn__late_free *pop(tn__late_free **list) {
+    tn__late_free *item = *list;
+    if (item) *list = item->next;
+    return item;
+}
+
+static void push(tn__late_free **list, tn__late_free *item) {
+    item->next = *list;
+    *list = item;
+}
+
+void tn__late_frees_deinit(tn__late_frees *late) {
+    pthread_mutex_destroy(&late->mutex);
+    while (late->spare)
+        tn__host_free(pop(&late->spare));
+    while (late->list)
+        tn__host_free(pop(&late->list));
+}
+
+/* ---- add ------------------------------------------------------------------------------------- */
+
+tn_status tn__late_frees_promise(tn__late_frees *late) {
+    tn__late_free *item = tn__host_alloc(1, sizeof *item);
+    if (!item) return TN_OUT_OF_HOST_MEMORY;
+    pthread_mutex_lock(&late->mutex);
+    push(&late->spare, item);
+    pthread_mutex_unlock(&late->mutex);
+    return TN_OK;
+}
+
+void tn__late_frees_unpromise(tn__late_frees *late) {
+    tn__late_free *item;
+    pthread_mutex_lock(&late->mutex);
+    item = pop(&late->spare);
+    pthread_mutex_unlock(&late->mutex);
+    tn__host_free(item);
+}
+
+static void add_item(tn__late_frees *late, tn__late_free *item) {
+    pthread_mutex_lock(&late->mutex);
+    push(&late->list, item);
+    late->bytes += item->bytes;
+    pthread_mutex_unlock(&late->mutex);
+}
+
+tn_status tn__late_frees_add(tn__late_frees *late, void *block, tn_stream stream, size_t bytes,
+                             int is_promised) {
+    tn__late_free *item = NULL;
+    if (is_promised) {
+        pthread_mutex_lock(&late->mutex);
+        item = pop(&late->spare);
+        pthread_mutex_unlock(&late->mutex);
+    }
+    if (!item) item = tn__host_alloc(1, sizeof *item);
+    if (!item) return TN_OUT_OF_HOST_MEMORY;
+    *item = (tn__late_free){NULL, block, stream, bytes};
+    add_item(late, item);
+    return TN_OK;
+}
+
+int tn__late_frees_are_many(tn__late_frees *late) {
+    int are_many;
+    pthread_mutex_lock(&late->mutex);
+    are_many = late->bytes >= late->bytes_max;
+    pthread_mutex_unlock(&late->mutex);
+    return are_many;
+}
+
+/* ---- flush ----------------------------------------------------------------------------------- */
+
+/* Takes the whole list: what is added meanwhile was not there when the devices were waited for. */
+static tn__late_free *take_list(tn__late_frees *late, size_t *bytes) {
+    tn__late_free *list;
+    pthread_mutex_lock(&late->mutex);
+    list = late->list;
+    *bytes = late->bytes;
+    late->list = NULL;
+    late->bytes = 0;
+    pthread_mutex_unlock(&late->mutex);
+    return list;
+}
+
+/* TN_INVALID_STATE: not yet. */
+static tn_status free_item(tn__adapter *adapter, const tn__late_free *item, int is_idle) {
+    int is_ordered = item->bytes == 0;
+    if (!is_ordered && !is_idle) return TN_INVALID_STATE;
+    return tn__graph_memory_free(adapter, item->block, is_ordered ? item->stream : NULL);
+}
+
+static size_t free_list(tn__adapter *adapter, tn__late_free *list, int is_idle) {
+    size_t freed = 0;
+    while (list) {
+        tn__late_free *item = pop(&list);
+        tn_status status = free_item(adapter, item, is_idle);
+        if (status != TN_OK && status != TN_INVALID_ARGUMENT) {
+            add_item(&adapter->late, item);
+            continue;
+        }
+        if (status == TN_OK) {
+            freed++;
+        } else {
+            tn__framework_warn("a block was freed twice");
+        }
+        tn__host_free(item);
+    }
+    return freed;
+}
+
+size_t tn__late_frees_flush(tn__adapter *adapter, int may_wait) {
+    size_t bytes;
+    size_t freed;
+    tn__late_free *list = take_list(&adapter->late, &bytes);
+    int is_idle = 0;
+    if (!list) return 0;
+    tn__error_scope_begin();
+    if (may_wait && bytes > 0 && !tn__captures_are_open()) {
+        is_idle = tn__adapters_wait_idle() == TN_OK;
+    }
+    freed = free_list(adapter, list, is_idle);
+    (void)tn__error_scope_end(TN_OK);
+    return freed;
+}

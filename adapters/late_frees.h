@@ -1,0 +1,61 @@
+/* Frees that can not be done at once.
+ *
+ *     ordered     the block may not be freed on its stream now, which is in a capture that the
+ *                 block is no part of: tried again once that may have ended
+ *     unordered   nobody tells which streams use the block (cudaFree has no stream): done once the
+ *                 devices were seen idle
+ *
+ * Waiting for the devices at each free would stop them each time, so unordered frees are collected:
+ * one wait serves all that are there. It is made when they have grown to a part of the device's
+ * memory, when memory is short, and when caches are to be emptied; never while a framework captures
+ * a graph, which it would spoil.
+ *
+ * A free can not fail, and must not for want of memory: who takes a block that is freed unordered
+ * promises so, and an entry for it is made then.
+ *
+ * Invariants: a block in the list is live in its pool, once; bytes is the sum of unordered ones.
+ */
+#ifndef TENURE_LATE_FREES_H
+#define TENURE_LATE_FREES_H
+
+#include <pthread.h>
+
+#include "tenure_pool.h"
+
+struct tn__adapter;
+
+typedef struct tn__late_free {
+    struct tn__late_free *next;
+    void *block;
+    tn_stream stream; /* of an ordered one */
+    size_t bytes;     /* of an unordered one; 0: it is ordered */
+} tn__late_free;
+
+typedef struct tn__late_frees {
+    pthread_mutex_t mutex;
+    tn__late_free *list;
+    tn__late_free *spare; /* promised */
+    size_t bytes;
+    size_t bytes_max; /* beyond it the devices are waited for */
+} tn__late_frees;
+
+void tn__late_frees_init(tn__late_frees *late, size_t device_bytes);
+void tn__late_frees_deinit(tn__late_frees *late);
+
+/* One unordered free more can not fail; or one less is to come. TN_OUT_OF_HOST_MEMORY. */
+tn_status tn__late_frees_promise(tn__late_frees *late);
+void tn__late_frees_unpromise(tn__late_frees *late);
+
+/* bytes 0: an ordered free. What was promised takes its entry and can not fail; else
+ * TN_OUT_OF_HOST_MEMORY: the block is in no list. */
+tn_status tn__late_frees_add(tn__late_frees *late, void *block, tn_stream stream, size_t bytes,
+                             int is_promised);
+
+/* 1 if unordered frees have grown enough to be worth a wait. */
+int tn__late_frees_are_many(tn__late_frees *late);
+
+/* Frees what can be; waits for the devices first if may_wait and there are unordered ones. What can
+ * still not be freed stays in the list. Returns how many blocks were freed. */
+size_t tn__late_frees_flush(struct tn__adapter *adapter, int may_wait);
+
+#endif
