@@ -23,8 +23,8 @@ struct tn__comm_state {
 };
 
 /* Polls after a call that returned `code` until it is through or the time is up. Some return
- * ncclSuccess before (ncclCommSplit and ncclCommWindowRegister of 2.28), while the communicator takes
- * no other call. */
+ * ncclSuccess before (ncclCommSplit and ncclCommWindowRegister of 2.28), while the communicator
+ * takes no other call. */
 tn_status tn__nccl_finish(tn__comm_state *state, int code, const char *call);
 
 /* tn__comm_engine's start. */
