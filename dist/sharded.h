@@ -158,9 +158,9 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
 /* Gradients have no planes any more. */
 tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *unit);
 
-/* The bucket that comes round next is given up before the reduction of another one is put: whoever
- * gives it up waits for all that is on comm_stream by then. If it is leased, or the driver fails,
- * the next to take it gives it up, and says so. */
+/* The bucket that comes round next is given up, and the sums of what was in it are waited for, on
+ * `stream`, before the reduction of another one is put: either waits for all that is on comm_stream
+ * by then. If it is leased, or the driver fails, who comes next does so, and says so. */
 void tn__sharded_bucket_vacate(tn_sharded_model *model);
 
 /* TN_INVALID_STATE names a gradient that is not valid. */

@@ -225,12 +225,24 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
     return TN_OK;
 }
 
+/* `stream` is behind all that is on comm_stream now: with a read noted here, the update's waits for
+ * nothing that is put there later. */
+static tn_status await_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    tn_plane_view view;
+    tn_lease lease;
+    if (unit->gradient.value == 0) return TN_OK;
+    TN_TRY(tn_lease_begin(unit->gradient, TN_PLANE_DATA, TN_READ, model->config.stream, &lease,
+                          &view));
+    return tn__sharded_end_write(lease, TN_OK);
+}
+
 void tn__sharded_bucket_vacate(tn_sharded_model *model) {
     if (model->bucket_count == 0 || is_whole_sum(model)) return;
     tn__sharded_unit *owner = model->buckets[model->next_bucket].owner;
     if (!owner || owner->phase != TN__SHARDED_IDLE) return;
     tn__error_scope_begin();
     (void)tn__sharded_bucket_drop(model, owner);
+    (void)await_reduction(model, owner);
     (void)tn__error_scope_end(TN_OK);
 }
 

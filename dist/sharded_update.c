@@ -136,8 +136,9 @@ static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_a
 tn_status tn_sharded_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
     TN_TRY(check_update(model, args));
     if (!model->is_updating) TN_TRY(begin_update(model, args));
+    /* From the last unit on, whose gradient was reduced first. */
     for (; model->updated < model->unit_count; model->updated++)
-        TN_TRY(update_unit(model, model->units[model->updated], args));
+        TN_TRY(update_unit(model, model->units[model->unit_count - 1 - model->updated], args));
     return end_step(model);
 }
 

@@ -1,6 +1,8 @@
 /* What travels beside the layers of a sharded model, and what does not, on the simulated clock: in
  * a step whose order is known each layer begins where the one before it has ended, as long as a
- * gather and a reduction together take less than a layer. */
+ * gather and a reduction together take less than a layer; and the update begins with the last. */
+#include <string.h>
+
 #include "tenure_sharded.h"
 #include "tenure_simulated.h"
 #include "test_pools.h"
@@ -21,6 +23,7 @@ static tn_sharded_model *model;
 
 static tnsim_interval layers[PASSES];
 static int layer_count;
+static tnsim_interval first_update;
 
 static int is_about(double us, double expected_us) {
     return us > expected_us - 0.01 && us < expected_us + 0.01;
@@ -29,6 +32,9 @@ static int is_about(double us, double expected_us) {
 static void note_layer(void *context, const tnsim_interval *interval) {
     const double us = interval->end_us - interval->begin_us;
     (void)context;
+    if (strstr(interval->what, "adamw") && !strstr(interval->what, "advance") &&
+        first_update.end_us == 0.0)
+        first_update = *interval;
     if (!is_about(us, forward_us) && !is_about(us, backward_us)) return;
     if (layer_count < PASSES) layers[layer_count] = *interval;
     layer_count++;
@@ -139,6 +145,7 @@ static void a_layer_waits_for_no_reduction_of_the_one_before(void **state) {
     (void)state;
     step();
     step();
+    layer_count = 0;
     test_sim_get()->watch(note_layer, NULL);
     step();
     assert_int_equal(layer_count, PASSES);
@@ -150,9 +157,25 @@ static void a_layer_waits_for_no_reduction_of_the_one_before(void **state) {
     }
 }
 
+/* The reduction of the first unit, which is the last, takes travel_us from there on. */
+static void the_update_waits_for_no_reduction_but_its_own(void **state) {
+    (void)state;
+    step();
+    step();
+    memset(&first_update, 0, sizeof first_update);
+    layer_count = 0;
+    test_sim_get()->watch(note_layer, NULL);
+    step();
+    const double idle_us = first_update.begin_us - layers[PASSES - 1].end_us;
+    if (idle_us < 0.0 || idle_us > 20.0)
+        fail_msg("the first update begins %.3f us after the last layer has ended", idle_us);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_layer_waits_for_no_reduction_of_the_one_before, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(the_update_waits_for_no_reduction_but_its_own, set_up,
                                         tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
