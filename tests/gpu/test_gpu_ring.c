@@ -73,14 +73,17 @@ static void add_layer(int index) {
     assert_int_equal(out, index);
 }
 
-static void open_ring(void) {
+static void open_registered_ring(tn_ring_register registration) {
     tn_ring_config config = TN_RING_CONFIG_INIT;
     config.scope = gpu.scope, config.comm = comm;
+    config.registration = registration;
     EXPECT_OK(tn_ring_create(&config, &ring));
     for (int i = 0; i < UNITS; i++)
         add_layer(i);
     EXPECT_OK(tn_ring_seal(ring));
 }
+
+static void open_ring(void) { open_registered_ring(TN_RING_REGISTER_AUTO); }
 
 static void close_ring(void) {
     EXPECT_OK(tn_ring_destroy(ring));
@@ -148,10 +151,31 @@ static void steps_take_no_memory(void **state) {
     close_ring();
 }
 
+/* As NCCL 2.27 and later does it. */
+static void the_buffer_is_registered_as_it_is_wanted(void **state) {
+    static const tn_ring_register wanted[] = {TN_RING_REGISTER_AUTO, TN_RING_REGISTER_BUFFER,
+                                              TN_RING_REGISTER_NONE};
+    static const tn_ring_registered as[] = {TN_RING_REGISTERED_WINDOW, TN_RING_REGISTERED_BUFFER,
+                                            TN_RING_UNREGISTERED};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        tn_ring_stats stats = TN_RING_STATS_INIT;
+        open_registered_ring(wanted[i]);
+        EXPECT_OK(tn_ring_stats_get(ring, &stats));
+        printf("registering %zu bytes took %llu us%s%s\n", stats.buffer_bytes,
+               (unsigned long long)stats.register_us, *stats.register_text ? ": " : "",
+               stats.register_text);
+        assert_int_equal(stats.registered, as[i]);
+        run_step(1);
+        close_ring();
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_bring_what_the_shards_hold),
         cmocka_unit_test(steps_take_no_memory),
+        cmocka_unit_test(the_buffer_is_registered_as_it_is_wanted),
     };
     gpu_open(&gpu);
     if (!join()) return 77;
