@@ -245,7 +245,6 @@ tn_status tn__comm_check_window(tn_comm *comm, void *address, size_t bytes) {
     uint64_t start_us = now_us();
     tn_status status = TN_OK;
     int is_known = 0;
-    if (comm->rank_count == 1) return TN_OK; /* nobody to wait for */
     if (find_known(comm, &status)) return status;
     status = try_windows(comm, address, bytes, &is_known);
     if (is_known) remember(comm, status, now_us() - start_us);

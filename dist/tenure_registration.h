@@ -69,7 +69,7 @@ TN_API TN_MUST_USE tn_status tn_registration_info_get(const tn_registration *reg
 /* What the trial of windows has come to, on all ranks. */
 typedef struct tn_window_info {
     size_t size;
-    int is_known;      /* 0: no window has been asked for, or there is one rank */
+    int is_known;      /* 0: no window has been asked for */
     tn_status status;  /* TN_OK: they work; else why they are not used */
     uint64_t check_us; /* that the trial took on the host */
     char text[512];    /* the failure in words; "" */

@@ -6,7 +6,7 @@
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
 # for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, layer,
-# train, castpeers, peers, replay, sanitizer, soak (default: all). dlpack needs PyTorch, CuPy and
+# train, castpeers, peers, replay, sanitizer, soak, dist (default: all). dlpack needs PyTorch, CuPy and
 # JAX, float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line
 # for each cast and size; the lines of cast_peers.csv can be held to them.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
@@ -18,12 +18,13 @@ build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
 all="tests battery demo tensor dlpack float8 bench layer train castpeers peers \
-replay sanitizer soak"
+replay sanitizer soak dist"
 parts=${*:-$all}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 traces=${TRACES:-$root/bench/traces}
 plugins=${PLUGINS:-$build/plugins}
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
 failed=0
 mkdir -p "$out" || exit 1
 
@@ -106,6 +107,13 @@ for part in $parts; do
             "$build/tests/gpu_test_op_battery" --small
         ;;
     soak) record soak.txt "$build/tenure-soak" --seconds 300 --threads 8 --percent 95 ;;
+    dist)
+        # Over NCCL with a rank for each GPU; with two ranks on one GPU over MPI, where it is there.
+        record bench_dist_nccl.txt "$build/tenure-bench-dist" --engine nccl --ranks "$gpus" \
+            --csv "$out/bench_dist_nccl.csv"
+        [ -z "$(command -v mpirun)" ] || record bench_dist_mpi.txt mpirun -n 2 \
+            "$build/tenure-bench-dist" --driver cuda --csv "$out/bench_dist_mpi.csv"
+        ;;
     *)
         echo "there is no part '$part'" >&2
         exit 2

@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+#include "tenure_registration.h"
 #include "tenure_ring.h"
 
 enum { UNITS = 5, SIZE = 2048, STEPS = 4 };
@@ -157,6 +158,7 @@ static void the_buffer_is_registered_as_it_is_wanted(void **state) {
                                               TN_RING_REGISTER_NONE};
     static const tn_ring_registered as[] = {TN_RING_REGISTERED_WINDOW, TN_RING_REGISTERED_BUFFER,
                                             TN_RING_UNREGISTERED};
+    tn_window_info windows = TN_WINDOW_INFO_INIT;
     (void)state;
     for (int i = 0; i < 3; i++) {
         tn_ring_stats stats = TN_RING_STATS_INIT;
@@ -169,6 +171,10 @@ static void the_buffer_is_registered_as_it_is_wanted(void **state) {
         run_step(1);
         close_ring();
     }
+    EXPECT_OK(tn_comm_window_info_get(comm, &windows));
+    printf("trying windows out took %llu us\n", (unsigned long long)windows.check_us);
+    assert_int_equal(windows.is_known, 1);
+    EXPECT_OK(windows.status);
 }
 
 int main(void) {

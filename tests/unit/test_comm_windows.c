@@ -115,22 +115,9 @@ static void use_windows(const test_meeting *meeting) {
 
 static void windows_are_tried_out_once(void **state) {
     (void)state;
+    test_ranks_run(1, use_windows, NULL);
     test_ranks_run(2, use_windows, NULL);
     test_ranks_run(3, use_windows, NULL);
-}
-
-static void use_a_window_alone(const test_meeting *meeting) {
-    rank_state r = open_rank(meeting, LONG_US);
-    tn_registration *window = enroll(&r, BYTES, TN_REGISTER_WINDOW);
-    assert_string_equal(registering.log, "window 8192 ");
-    assert_int_equal(info_of(&r).is_known, 0);
-    EXPECT_OK(tn_comm_deregister(window));
-    close_rank(&r, TN_OK);
-}
-
-static void one_rank_has_nobody_to_try_them_with(void **state) {
-    (void)state;
-    test_ranks_run(1, use_a_window_alone, NULL);
 }
 
 /* ---- windows that do not --------------------------------------------------------------------- */
@@ -352,7 +339,6 @@ static void what_does_not_end_can_be_ended_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_are_tried_out_once),
-        cmocka_unit_test(one_rank_has_nobody_to_try_them_with),
         cmocka_unit_test(a_gather_that_hangs_in_a_window_is_given_up),
         cmocka_unit_test(wrong_contents_of_a_window_are_seen),
         cmocka_unit_test(a_rank_that_can_make_no_window_speaks_for_all),
