@@ -6,9 +6,9 @@
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
 # for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, layer,
-# train, castpeers, peers, replay, sanitizer, soak, dist (default: all). dlpack needs PyTorch, CuPy and
-# JAX, float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a line
-# for each cast and size; the lines of cast_peers.csv can be held to them.
+# train, castpeers, peers, replay, sanitizer, soak, dist (default: all). dlpack needs PyTorch, CuPy
+# and JAX, float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a
+# line for each cast and size; the lines of cast_peers.csv can be held to them.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
