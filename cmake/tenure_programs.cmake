@@ -15,6 +15,10 @@ if(support_sources)
     ${TENURE_CJSON_INCLUDE})
   target_link_libraries(tenure_bench_support PUBLIC tenure ZLIB::ZLIB ${TENURE_CJSON}
     ${CMAKE_DL_LIBS} m)
+  set(report_folder ${CMAKE_SOURCE_DIR}/bench/cli)
+  set_source_files_properties(bench/cli/report_assets.c PROPERTIES
+    COMPILE_DEFINITIONS TENURE_REPORT_FOLDER="${report_folder}"
+    OBJECT_DEPENDS "${report_folder}/report_style.css;${report_folder}/report_script.js")
 endif()
 
 # All that a program needs to run, libraries that it loads by itself included, and no test.

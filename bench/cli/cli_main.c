@@ -1,6 +1,7 @@
 /* The `tenure` command: finds the command and runs it.
  *
- * Exit status of every command: 0, 1 (the job failed), 2 (bad usage or input). Messages go to
+ * Exit status of every command: 0, 1 (the job failed), 2 (bad usage or input, or an output that can
+ * not be written). Messages go to
  * standard error, results to standard output.
  */
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "convert_command.h"
 #include "replay_command.h"
 #include "report_command.h"
 #include "simulate_command.h"
@@ -32,6 +34,8 @@ static const command commands[] = {
      replay_command_print_help},
     {"report", "make a page of a pool's snapshot or of a trace", report_command,
      report_command_print_help},
+    {"convert", "write a trace or a snapshot as a file of another kind", convert_command,
+     convert_command_print_help},
     {"simulate", "run a training step of a described model on simulated ranks", simulate_command,
      simulate_command_print_help},
     {"options", "print every option of the library, its value and where that came from",
@@ -125,8 +129,10 @@ static int run(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     int status = run(argc, argv);
-    /* A full disk shows only now; a result that nobody got is a failed job. */
+    /* A full disk shows only now. Where the output goes is the caller's, as the input is. */
+    errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout)) return status;
-    fprintf(stderr, "tenure: cannot write to standard output: %s\n", strerror(errno));
-    return status == 0 ? EXIT_FAILURE : status;
+    fprintf(stderr, "tenure: cannot write to standard output: %s\n",
+            errno ? strerror(errno) : "an earlier write has failed");
+    return EXIT_BAD_USAGE;
 }

@@ -1,10 +1,11 @@
-/* One self-contained HTML page: no script, no font and no picture from elsewhere.
+/* One self-contained HTML page: no style, script, font or picture from elsewhere.
  *
  *     html_page_begin(stream, "pool weights");
- *     html_section(stream, "Statistics");
+ *     html_card_begin(stream, "Statistics");
  *     html_table_begin(stream, "lrr", "name", "bytes", "share");
  *     html_cell(stream, "%s", name); ...
  *     html_table_end(stream);
+ *     html_card_end(stream);
  *     html_page_end(stream);
  *
  * Whatever comes from a file is escaped here. Failures of the stream are left to its ferror.
@@ -16,7 +17,10 @@
 
 void html_page_begin(FILE *stream, const char *title);
 void html_page_end(FILE *stream);
-void html_section(FILE *stream, const char *title);
+
+/* A part of the page with a title. What is too wide for the screen moves sideways within it. */
+void html_card_begin(FILE *stream, const char *title);
+void html_card_end(FILE *stream);
 
 /* A paragraph, and text within anything else. */
 void html_paragraph(FILE *stream, const char *format, ...) __attribute__((format(printf, 2, 3)));

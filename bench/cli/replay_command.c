@@ -14,7 +14,15 @@
 enum { EXIT_BAD_USAGE = 2 };
 
 /* Above every character, so that getopt's optopt tells long options from short ones. */
-enum { OPTION_DRIVER = 256, OPTION_MEMORY, OPTION_REPEAT, OPTION_JSON, OPTION_HELP };
+enum {
+    OPTION_DRIVER = 256,
+    OPTION_MEMORY,
+    OPTION_REPEAT,
+    OPTION_TRACE,
+    OPTION_SNAPSHOT,
+    OPTION_JSON,
+    OPTION_HELP
+};
 
 typedef struct replay_request {
     replay_options options;
@@ -29,12 +37,15 @@ static const char help_text[] =
     "TRACE is a file, plain or gzip, or - for standard input. Its first line names the format:\n"
     "  op,id,bytes,stream[,time_us[,address,owner]]   a,1,4096,0 allocates; f,1,, frees\n"
     "  Thread,Time,Action,Pointer,Size,Stream         a log of RMM\n"
+    "or a memory snapshot of PyTorch (torch.cuda.memory._dump_snapshot).\n"
     "\n"
     "  --driver sim|host|cuda   simulated GPU (default), CPU memory, or a real GPU\n"
     "  --device-memory SIZE     memory of the device, such as 40GiB (sim: 139GiB, host: 16GiB);\n"
     "                           with cuda, the most that the pool may take\n"
     "  --repeat N               play it N times (at most 64) through one pool; each pass's driver\n"
     "                           calls and times are in the JSON\n"
+    "  --trace FILE             write the pool's own trace: what went where\n"
+    "  --snapshot FILE          write a snapshot of the pool after the last event\n"
     "  --json                   print JSON\n"
     "  -h, --help               print this\n"
     "\n"
@@ -44,7 +55,7 @@ static const char help_text[] =
     "is the rest.\n"
     "\n"
     "Exit status: 0; 1 if an allocation failed, memory leaked or a race was found, or the device\n"
-    "failed; 2 if the trace or an option is wrong.\n";
+    "failed; 2 if the trace or an option is wrong, or an output can not be written.\n";
 
 void replay_command_print_help(void) { fputs(help_text, stdout); }
 
@@ -94,6 +105,8 @@ static int take_option(replay_request *request, int option, char **argv) {
     case OPTION_DRIVER: return take_driver(request, optarg);
     case OPTION_MEMORY: return take_memory(request, optarg);
     case OPTION_REPEAT: return take_repeat(request, optarg);
+    case OPTION_TRACE: request->options.own_trace_path = optarg; return 0;
+    case OPTION_SNAPSHOT: request->options.snapshot_path = optarg; return 0;
     case OPTION_JSON: request->as_json = 1; return 0;
     case 'h':
     case OPTION_HELP: request->wants_help = 1; return 0;
@@ -115,6 +128,8 @@ static int parse_request(int argc, char **argv, replay_request *request) {
         {"driver", required_argument, NULL, OPTION_DRIVER},
         {"device-memory", required_argument, NULL, OPTION_MEMORY},
         {"repeat", required_argument, NULL, OPTION_REPEAT},
+        {"trace", required_argument, NULL, OPTION_TRACE},
+        {"snapshot", required_argument, NULL, OPTION_SNAPSHOT},
         {"json", no_argument, NULL, OPTION_JSON},
         {"help", no_argument, NULL, OPTION_HELP},
         {NULL, 0, NULL, 0}};
@@ -149,7 +164,7 @@ int replay_command(int argc, char **argv) {
     replay_status status = replay_run(&request.options, &result);
     if (result.completed && !print_result(&request, &result)) {
         fprintf(stderr, "tenure replay: the result could not be written\n");
-        status = REPLAY_FAILED;
+        status = REPLAY_BAD_INPUT;
     }
     if (result.message[0]) fprintf(stderr, "tenure replay: %s\n", result.message);
     return (int)status;

@@ -6,11 +6,14 @@
  */
 #include "replay_engine.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "options.h"
 #include "progress.h"
@@ -45,7 +48,8 @@ typedef struct replay {
     size_t batch_count;
     tn_stream streams[TRACE_STREAMS_MAX];
     trace_event batch[BATCH_EVENTS];
-    trace_event *kept; /* all events, if there is a second pass */
+    char *own_trace_part; /* what is to be renamed when the trace is whole */
+    trace_event *kept;    /* all events, if there is a second pass */
     size_t kept_count;
     size_t kept_capacity;
     size_t kept_at;                       /* the next to be played */
@@ -146,6 +150,48 @@ static replay_status check_memory(replay *self) {
     return REPLAY_DONE;
 }
 
+/* Like output_file.h: whole under its name or not at all, but for devices and pipes. The pool
+ * writes the file and goes by its name for gzip. */
+static replay_status begin_own_trace(replay *self) {
+    const char *path = self->options->own_trace_path;
+    size_t length = path ? strlen(path) : 0;
+    struct stat about;
+    const char *written;
+    if (!path) return REPLAY_DONE;
+    if (stat(path, &about) != 0 || S_ISREG(about.st_mode)) {
+        int is_gzip = length > 3 && strcmp(path + length - 3, ".gz") == 0;
+        if (asprintf(&self->own_trace_part, "%s.part%s", path, is_gzip ? ".gz" : "") < 0) {
+            self->own_trace_part = NULL;
+            return fail(self, REPLAY_FAILED, "out of host memory");
+        }
+    }
+    written = self->own_trace_part ? self->own_trace_part : path;
+    if (tn_pool_trace_begin(self->pool, written) == TN_OK) return REPLAY_DONE;
+    free(self->own_trace_part);
+    self->own_trace_part = NULL;
+    return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());
+}
+
+static replay_status end_own_trace(replay *self) {
+    const char *path = self->options->own_trace_path;
+    if (!path) return REPLAY_DONE;
+    if (tn_pool_trace_end(self->pool) != TN_OK)
+        return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());
+    if (!self->own_trace_part) return REPLAY_DONE;
+    if (rename(self->own_trace_part, path) != 0)
+        return fail(self, REPLAY_BAD_INPUT, "the trace %s can not be written: %s", path,
+                    strerror(errno));
+    free(self->own_trace_part);
+    self->own_trace_part = NULL;
+    return REPLAY_DONE;
+}
+
+static replay_status write_snapshot(replay *self) {
+    const char *path = self->options->snapshot_path;
+    if (!path || tn_pool_snapshot_write(self->pool, path) == TN_OK) return REPLAY_DONE;
+    return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());
+}
+
 static replay_status open_pool(replay *self) {
     const replay_options *options = self->options;
     tn_pool_config config = TN_POOL_CONFIG_INIT;
@@ -163,7 +209,7 @@ static replay_status open_pool(replay *self) {
     if (status == TN_INVALID_ARGUMENT) return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());
     if (status != TN_OK) return fail_call(self, "tn_pool_create");
     self->result->page_bytes = tn_pool_page_bytes(self->pool);
-    return REPLAY_DONE;
+    return begin_own_trace(self);
 }
 
 static replay_status open_all(replay *self) {
@@ -240,8 +286,10 @@ static void recall_batch(replay *self) {
 
 static replay_status play_alloc(replay *self, const trace_event *event) {
     void *address = NULL;
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    options.owner = event->owner ? trace_reader_owner(self->reader, event->owner) : NULL;
     tn_status status =
-        tn_alloc(self->pool, event->bytes, self->streams[event->stream], NULL, &address);
+        tn_alloc(self->pool, event->bytes, self->streams[event->stream], &options, &address);
     self->blocks[event->slot] =
         (replay_block){status == TN_OK ? address : NULL, event->bytes, event->stream};
     if (status == TN_OK) return REPLAY_DONE;
@@ -421,6 +469,8 @@ static replay_status close_all(replay *self) {
     if (self->device && tn_device_destroy(self->device) != TN_OK)
         status = fail_call(self, "tn_device_destroy");
     trace_reader_close(self->reader);
+    if (self->own_trace_part) (void)unlink(self->own_trace_part);
+    free(self->own_trace_part);
     free(self->blocks);
     free(self->kept);
     return status;
@@ -462,6 +512,8 @@ replay_status replay_run(const replay_options *options, replay_result *result) {
     self->calls_at_open = self->calls_before;
     replay_status status = open_all(self);
     if (status == REPLAY_DONE) status = play_all(self);
+    if (status == REPLAY_DONE) status = end_own_trace(self);
+    if (status == REPLAY_DONE) status = write_snapshot(self);
     if (status == REPLAY_DONE) status = take_figures(self);
     replay_status freed = free_rest(self);
     if (status == REPLAY_DONE) status = freed;

@@ -35,9 +35,11 @@ typedef struct replay_options {
     size_t page_bytes;          /* 0: what the pool likes */
     uint32_t repeat_count;      /* passes; 0 and 1 are one */
     const char *progress_label; /* NULL: no progress line */
+    const char *own_trace_path; /* where the pool's own trace goes; NULL: there is none */
+    const char *snapshot_path;  /* of the pool after the last event; NULL: there is none */
 } replay_options;
 #define REPLAY_OPTIONS_INIT                                                                        \
-    { NULL, REPLAY_DRIVER_SIM, 0, 0, 1, NULL }
+    { NULL, REPLAY_DRIVER_SIM, 0, 0, 1, NULL, NULL, NULL }
 
 /* These are the exit statuses of `tenure replay`. */
 typedef enum replay_status {

@@ -1,113 +1,198 @@
-/* `tenure report`: finds out what a file is, and makes a page of it. See report_command.h. */
+/* `tenure report`: finds out what a file is, and makes a page of it. See report_command.h.
+ *
+ * The page is made whole in memory: what is refused leaves nothing behind, on standard output too.
+ */
 #include "report_command.h"
 
-#include <errno.h>
+#include <getopt.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "history_read.h"
+#include "html_page.h"
+#include "output_file.h"
+#include "pool_history.h"
+#include "report_history.h"
 #include "report_pages.h"
-#include "trace_reader.h"
 
-enum { EXIT_BAD_USAGE = 2 };
+enum { EXIT_BAD_USAGE = 2, ORDINAL_MAX = 1023 };
+enum { OPTION_OUTPUT = 256, OPTION_ORDINAL, OPTION_HELP };
+
+typedef struct report_request {
+    const char *input;
+    const char *output;
+    int ordinal;
+    int wants_help;
+} report_request;
 
 static const char help_text[] =
-    "Usage: tenure report FILE\n"
-    "Writes one self-contained HTML page about FILE to standard output.\n"
+    "Usage: tenure report FILE [options]\n"
+    "Writes one self-contained HTML page about FILE: live bytes by owner over time, the map of\n"
+    "addresses at any moment, owners, what is left at the end, and where memory ran out.\n"
     "\n"
-    "FILE is a snapshot of a pool (tn_pool_snapshot_write), a report of one as JSON\n"
-    "(tn_pool_report), or an allocation trace (`tenure help replay`; - for standard input).\n"
+    "FILE is an allocation trace (`tenure help replay`; - for standard input), a memory snapshot "
+    "of\n"
+    "PyTorch (torch.cuda.memory._dump_snapshot), a snapshot of a pool (tn_pool_snapshot_write), "
+    "or\n"
+    "a report of one as JSON (tn_pool_report).\n"
     "\n"
-    "Exit status: 0; 1 if memory is short; 2 if the file or an option is wrong.\n";
+    "  -o, --output PAGE   write the page to this file; without it, to standard output\n"
+    "  --ordinal N         the device, where a snapshot of PyTorch has several\n"
+    "  -h, --help          print this\n"
+    "\n"
+    "Exit status: 0; 1 if memory is short; 2 if the file or an option is wrong, or the page can\n"
+    "not be written: then a file of that name is as it was.\n";
 
 void report_command_print_help(void) { fputs(help_text, stdout); }
 
-static int bad_usage(const char *what, const char *word) {
-    fprintf(stderr, "tenure report: %s%s; see `tenure help report`\n", what, word);
+__attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, ...) {
+    va_list arguments;
+    fputs("tenure report: ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputs("; see `tenure help report`\n", stderr);
     return EXIT_BAD_USAGE;
 }
 
-/* ---- files ----------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------- */
 
-/* 1 if the file begins as JSON objects do. What can not be read is left to who reads it. */
-static int is_json(const char *path) {
-    FILE *file = strcmp(path, "-") == 0 ? NULL : fopen(path, "re");
-    int first = EOF;
-    if (!file) return 0;
-    do {
-        first = fgetc(file);
-    } while (first == ' ' || first == '\n' || first == '\t' || first == '\r');
-    fclose(file);
-    return first == '{';
+static int take_ordinal(report_request *request, const char *text) {
+    char *end = NULL;
+    long number = strtol(text, &end, 10);
+    if (end == text || *end || number < 0 || number > ORDINAL_MAX)
+        return bad_usage("--ordinal %s: expected a number from 0 to %d", text, ORDINAL_MAX);
+    request->ordinal = (int)number;
+    return 0;
 }
 
-/* The whole file with a 0 behind it. */
-static char *read_whole(FILE *file, size_t *bytes) {
-    size_t room = 1 << 16;
-    char *text = malloc(room);
-    *bytes = 0;
-    while (text) {
-        char *grown;
-        *bytes += fread(text + *bytes, 1, room - 1 - *bytes, file);
-        if (*bytes < room - 1) break;
-        room *= 2;
-        grown = realloc(text, room);
-        if (!grown) free(text);
-        text = grown;
+static int take_option(report_request *request, int option, char **argv) {
+    switch (option) {
+    case 'o':
+    case OPTION_OUTPUT: request->output = optarg; return 0;
+    case OPTION_ORDINAL: return take_ordinal(request, optarg);
+    case 'h':
+    case OPTION_HELP: request->wants_help = 1; return 0;
+    case ':': return bad_usage("option %s needs a value", argv[optind - 1]);
+    default:
+        if (optopt == 0) return bad_usage("unknown option %s", argv[optind - 1]);
+        if (optopt >= OPTION_OUTPUT) return bad_usage("%s: it takes no value", argv[optind - 1]);
+        return bad_usage("unknown option -%c", optopt);
     }
-    if (text) text[*bytes] = 0;
-    return text;
 }
 
-static int report_json(const char *path) {
-    char error[REPORT_ERROR_BYTES] = "it is no JSON object";
-    FILE *file = fopen(path, "re");
+static int parse_request(int argc, char **argv, report_request *request) {
+    static const struct option long_options[] = {
+        {"output", required_argument, NULL, OPTION_OUTPUT},
+        {"ordinal", required_argument, NULL, OPTION_ORDINAL},
+        {"help", no_argument, NULL, OPTION_HELP},
+        {NULL, 0, NULL, 0}};
+    int option = 0;
+    optind = 1;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, ":ho:", long_options, NULL)) != -1) {
+        int status = take_option(request, option, argv);
+        if (status != 0) return status;
+    }
+    if (request->wants_help) return 0;
+    if (optind == argc) return bad_usage("no file");
+    if (optind + 1 < argc) return bad_usage("unexpected argument %s", argv[optind + 1]);
+    request->input = argv[optind];
+    return 0;
+}
+
+/* ---- pages ----------------------------------------------------------------------------------- */
+
+static int out_of_memory(void) {
+    fprintf(stderr, "tenure report: out of host memory\n");
+    return EXIT_FAILURE;
+}
+
+static int complain(const char *error, int status) {
+    fprintf(stderr, "tenure report: %s\n", error);
+    return status;
+}
+
+/* A snapshot has a history; a report has sums only. */
+static int make_pool_page(const report_request *request, const cJSON *root, FILE *page) {
+    char error[HISTORY_ERROR_BYTES] = "";
+    memory_history *history = NULL;
+    int is_out_of_memory = 0;
+    int status = 0;
+    if (cJSON_GetObjectItemCaseSensitive(root, "regions") &&
+        !pool_history_read(request->input, root, &history, error, &is_out_of_memory)) {
+        return complain(error, is_out_of_memory ? EXIT_FAILURE : EXIT_BAD_USAGE);
+    }
+    if (!report_pool_page(page, request->input, root, history, error)) {
+        fprintf(stderr, "tenure report: %s: %s\n", request->input, error);
+        status = EXIT_BAD_USAGE;
+    }
+    history_destroy(history);
+    return status;
+}
+
+static int make_json_page(const report_request *request, FILE *page) {
+    char error[HISTORY_ERROR_BYTES];
+    int status = 0;
     size_t bytes = 0;
-    char *text = file ? read_whole(file, &bytes) : NULL;
-    int is_unread = !file || ferror(file);
-    cJSON *root = NULL;
-    int status = EXIT_BAD_USAGE;
-    if (file) fclose(file);
-    if (is_unread) {
-        fprintf(stderr, "tenure report: %s: %s\n", path, strerror(errno));
-    } else if (!text) {
-        fprintf(stderr, "tenure report: out of host memory\n");
-        status = EXIT_FAILURE;
+    char *text = history_read_file(request->input, &bytes, error, &status);
+    cJSON *root = text ? cJSON_ParseWithLength(text, bytes) : NULL;
+    free(text);
+    if (status != 0) return complain(error, status);
+    if (root) {
+        status = make_pool_page(request, root, page);
     } else {
-        root = cJSON_ParseWithLength(text, bytes);
-        if (root && report_pool_page(stdout, path, root, error)) {
-            status = 0;
-        } else {
-            fprintf(stderr, "tenure report: %s: %s\n", path, error);
-        }
+        fprintf(stderr, "tenure report: %s: it is no JSON object\n", request->input);
+        status = EXIT_BAD_USAGE;
     }
     cJSON_Delete(root);
-    free(text);
     return status;
 }
 
-static int report_trace_file(const char *path) {
-    char error[TRACE_ERROR_BYTES];
-    report_trace *trace = NULL;
-    int status = report_trace_read(path, &trace, error);
-    if (status == 0) {
-        report_trace_page(stdout, strcmp(path, "-") == 0 ? "standard input" : path, trace);
-    } else {
-        fprintf(stderr, "tenure report: %s\n", error);
-    }
-    report_trace_free(trace);
+static int make_history_page(const report_request *request, FILE *page) {
+    char error[HISTORY_ERROR_BYTES];
+    memory_history *history = NULL;
+    history_source source = {"report", request->input, request->ordinal};
+    int status = history_read(&source, &history, error);
+    int is_trace;
+    if (status != 0) return complain(error, status);
+    is_trace = strcmp(history->source, "trace") == 0;
+    html_page_begin(page, is_trace ? "Allocation trace" : "Memory snapshot of PyTorch");
+    html_paragraph(page, "%s",
+                   strcmp(request->input, "-") == 0 ? "standard input" : request->input);
+    if (!report_history_write(page, history)) status = out_of_memory();
+    html_page_end(page);
+    history_destroy(history);
     return status;
+}
+
+static int write_page(const report_request *request, const char *text, size_t bytes) {
+    output_file out;
+    char error[OUTPUT_ERROR_BYTES];
+    if (!output_begin(&out, request->output, error)) return complain(error, EXIT_BAD_USAGE);
+    (void)fwrite(text, 1, bytes, out.stream);
+    return output_end(&out, error) ? 0 : complain(error, EXIT_BAD_USAGE);
 }
 
 int report_command(int argc, char **argv) {
-    const char *path;
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+    report_request request = {.input = "-", .output = "-", .ordinal = ORDINAL_ANY};
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *page;
+    int status = parse_request(argc, argv, &request);
+    if (status != 0) return status;
+    if (request.wants_help) {
         report_command_print_help();
         return 0;
     }
-    if (argc < 2) return bad_usage("no file", "");
-    path = argv[1];
-    if (path[0] == '-' && path[1]) return bad_usage("unknown option ", path);
-    if (argc > 2) return bad_usage("unexpected argument ", argv[2]);
-    return is_json(path) ? report_json(path) : report_trace_file(path);
+    page = open_memstream(&text, &bytes);
+    if (!page) return out_of_memory();
+    status = history_file_kind(request.input) == FILE_JSON ? make_json_page(&request, page)
+                                                           : make_history_page(&request, page);
+    if (fclose(page) != 0 && status == 0) status = out_of_memory();
+    if (status == 0) status = write_page(&request, text, bytes);
+    free(text);
+    return status;
 }

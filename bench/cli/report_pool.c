@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "html_page.h"
+#include "report_history.h"
 #include "report_pages.h"
 #include "text_table.h"
 
@@ -44,7 +45,7 @@ static void write_statistics(FILE *stream, const cJSON *root) {
     const cJSON *statistics = member(root, "statistics");
     double most = number(statistics, "reserved_bytes");
     const cJSON *item;
-    html_section(stream, "Statistics");
+    html_card_begin(stream, "Statistics");
     html_table_begin(stream, "lrrl", "name", "value", "", "of what is reserved");
     cJSON_ArrayForEach(item, statistics) {
         const char *name = item->string ? item->string : "";
@@ -58,13 +59,14 @@ static void write_statistics(FILE *stream, const cJSON *root) {
         if (is_bytes && (double)value <= most) html_bar(stream, (double)value, most, "live");
     }
     html_table_end(stream);
+    html_card_end(stream);
 }
 
 static void write_fragmentation(FILE *stream, const cJSON *root) {
     const cJSON *facts = member(root, "fragmentation");
     const cJSON *item;
     if (!cJSON_IsObject(facts)) return;
-    html_section(stream, "Fragmentation");
+    html_card_begin(stream, "Fragmentation");
     html_paragraph(stream,
                    "Utilization %.4f, external fragmentation %.4f; %s free in %s holes, the "
                    "largest of %s.",
@@ -81,6 +83,7 @@ static void write_fragmentation(FILE *stream, const cJSON *root) {
         html_bar(stream, number(item, "bytes"), number(facts, "free_bytes"), "free");
     }
     html_table_end(stream);
+    html_card_end(stream);
 }
 
 /* ---- owners ---------------------------------------------------------------------------------- */
@@ -138,7 +141,7 @@ static void gather_owners(owner_table *table, const cJSON *root) {
 static void write_owners(FILE *stream, const cJSON *root, owner_table *table) {
     double most = number(member(root, "statistics"), "live_bytes");
     gather_owners(table, root);
-    html_section(stream, "Owners of live blocks");
+    html_card_begin(stream, "Owners of live blocks");
     html_table_begin(stream, "llrrl", "owner", "site", "blocks", "bytes", "of what is live");
     for (size_t i = 0; i < table->count; i++) {
         const owner_row *row = &table->rows[i];
@@ -150,6 +153,7 @@ static void write_owners(FILE *stream, const cJSON *root, owner_table *table) {
         html_bar(stream, row->bytes, most, "live");
     }
     html_table_end(stream);
+    html_card_end(stream);
 }
 
 /* ---- the map --------------------------------------------------------------------------------- */
@@ -213,12 +217,13 @@ static void write_map(FILE *stream, const cJSON *root) {
     static const char *const styles[] = {"live", "free", "pending", "void", "imported"};
     const cJSON *region;
     if (!cJSON_IsArray(member(root, "regions"))) return;
-    html_section(stream, "Map");
+    html_card_begin(stream, "Map");
     fputs("<p>", stream);
     for (size_t i = 0; i < sizeof styles / sizeof styles[0]; i++)
         fprintf(stream, "<span class=\"key %s\"></span>%s &nbsp; ", styles[i], styles[i]);
     fputs("</p>\n", stream);
     cJSON_ArrayForEach(region, member(root, "regions")) write_region(stream, region);
+    html_card_end(stream);
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
@@ -226,12 +231,13 @@ static void write_map(FILE *stream, const cJSON *root) {
 static void write_shortage(FILE *stream, const cJSON *root) {
     const cJSON *shortage = member(root, "last_shortage");
     if (!cJSON_IsObject(shortage)) return;
-    html_section(stream, "Last shortage");
+    html_card_begin(stream, "Last shortage");
     html_paragraph(stream, "%s bytes were asked for; the largest hole had %s, the device %s free.",
                    text_count(whole(shortage, "asked_bytes")).text,
                    text_count(whole(shortage, "largest_hole_bytes")).text,
                    text_size(whole(shortage, "device_free_bytes")).text);
     html_paragraph(stream, "Hint: %s.", string(shortage, "hint"));
+    html_card_end(stream);
 }
 
 static void write_events(FILE *stream, const cJSON *root) {
@@ -240,7 +246,7 @@ static void write_events(FILE *stream, const cJSON *root) {
     int count = cJSON_GetArraySize(events);
     int skipped = count > EVENTS_SHOWN ? count - EVENTS_SHOWN : 0;
     if (count == 0) return;
-    html_section(stream, "Last events");
+    html_card_begin(stream, "Last events");
     if (skipped) html_paragraph(stream, "The last %d of %d.", EVENTS_SHOWN, count);
     html_table_begin(stream, "rrlrlrrl", "number", "time (us)", "kind", "thread", "address",
                      "bytes", "stream id", "owner");
@@ -257,12 +263,33 @@ static void write_events(FILE *stream, const cJSON *root) {
         html_cell(stream, "%s", string(event, "owner"));
     }
     html_table_end(stream);
+    html_card_end(stream);
 }
 
-int report_pool_page(FILE *stream, const char *name, const cJSON *root, char *error) {
-    const char *format = string(root, "format");
-    owner_table *table;
+static int write_page(FILE *stream, const char *name, const cJSON *root, memory_history *history) {
+    owner_table *table = calloc(1, sizeof *table);
     char title[256];
+    int is_written = 1;
+    if (!table) return 0;
+    snprintf(title, sizeof title, "Pool %.200s", string(root, "pool"));
+    html_page_begin(stream, title);
+    html_paragraph(stream, "%s: %s backing on %s (%s, ordinal %.0f)", name, string(root, "backing"),
+                   string(root, "device"), string(root, "driver"), number(root, "ordinal"));
+    write_shortage(stream, root);
+    if (history) is_written = report_history_write(stream, history);
+    write_statistics(stream, root);
+    write_fragmentation(stream, root);
+    write_map(stream, root);
+    write_owners(stream, root, table);
+    write_events(stream, root);
+    html_page_end(stream);
+    free(table);
+    return is_written;
+}
+
+int report_pool_page(FILE *stream, const char *name, const cJSON *root, memory_history *history,
+                     char *error) {
+    const char *format = string(root, "format");
     if (!begins_with(format, "tenure pool snapshot ") &&
         !begins_with(format, "tenure pool report ")) {
         snprintf(error, REPORT_ERROR_BYTES,
@@ -273,22 +300,7 @@ int report_pool_page(FILE *stream, const char *name, const cJSON *root, char *er
         snprintf(error, REPORT_ERROR_BYTES, "it has no statistics");
         return 0;
     }
-    table = calloc(1, sizeof *table);
-    if (!table) {
-        snprintf(error, REPORT_ERROR_BYTES, "out of host memory");
-        return 0;
-    }
-    snprintf(title, sizeof title, "Pool %.200s", string(root, "pool"));
-    html_page_begin(stream, title);
-    html_paragraph(stream, "%s: %s backing on %s (%s, ordinal %.0f)", name, string(root, "backing"),
-                   string(root, "device"), string(root, "driver"), number(root, "ordinal"));
-    write_statistics(stream, root);
-    write_fragmentation(stream, root);
-    write_map(stream, root);
-    write_owners(stream, root, table);
-    write_shortage(stream, root);
-    write_events(stream, root);
-    html_page_end(stream);
-    free(table);
-    return 1;
+    if (write_page(stream, name, root, history)) return 1;
+    snprintf(error, REPORT_ERROR_BYTES, "out of host memory");
+    return 0;
 }

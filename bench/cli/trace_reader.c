@@ -20,6 +20,7 @@
 
 #include "id_table.h"
 #include "name_table.h"
+#include "torch_history.h"
 
 #define CHUNK_BYTES (64 * 1024)
 #define NO_SLOT     UINT32_MAX
@@ -61,7 +62,9 @@ typedef struct live_block {
 } live_block;
 
 struct trace_reader {
-    gzFile file;
+    gzFile file;             /* NULL: events come from the history */
+    memory_history *history; /* of a snapshot of PyTorch */
+    uint32_t history_at;     /* its next event */
     char *name;
     double file_bytes; /* negative: not known */
     uint64_t device_bytes;
@@ -449,8 +452,37 @@ static trace_result parse_rmm(trace_reader *reader, const field *fields, trace_e
     return result;
 }
 
+/* An event of the history: its number stands for the line, the block's number for the id. */
+static trace_result recall_event(trace_reader *reader, trace_event *event) {
+    const memory_history *history = reader->history;
+    while (reader->history_at < history->event_count) {
+        const history_event *from = &history->events[reader->history_at++];
+        const history_block *block;
+        const char *owner;
+        trace_result result;
+        reader->line_number = reader->history_at;
+        if (from->kind > HISTORY_FREE) continue;
+        block = &history->blocks[from->index];
+        owner = name_table_text(&history->owners, block->owner);
+        if (block->stream >= reader->stream_count) reader->stream_count = block->stream + 1;
+        result = from->kind == HISTORY_ALLOC
+                     ? make_alloc(reader, from->index, block->bytes, block->stream, (field){"", 0},
+                                  event)
+                     : make_free(reader, from->index, NULL, (field){"", 0}, event);
+        if (result != TRACE_EVENT) return result;
+        event->time_us = from->time_us;
+        if (from->kind == HISTORY_FREE) return TRACE_EVENT;
+        event->address = block->address;
+        return name_table_add(&reader->owners, owner, strlen(owner), &event->owner)
+                   ? TRACE_EVENT
+                   : fail_no_memory(reader);
+    }
+    return TRACE_END;
+}
+
 static trace_result read_event(trace_reader *reader, trace_event *event) {
     const field *fields = reader->fields;
+    if (reader->history) return recall_event(reader, event);
     for (;;) {
         trace_result result = read_line(reader);
         if (result == TRACE_EVENT) result = split_line(reader);
@@ -494,41 +526,83 @@ static void write_open_error(char *error, const char *name, const char *words) {
     snprintf(error, TRACE_ERROR_BYTES, "%.300s: cannot open: %s", name, words);
 }
 
+static trace_result fail_open(trace_reader *reader, const char *name, char *error) {
+    write_open_error(error, name, "out of host memory");
+    if (reader) free(reader->name);
+    free(reader);
+    return TRACE_NO_MEMORY;
+}
+
 /* Takes the descriptor over only on success. */
 static trace_result make_reader(int descriptor, const char *name, trace_reader **out, char *error) {
     trace_reader *reader = calloc(1, sizeof(*reader));
-    char *name_copy = strdup(name);
-    gzFile file = reader && name_copy ? gzdopen(descriptor, "rb") : NULL;
-    if (!file) {
-        write_open_error(error, name, "out of host memory");
-        free(name_copy);
-        free(reader);
-        return TRACE_NO_MEMORY;
-    }
-    (void)gzbuffer(file, CHUNK_BYTES); /* only speed: the default buffer works too */
-    reader->file = file;
-    reader->name = name_copy;
+    if (reader) reader->name = strdup(name);
+    if (reader && reader->name) reader->file = gzdopen(descriptor, "rb");
+    if (!reader || !reader->file) return fail_open(reader, name, error);
+    (void)gzbuffer(reader->file, CHUNK_BYTES); /* only speed: the default buffer works too */
     reader->first_free = NO_SLOT;
     *out = reader;
     return TRACE_EVENT;
 }
 
-trace_result trace_reader_open_descriptor(int descriptor, const char *name, trace_reader **out,
-                                          char *error) {
-    trace_reader *reader = NULL;
-    struct stat about;
-    int has_stat = fstat(descriptor, &about) == 0;
-    if (has_stat && S_ISDIR(about.st_mode)) {
-        write_open_error(error, name, "it is a directory; expected a trace");
-        close(descriptor);
-        return TRACE_BAD_INPUT;
+/* All bytes of a file; NULL and errno if they can not be read. */
+static unsigned char *read_bytes(int descriptor, size_t length) {
+    unsigned char *bytes = malloc(length);
+    size_t at = 0;
+    while (bytes && at < length) {
+        ssize_t got = read(descriptor, bytes + at, length - at);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) {
+            if (got == 0) errno = ENODATA; /* shorter than it was a moment ago */
+            free(bytes);
+            return NULL;
+        }
+        at += (size_t)got;
     }
+    return bytes;
+}
+
+static trace_result make_history_reader(int descriptor, size_t length, const char *name,
+                                        trace_reader **out, char *error) {
+    unsigned char *bytes = read_bytes(descriptor, length);
+    trace_reader *reader;
+    int status;
+    if (!bytes) {
+        write_open_error(error, name, strerror(errno));
+        return errno == ENOMEM ? TRACE_NO_MEMORY : TRACE_BAD_INPUT;
+    }
+    reader = calloc(1, sizeof(*reader));
+    if (reader) reader->name = strdup(name);
+    if (!reader || !reader->name) {
+        free(bytes);
+        return fail_open(reader, name, error);
+    }
+    status = torch_history_read(name, bytes, length, ORDINAL_ANY, &reader->history, error);
+    free(bytes);
+    if (status != 0) {
+        free(reader->name);
+        free(reader);
+        return status == 2 ? TRACE_BAD_INPUT : TRACE_NO_MEMORY;
+    }
+    reader->first_free = NO_SLOT;
+    *out = reader;
+    return TRACE_EVENT;
+}
+
+static int is_pickle(int descriptor) {
+    unsigned char first = 0;
+    return pread(descriptor, &first, 1, 0) == 1 && torch_history_is(&first, 1);
+}
+
+static trace_result open_text(int descriptor, const char *name, double file_bytes,
+                              trace_reader **out, char *error) {
+    trace_reader *reader = NULL;
     trace_result result = make_reader(descriptor, name, &reader, error);
     if (result != TRACE_EVENT) {
         close(descriptor);
         return result;
     }
-    reader->file_bytes = has_stat && S_ISREG(about.st_mode) ? (double)about.st_size : -1.0;
+    reader->file_bytes = file_bytes;
     result = read_header(reader);
     if (result != TRACE_EVENT) {
         memcpy(error, reader->error, sizeof(reader->error));
@@ -537,6 +611,25 @@ trace_result trace_reader_open_descriptor(int descriptor, const char *name, trac
     }
     *out = reader;
     return TRACE_EVENT;
+}
+
+trace_result trace_reader_open_descriptor(int descriptor, const char *name, trace_reader **out,
+                                          char *error) {
+    struct stat about;
+    int has_stat = fstat(descriptor, &about) == 0;
+    int is_file = has_stat && S_ISREG(about.st_mode);
+    if (has_stat && S_ISDIR(about.st_mode)) {
+        write_open_error(error, name, "it is a directory; expected a trace");
+        close(descriptor);
+        return TRACE_BAD_INPUT;
+    }
+    if (is_file && is_pickle(descriptor)) {
+        trace_result result =
+            make_history_reader(descriptor, (size_t)about.st_size, name, out, error);
+        close(descriptor);
+        return result;
+    }
+    return open_text(descriptor, name, is_file ? (double)about.st_size : -1.0, out, error);
 }
 
 trace_result trace_reader_open(const char *path, trace_reader **out, char *error) {
@@ -553,7 +646,9 @@ trace_result trace_reader_open(const char *path, trace_reader **out, char *error
 
 void trace_reader_close(trace_reader *reader) {
     if (!reader) return;
-    (void)gzclose_r(reader->file); /* what it could complain of, reading has reported */
+    /* What closing could complain of, reading has reported. */
+    if (reader->file) (void)gzclose_r(reader->file);
+    history_destroy(reader->history);
     id_table_deinit(&reader->ids);
     name_table_deinit(&reader->owners);
     free(reader->blocks);
@@ -574,6 +669,8 @@ const char *trace_reader_owner(const trace_reader *reader, uint32_t owner) {
 }
 
 double trace_reader_done(const trace_reader *reader) {
+    if (reader->history)
+        return (double)reader->history_at / ((double)reader->history->event_count + 1.0);
     if (reader->file_bytes <= 0.0) return -1.0;
     double offset = (double)gzoffset(reader->file);
     return offset < reader->file_bytes ? offset / reader->file_bytes : 1.0;

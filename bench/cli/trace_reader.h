@@ -14,6 +14,8 @@
  *     op,id,bytes,stream,time_us    stream is empty (the allocation's) or given
  *     Thread,Time,Action,Pointer,Size,Stream    RMM's log; pointers and streams hexadecimal
  *
+ * and memory snapshots of PyTorch, whose blocks and events have numbers for ids and lines.
+ *
  * A message is "FILE:LINE: what is wrong; what was expected". Ids and streams come out as small
  * numbers: a slot is free again after its id was freed, a stream keeps its number. Memory grows
  * with the ids that are live at once and with nothing else. A reader is used by one thread.

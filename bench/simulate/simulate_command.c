@@ -1,7 +1,6 @@
 /* `tenure simulate`: its options, and what it prints. See simulate_command.h. */
 #include "simulate_command.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 
 #include "option_values.h"
 #include "options.h"
+#include "output_file.h"
 #include "simulate_job.h"
 #include "simulate_report.h"
 
@@ -293,12 +293,11 @@ static int print_result(const simulate_request *request, const simulate_result *
 }
 
 static int write_timeline(const simulate_request *request, const simulate_result *result) {
-    FILE *file = fopen(request->timeline_path, "we");
-    int is_written = file && simulate_report_timeline(result, request->timeline_path, file);
-    if (file && fclose(file) != 0) is_written = 0;
-    if (is_written) return 0;
-    fprintf(stderr, "tenure simulate: %s: %s\n", request->timeline_path, strerror(errno));
-    return EXIT_FAILURE;
+    char error[OUTPUT_ERROR_BYTES];
+    output_file out;
+    if (!output_begin(&out, request->timeline_path, error)) return fail(EXIT_BAD_USAGE, error);
+    (void)simulate_report_timeline(result, request->timeline_path, out.stream);
+    return output_end(&out, error) ? 0 : fail(EXIT_BAD_USAGE, error);
 }
 
 static uint64_t count_races(const simulate_result *result) {
@@ -315,7 +314,7 @@ static int run(const simulate_request *request) {
         return fail(EXIT_FAILURE, error);
     int status = request->timeline_path ? write_timeline(request, &result) : 0;
     if (!print_result(request, &result))
-        status = fail(EXIT_FAILURE, "the result could not be written");
+        status = fail(EXIT_BAD_USAGE, "the result could not be written");
     if (count_races(&result)) status = fail(EXIT_FAILURE, "there were races");
     simulate_result_free(&result);
     return status;

@@ -188,7 +188,7 @@ static void write_role(FILE *stream, const simulate_role *role) {
     char title[96];
     snprintf(title, sizeof title, "Rank %lld (of %lld alike), stage %d", (long long)role->rank,
              (long long)role->rank_count, role->stage);
-    html_section(stream, title);
+    html_card_begin(stream, title);
     html_paragraph(stream, "Peak %s bytes live, %s reserved; %s at rest.",
                    text_count(record->peak_live_bytes).text,
                    text_count(record->peak_reserved_bytes).text,
@@ -199,6 +199,7 @@ static void write_role(FILE *stream, const simulate_role *role) {
     write_owners(stream, record);
     write_curve(stream, record);
     write_notes(stream, record);
+    html_card_end(stream);
 }
 
 static void write_page(const simulate_result *result, FILE *stream) {
@@ -207,8 +208,9 @@ static void write_page(const simulate_result *result, FILE *stream) {
     html_paragraph(stream, "%s. Figures: %s", model->name, model->source);
     html_paragraph(stream, "%lld ranks; step %.3f ms", (long long)simulate_model_ranks(model),
                    result->step_us / 1e3);
-    html_section(stream, "Pipeline");
+    html_card_begin(stream, "Pipeline");
     write_pipeline(stream, result);
+    html_card_end(stream);
     for (size_t i = 0; i < result->role_count; i++)
         write_role(stream, &result->roles[i]);
     html_page_end(stream);

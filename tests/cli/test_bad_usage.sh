@@ -6,7 +6,7 @@ good=$inputs/good_small.csv
 run_tenure
 expect_refusal "no command"
 run_tenure frobnicate
-expect_refusal "unknown command frobnicate; expected replay, report, simulate, options or help"
+expect_refusal "unknown command frobnicate; expected replay, report, convert,"
 run_tenure --frobnicate
 expect_refusal "unknown option --frobnicate"
 run_tenure help frobnicate

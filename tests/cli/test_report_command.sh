@@ -23,6 +23,32 @@ run_tenure report -
 expect_status 0
 expect_output "standard input"
 
+for name in good_owned.csv good_rmm.csv good_header_only.csv; do
+    run_tenure report "$inputs/$name"
+    expect_status 0
+    expect_no_error
+    expect_output "</html>"
+done
+
+# A page appears whole or not at all.
+run_tenure report "$good" -o "$work_dir/page.html"
+expect_status 0
+expect_no_output
+expect_no_error
+run_tenure report "$good"
+cmp -s "$work_dir/out" "$work_dir/page.html" || complain "expected the same page in the file"
+echo before >"$work_dir/kept.html"
+run_tenure report "$inputs/bad_op.csv" --output "$work_dir/kept.html"
+expect_refusal "bad_op.csv:"
+run_tenure report "$good" -o "$work_dir/none/page.html"
+expect_refusal "none/page.html can not be written: No such file or directory"
+run_tenure report "$good" -o "$work_dir"
+expect_refusal "can not be written: Is a directory"
+run_tenure report "$good" -o /dev/full
+expect_refusal "/dev/full can not be written: No space left on device"
+[ "$(cat "$work_dir/kept.html")" = before ] || complain "expected kept.html as it was"
+[ -z "$(find "$work_dir" -name '*.part')" ] || complain "expected nothing half-written"
+
 refused() {
     message=$1
     shift
@@ -41,4 +67,6 @@ echo '{"format": ' >"$work_dir/cut.json"
 refused "it is no JSON object" "$work_dir/cut.json"
 echo 'op,id,size' >"$work_dir/odd.csv"
 refused "odd.csv:1:" "$work_dir/odd.csv"
+refused "--ordinal x: expected a number from 0 to 1023" "$good" --ordinal x
+refused "option -o needs a value" "$good" -o
 finish

@@ -5,22 +5,32 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "pool_history.h"
 #include "report_pages.h"
 #include "tenure_pool.h"
 #include "test_pools.h"
+#include "torch_history.h"
 
 typedef struct page {
     char *text;
     size_t bytes;
     int is_made;
+    int has_history; /* what a script draws */
     char error[REPORT_ERROR_BYTES];
 } page;
 
 static page make_page(const cJSON *root) {
     page made = {.error = ""};
+    memory_history *history = NULL;
+    char words[HISTORY_ERROR_BYTES];
+    int is_out_of_memory = 0;
     FILE *stream = open_memstream(&made.text, &made.bytes);
     assert_non_null(stream);
-    made.is_made = report_pool_page(stream, "job <1>.json", root, made.error);
+    (void)pool_history_read("job", root, &history, words, &is_out_of_memory);
+    assert_int_equal(is_out_of_memory, 0);
+    made.has_history = history && history->event_count > 0;
+    made.is_made = report_pool_page(stream, "job <1>.json", root, history, made.error);
+    history_destroy(history);
     assert_int_equal(fclose(stream), 0);
     return made;
 }
@@ -74,7 +84,7 @@ static void expect_whole(const page *made) {
     assert_int_equal(count_of(made->text, "<rect"), count_of(made->text, "</rect>"));
     assert_null(strstr(made->text, "http"));
     assert_null(strstr(made->text, "src="));
-    assert_null(strstr(made->text, "<script"));
+    assert_int_equal(count_of(made->text, "<script"), made->has_history ? 2 : 0);
 }
 
 static size_t pieces_of(const cJSON *root) {
@@ -110,6 +120,7 @@ static void a_pool_is_on_its_page(void **state) {
         expect_has(&made, "<td>live_bytes\n<td class=\"n\">4,194,304\n<td class=\"n\">4.0 MiB\n");
         expect_has(&made, "<td>&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;\n"
                           "<td>a&amp;b.c:3\n<td class=\"n\">2\n<td class=\"n\">4,194,304\n");
+        assert_int_equal(made.has_history, i == 0);
         assert_int_equal(count_of(made.text, "<rect"), pieces_of(roots[i]));
         assert_int_equal(count_of(made.text, "<td>alloc\n"), i == 0 ? 3 : 0);
         assert_int_equal(count_of(made.text, "Hint: the request is larger than the device"),

@@ -71,8 +71,8 @@ expect_refusal "--driver cuda: expected sim or host"
 run_tenure simulate tiny --timeline trace.txt
 expect_refusal "--timeline trace.txt: expected a name that ends in .json or .html"
 run_tenure simulate tiny --timeline /no/such/folder/trace.json
-expect_status 1
-expect_error "/no/such/folder/trace.json: No such file or directory"
+expect_status 2
+expect_error "/no/such/folder/trace.json can not be written: No such file or directory"
 for value in x '' 1.5 -1 99999999999999999999; do
     run_tenure simulate tiny --tp "$value"
     expect_refusal "--tp $value: expected a number"

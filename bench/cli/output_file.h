@@ -1,0 +1,34 @@
+/* A file that appears whole or not at all.
+ *
+ *     output_file out;
+ *     char error[OUTPUT_ERROR_BYTES];
+ *     if (!output_begin(&out, "page.html", error)) ...
+ *     fprintf(out.stream, ...);
+ *     if (!output_end(&out, error)) ...            or output_abandon(&out)
+ *
+ * What is written goes to PATH.part, which gets its name when all of it is on its way to the disk;
+ * until then, and after a failure, a file of that name is as it was. Devices and pipes are written
+ * to as they are. "-" is standard output. A name that ends in .gz is compressed. Failures are told
+ * at the end, by the first thing that failed.
+ */
+#ifndef TENURE_OUTPUT_FILE_H
+#define TENURE_OUTPUT_FILE_H
+
+#include <stdio.h>
+
+#define OUTPUT_ERROR_BYTES 512
+
+typedef struct output_file {
+    FILE *stream;
+    char *path; /* NULL: standard output */
+    char *part; /* NULL: written to as it is */
+} output_file;
+
+/* 1 on success; 0 with the reason in error. */
+int output_begin(output_file *out, const char *path, char *error);
+int output_end(output_file *out, char *error);
+
+/* Leaves nothing behind. */
+void output_abandon(output_file *out);
+
+#endif
