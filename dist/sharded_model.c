@@ -84,6 +84,9 @@ static tn_status check_config(const tn_sharded_config *config) {
     TN_REQUIRE((unsigned)config->gradient_wire <= TN_GRADIENT_WIRE_FP8,
                "tn_sharded_create: gradient_wire is %d, which is no tn_gradient_wire",
                (int)config->gradient_wire);
+    TN_REQUIRE((unsigned)config->ring_registration <= TN_RING_REGISTER_NONE,
+               "tn_sharded_create: ring_registration is %d, which is no tn_ring_register",
+               (int)config->ring_registration);
     return TN_OK;
 }
 
@@ -217,6 +220,7 @@ static tn_status make_ring(tn_sharded_model *model) {
     config.name = model->config.name;
     config.slots = slots;
     config.budget_bytes = model->config.ring_bytes;
+    config.registration = model->config.ring_registration;
     TN_TRY(tn_ring_create(&config, &ring));
     const tn_status status = fill_ring(model, ring);
     if (status == TN_OK) {

@@ -95,13 +95,13 @@ typedef struct tn_sharded_config {
     tn_shard_costs costs;    /* that plans are chosen by */
     tn_tensor step;          /* PLAIN fp32 of 3, as tn_adamw_advance has left it: copied, for a
                               * model that was trained before; {0}: no step was made */
+    tn_ring_register ring_registration; /* as registration of tn_ring_config */
 } tn_sharded_config;
 #define TN_SHARDED_CONFIG_INIT                                                                     \
     {                                                                                              \
         sizeof(tn_sharded_config), {0}, NULL, NULL, NULL, NULL, 0, 0, 0, TN_FP32,                  \
-            TN_GRADIENT_SUM_SHARDED, TN_GRADIENT_WIRE_PLAIN, 0, 0, 0, {0, 0, 0, 0}, {              \
-            0                                                                                      \
-        }                                                                                          \
+            TN_GRADIENT_SUM_SHARDED, TN_GRADIENT_WIRE_PLAIN, 0, 0, 0, {0, 0, 0, 0}, {0},           \
+            TN_RING_REGISTER_AUTO                                                                  \
     }
 
 TN_API TN_MUST_USE tn_status tn_sharded_create(const tn_sharded_config *config,

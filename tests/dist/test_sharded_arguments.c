@@ -49,6 +49,9 @@ static void a_bad_configuration_is_refused(void **state) {
     EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
     config = config_of(scope), config.gradient_sum = (tn_gradient_sum)7;
     EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
+    config = config_of(scope), config.ring_registration = (tn_ring_register)3;
+    EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("ring_registration is 3");
     config = config_of((tn_scope){0});
     EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
     config = config_of(scope), config.step = open_plain(scope, TN_FP32, 1, 2);

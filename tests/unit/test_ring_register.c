@@ -12,6 +12,7 @@
 #include "registering_support.h"
 #include "ring_fixture.h"
 #include "tenure_pool.h"
+#include "tenure_sharded.h"
 
 enum {
     ROWS = 64,
@@ -242,6 +243,38 @@ static void a_seal_that_fails_leaves_nothing_registered(void **state) {
     assert_true(downgrades > 0);
 }
 
+/* A sharded model's ring is registered as the model's configuration says. */
+static void a_sharded_models_ring_is_registered_as_it_says(void **state) {
+    static const char *const first[] = {"window ", "buffer ", ""};
+    (void)state;
+    for (int wanted = TN_RING_REGISTER_AUTO; wanted <= TN_RING_REGISTER_NONE; wanted++) {
+        tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
+        tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
+        tn_sharded_model *model = NULL;
+        subject s;
+        int number = -1;
+        open_registering(&s, TN_RING_REGISTER_NONE);
+        const tn_tensor initial = fixture_tensor(&s.f.t, TN_FORMAT_PLAIN, 128, 128, "initial");
+        const tn_sharded_tensor tensor = {.name = "w",
+                                          .format = TN_FORMAT_FP8_BLOCK_2D,
+                                          .dtype = TN_E4M3,
+                                          .rows = 128,
+                                          .cols = 128,
+                                          .initial = initial};
+        fixture_write(initial, TN_PLANE_DATA, s.f.t.stream);
+        config.scope = s.f.t.scope, config.comm = s.comm, config.stream = s.f.t.stream;
+        config.ring_registration = (tn_ring_register)wanted;
+        unit.tensors = &tensor, unit.tensor_count = 1;
+        EXPECT_OK(tn_sharded_create(&config, &model));
+        EXPECT_OK(tn_sharded_unit_add(model, &unit, &number));
+        EXPECT_OK(tn_sharded_seal(model));
+        assert_int_equal(registering.registered, wanted != TN_RING_REGISTER_NONE);
+        assert_int_equal(strncmp(registering.log, first[wanted], strlen(first[wanted])), 0);
+        EXPECT_OK(tn_sharded_destroy(model));
+        end(&s.f, s.comm, TN_OK);
+    }
+}
+
 /* ---- several ranks, each a process ----------------------------------------------------------- */
 
 enum { ALL_RANKS = -1 };
@@ -343,6 +376,7 @@ int main(void) {
         cmocka_unit_test(a_registration_that_does_not_end_keeps_its_memory),
         cmocka_unit_test(with_a_failed_communicator_all_of_it_ends),
         cmocka_unit_test(a_seal_that_fails_leaves_nothing_registered),
+        cmocka_unit_test(a_sharded_models_ring_is_registered_as_it_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
