@@ -145,8 +145,10 @@ static void listen(tn__comm_watch *watch) {
     if (status == TN_OK) {
         text[bytes < sizeof text - 1 ? bytes : sizeof text - 1] = 0;
         if (!is_ending(watch)) fail_as_told(watch, text);
+    } else if (store && tn__store_end_get(store) == TN__STORE_DIED) {
+        if (!is_ending(watch)) fail_as_told(watch, "rank 0 is gone: its process has ended");
     } else if (status != TN_COMM_TIMEOUT) {
-        wait_a_tick(watch); /* no store, or it is gone: that alone is no failure of NCCL's */
+        wait_a_tick(watch); /* no store, or rank 0 has left: that is no failure of NCCL's */
     }
 }
 
@@ -154,6 +156,16 @@ static void listen(tn__comm_watch *watch) {
 static void publish(const tn__comm_watch *watch, const tn__saved_error *text) {
     tn__store *store = watch->ranks ? watch->ranks->channel : NULL;
     if (store) (void)tn__store_set(store, TN__FAILED_KEY, text->text, strlen(text->text));
+}
+
+/* What has failed meanwhile, whoever noticed it. */
+static tn_status failure_of(tn__comm_watch *watch, tn__saved_error *text) {
+    tn_comm *comm = watch->comm;
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = comm->failure;
+    if (status != TN_OK) *text = comm->failure_text;
+    pthread_mutex_unlock(&comm->lock);
+    return status;
 }
 
 static void *run(void *argument) {
@@ -164,6 +176,8 @@ static void *run(void *argument) {
         listen(watch);
         if (!is_ending(watch)) status = look_once(watch, &text);
     }
+    /* A communicator that has failed and is destroyed at once: the others hear of that, too. */
+    if (status == TN_OK) status = failure_of(watch, &text);
     if (status != TN_OK) publish(watch, &text);
     return NULL;
 }

@@ -14,6 +14,7 @@ struct tn__store {
     pthread_mutex_t lock;
     int file;
     int rank_count;
+    tn__store_end end;
 };
 
 /* ---- one request ---------------------------------------------------------------------------- */
@@ -31,6 +32,7 @@ typedef struct exchange {
 
 static tn_status lost(tn__store *store, tn__tcp_end end) {
     tn__tcp_close(&store->file);
+    store->end = end == TN__TCP_LATE ? TN__STORE_SILENT : TN__STORE_DIED;
     return end == TN__TCP_LATE
                ? TN_FAIL(TN_COMM_TIMEOUT, "the store of the ranks (rank 0) does not answer")
                : TN_FAIL(TN_COMM_ERROR, "the store of the ranks (rank 0) is gone");
@@ -57,6 +59,11 @@ static tn_status receive_reply(tn__store *store, exchange *with, uint64_t deadli
         tn__tcp_close(&store->file);
         return TN_FAIL(TN_COMM_ERROR, "what answers on the port of the store is no store of ranks");
     }
+    if (reply.status == TN__STORE_FAREWELL) {
+        tn__tcp_close(&store->file);
+        store->end = TN__STORE_LEFT;
+        return TN_FAIL(TN_COMM_ERROR, "rank 0 has left, and the store of the ranks with it");
+    }
     with->answer = tn__host_alloc(1, (size_t)reply.bytes + 1); /* texts end with a 0 */
     if (!with->answer) {
         tn__tcp_close(&store->file); /* the rest of the answer would be taken for the next */
@@ -69,14 +76,22 @@ static tn_status receive_reply(tn__store *store, exchange *with, uint64_t deadli
     return TN_OK;
 }
 
+/* Something has come that nobody asked for: rank 0's farewell, or the end of the connection. */
+static int has_word(const tn__store *store) {
+    struct pollfd one = {.fd = store->file, .events = POLLIN};
+    return poll(&one, 1, 0) > 0;
+}
+
 static tn_status exchange_locked(tn__store *store, exchange *with) {
     uint64_t timeout_us = with->request.timeout_us;
     uint64_t wait_us = timeout_us < UINT64_MAX - GRACE_US ? timeout_us + GRACE_US : UINT64_MAX;
     uint64_t deadline = tn__tcp_deadline_ns(wait_us);
     if (store->file < 0) return TN_FAIL(TN_COMM_ERROR, "the store of the ranks (rank 0) is gone");
-    tn__tcp_end end = send_request(store, with, deadline);
-    with->is_closed = end == TN__TCP_CLOSED;
-    if (end != TN__TCP_DONE) return lost(store, end);
+    if (!has_word(store)) {
+        tn__tcp_end end = send_request(store, with, deadline);
+        with->is_closed = end == TN__TCP_CLOSED;
+        if (end != TN__TCP_DONE) return lost(store, end);
+    }
     TN_TRY(receive_reply(store, with, deadline));
     if (with->status == TN_OK) return TN_OK;
     return TN_FAIL(with->status, "%.*s", TEXT_BYTES, (const char *)with->answer);
@@ -204,6 +219,13 @@ tn_status tn__store_gather(tn__store *store, const char *key, const void *mine, 
     if (status == TN_OK) status = take_apart(store, &with, bytes, all);
     tn__host_free(with.answer);
     return status;
+}
+
+tn__store_end tn__store_end_get(tn__store *store) {
+    pthread_mutex_lock(&store->lock);
+    tn__store_end end = store->end;
+    pthread_mutex_unlock(&store->lock);
+    return end;
 }
 
 int tn__store_file(const tn__store *store) { return store->file; }

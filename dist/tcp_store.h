@@ -32,6 +32,15 @@ tn_status tn__store_get(tn__store *store, const char *key, uint64_t timeout_us, 
 tn_status tn__store_gather(tn__store *store, const char *key, const void *mine, size_t bytes,
                            void *all, uint64_t timeout_us);
 
+/* Whether the store is still there, as far as the calls have shown. */
+typedef enum tn__store_end {
+    TN__STORE_SERVES,
+    TN__STORE_LEFT,  /* rank 0 has left in good order */
+    TN__STORE_DIED,  /* rank 0's process has ended without a word */
+    TN__STORE_SILENT /* it has not answered in time */
+} tn__store_end;
+tn__store_end tn__store_end_get(tn__store *store);
+
 /* The socket, for its addresses. */
 int tn__store_file(const tn__store *store);
 

@@ -436,6 +436,18 @@ static int is_over(tn__store_server *server) {
     return all_have_left(server) || tn__tcp_now_ns() >= end_ns;
 }
 
+/* To everybody who is not in the middle of an answer. */
+static void say_farewell(tn__store_server *server) {
+    const tn__store_reply farewell = {.status = TN__STORE_FAREWELL};
+    unsigned char bytes[TN__STORE_REPLY_BYTES];
+    tn__store_reply_write(&farewell, bytes);
+    for (size_t i = 0; i < server->capacity; i++) {
+        const connection *at = server->connections + i;
+        if (at->file >= 0 && at->rank >= 0 && !at->reply)
+            (void)tn__tcp_send(at->file, bytes, sizeof bytes, 0);
+    }
+}
+
 static void *run(void *argument) {
     tn__store_server *server = argument;
     while (!is_over(server)) {
@@ -445,6 +457,7 @@ static void *run(void *argument) {
             serve(server, server->connections + i, server->polls[i].revents);
         if (server->polls[server->capacity].revents) take_in(server);
     }
+    say_farewell(server);
     return NULL;
 }
 

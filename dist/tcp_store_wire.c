@@ -61,8 +61,9 @@ void tn__store_reply_write(const tn__store_reply *reply,
 int tn__store_reply_read(const unsigned char bytes[TN__STORE_REPLY_BYTES], tn__store_reply *out) {
     out->status = get_32(bytes + 4);
     out->bytes = get_32(bytes + 8);
-    return get_32(bytes) == MAGIC && out->status < TN_STATUS_COUNT &&
-           out->bytes <= TN__STORE_REPLY_MAX;
+    if (get_32(bytes) != MAGIC) return 0;
+    if (out->status == TN__STORE_FAREWELL) return out->bytes == 0;
+    return out->status < TN_STATUS_COUNT && out->bytes <= TN__STORE_REPLY_MAX;
 }
 
 void tn__store_hello_write(const tn__store_hello *hello,

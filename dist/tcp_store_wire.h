@@ -4,7 +4,9 @@
  *     reply     | magic | status    | bytes     |                         value, or a text
  *
  * Numbers are little-endian. A connection begins with HELLO, whose value says who it is of; each
- * request is answered before the next is sent. Nothing here depends on what the bytes are but by
+ * request is answered before the next is sent. Whatever was asked, or if nothing was, the last
+ * reply is FAREWELL where rank 0 leaves in good order: a connection that ends without it is of a
+ * rank 0 that has died. Nothing here depends on what the bytes are but by
  * what tn__store_request_read accepts, so that any bytes from anybody are a request within these
  * bounds or the end of the connection.
  */
@@ -22,7 +24,7 @@ enum {
     TN__STORE_REPLY_MAX = 64 << 20,  /* a gather of TN__STORE_RANKS_MAX values */
     TN__STORE_RANKS_MAX = 8192,
     TN__STORE_CHANNELS = 2, /* connections of one rank */
-    TN__STORE_VERSION = 1
+    TN__STORE_VERSION = 2
 };
 
 /* The key of the text of the job's first failure, which the store itself sets if a rank dies. */
@@ -43,8 +45,11 @@ typedef struct tn__store_request {
     uint64_t timeout_us; /* of GET and GATHER */
 } tn__store_request;
 
+/* In place of a status, and without a value. */
+#define TN__STORE_FAREWELL ((uint32_t)TN_STATUS_COUNT)
+
 typedef struct tn__store_reply {
-    uint32_t status; /* a tn_status */
+    uint32_t status; /* a tn_status, or FAREWELL */
     uint32_t bytes;
 } tn__store_reply;
 

@@ -51,9 +51,8 @@
  * in the first collectives (which connect), in tn_comm_wait and tn_comm_destroy, and a thread
  * watches what is on streams: a collective that has begun and does not end within the timeout fails
  * and, with a rendezvous, so does one whose rank has died or failed elsewhere, on all ranks at
- * about the same time (rank 0 takes the rendezvous with it: that it has died shows by the timeout).
- * Calls of NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1 compares them first,
- * on the host.
+ * about the same time. Calls of NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1
+ * compares them first, on the host.
  *
  * Threads: any thread may call; the order of calls is then the program's business.
  */

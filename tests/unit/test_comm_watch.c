@@ -257,6 +257,55 @@ static void the_death_of_a_rank_aborts_the_others(void **state) {
     test_rank_end(ranks[2]);
 }
 
+/* Rank 0 takes the store with it: that the connection ends without a farewell is the news. */
+static void lose_rank_0(const test_meeting *meeting) {
+    char none[1];
+    size_t bytes = 0;
+    rank_state r = open_rank(meeting, LONG_US);
+    hold(1);
+    EXPECT_OK(tn_barrier(r.comm, r.stream));
+    if (meeting->rank == 0) {
+        EXPECT_OK(tn__store_get(r.ranks->store, "rank 1", LONG_US, none, 0, &bytes));
+        EXPECT_OK(tn__store_get(r.ranks->store, "rank 2", LONG_US, none, 0, &bytes));
+        raise(SIGKILL);
+    }
+    const char *mine = meeting->rank == 1 ? "rank 1" : "rank 2";
+    tn_status set = tn__store_set(r.ranks->store, mine, NULL, 0);
+    assert_true(set == TN_OK || set == TN_COMM_ERROR); /* it may not live to say that it is set */
+    assert_int_equal(wait_for_failure(r.comm), TN_COMM_ERROR);
+    EXPECT_STATUS(tn_comm_wait(r.comm), TN_COMM_ERROR);
+    EXPECT_ERROR_HAS("another one failed: rank 0 is gone: its process has ended");
+    close_rank(&r, TN_COMM_ERROR);
+}
+
+static void the_death_of_rank_0_aborts_the_others(void **state) {
+    (void)state;
+    test_meeting meeting = test_meeting_open();
+    pid_t ranks[3];
+    for (int rank = 0; rank < 3; rank++)
+        ranks[rank] = test_rank_begin(&meeting, rank, 3, lose_rank_0);
+    test_meeting_close(&meeting);
+    test_rank_end_killed(ranks[0]);
+    test_rank_end(ranks[1]);
+    test_rank_end(ranks[2]);
+}
+
+/* Rank 1's wait gives up, and it destroys what has failed at once. */
+static void give_up_and_go(const test_meeting *meeting) {
+    rank_state r = open_rank(meeting, meeting->rank ? SHORT_US : LONG_US);
+    hold(1);
+    EXPECT_OK(tn_barrier(r.comm, r.stream));
+    tn_status expected = meeting->rank ? TN_COMM_TIMEOUT : TN_COMM_ERROR;
+    EXPECT_STATUS(tn_comm_wait(r.comm), expected);
+    EXPECT_ERROR_HAS("communicator watched, rank 1 of 2: ");
+    close_rank(&r, expected);
+}
+
+static void who_gives_up_and_goes_is_heard(void **state) {
+    (void)state;
+    test_ranks_run(2, give_up_and_go, NULL);
+}
+
 #if defined(__SANITIZE_THREAD__)
 /* A process that ends without goodbye has a watch's thread left. */
 __attribute__((visibility("default"))) const char *__tsan_default_options(void);
@@ -313,6 +362,8 @@ int main(void) {
         cmocka_unit_test(a_collective_that_has_not_begun_is_not_late),
         cmocka_unit_test(all_ranks_abort_when_one_does),
         cmocka_unit_test(the_death_of_a_rank_aborts_the_others),
+        cmocka_unit_test(the_death_of_rank_0_aborts_the_others),
+        cmocka_unit_test(who_gives_up_and_goes_is_heard),
         cmocka_unit_test(a_process_that_ends_aborts_nothing),
         cmocka_unit_test(checked_collectives_that_differ_never_begin),
     };
