@@ -184,7 +184,7 @@ typedef struct tn__driver {
                                 unsigned shared_bytes, int64_t *out);
     tn_status (*box_map)(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
                          void *out);
-    /* Makes the device current on this thread for libraries that need it (cuBLASLt). */
+    /* Makes the device current on this thread for libraries that need it (cuBLASLt, NCCL). */
     tn_status (*make_current)(tn__driver_device *device);
     /* CUDA only, else NULL: runs task(argument) here and now with the device current, and leaves
      * current what was before. */

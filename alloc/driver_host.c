@@ -387,6 +387,8 @@ static tn_status host_host_task(tn__driver_device *device, tn__host_task task, v
     return put_work(device, stream, &work);
 }
 
+static tn_status host_make_current(tn__driver_device *device) { return (void)device, TN_OK; }
+
 static double host_now_us(tn__driver_device *device) {
     (void)device;
     return (double)tn__clock_ns() / 1000.0;
@@ -422,6 +424,7 @@ const tn__driver tn__driver_host = {
     .copy_rows = host_copy_rows,
     .fill = host_fill,
     .host_task = host_host_task,
+    .make_current = host_make_current,
     .now_us = host_now_us,
     .stats = host_stats,
 };

@@ -85,6 +85,16 @@ function(tenure_add_rank_test name)
   endforeach()
 endfunction()
 
+# A test that forks its ranks itself, over the stand-in for NCCL, as dist/<name>.
+function(tenure_add_forked_nccl_test name)
+  tenure_add_rank_test(${name})
+  add_dependencies(dist_test_${name} tenure_stand_in_nccl)
+  add_test(NAME dist/${name} COMMAND dist_test_${name})
+  set_tests_properties(dist/${name} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+    ENVIRONMENT "${TENURE_SANITIZER_ENVIRONMENT};\
+TENURE_NCCL_LIBRARY=$<TARGET_FILE:tenure_stand_in_nccl>")
+endfunction()
+
 # The same program over sockets, as dist/<name>_tcp_<ranks>.
 function(tenure_add_tcp_test name)
   foreach(ranks ${ARGN})
@@ -93,6 +103,22 @@ function(tenure_add_tcp_test name)
       $<TARGET_FILE:dist_test_${name}>)
     set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
       ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=TCP")
+  endforeach()
+endfunction()
+
+# The same program over the stand-in for NCCL, as dist/<name>_nccl_<ranks>.
+function(tenure_add_nccl_test name)
+  if(NOT TARGET tenure_stand_in_nccl)
+    return()
+  endif()
+  add_dependencies(dist_test_${name} tenure_stand_in_nccl)
+  foreach(ranks ${ARGN})
+    set(test dist/${name}_nccl_${ranks})
+    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+      $<TARGET_FILE:dist_test_${name}>)
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=NCCL;\
+TENURE_NCCL_LIBRARY=$<TARGET_FILE:tenure_stand_in_nccl>")
   endforeach()
 endfunction()
 
@@ -162,6 +188,22 @@ function(tenure_add_rank_tests)
   tenure_add_rank_test(staging 1 2 4)
   tenure_add_rank_test(checkpoints 1 2 3 4)
   tenure_add_sim_rank_test(checkpoints 2)
+  if(TARGET tenure_stand_in_nccl)
+    tenure_add_forked_nccl_test(nccl_faults)
+  endif()
+  tenure_add_nccl_test(collectives 3)
+  tenure_add_nccl_test(collectives_uneven 3)
+  tenure_add_nccl_test(all_to_all 2)
+  tenure_add_nccl_test(comm_groups 2)
+  tenure_add_nccl_test(comm_split 3)
+  tenure_add_nccl_test(collective_order 2)
+  tenure_add_nccl_test(parallel_training 2)
+  tenure_add_nccl_test(sequence_gather 2)
+  tenure_add_nccl_test(sharded_experts 2)
+  tenure_add_nccl_test(shard_ranks 3)
+  tenure_add_nccl_test(ring_ranks 2)
+  tenure_add_nccl_test(checkpoints 2)
+  set_tests_properties(gpu/dist PROPERTIES LABELS "gpu;gpu-dist" TIMEOUT 3600)
   # Exits by MPI_Abort, which the others do not survive: what was said before is what counts.
   set_tests_properties(dist/hung_rank_2 dist/hung_rank_3 PROPERTIES
     PASS_REGULAR_EXPRESSION "clean after a hung rank.*aborting the job"
@@ -175,6 +217,11 @@ if(TENURE_NCCL_ENABLED AND BUILD_TESTING)
   set_target_properties(tenure_scripted_nccl PROPERTIES C_VISIBILITY_PRESET default
     LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   cmake_language(DEFER CALL add_dependencies unit_test_nccl_engine tenure_scripted_nccl)
+
+  add_library(tenure_stand_in_nccl MODULE tests/dist/stand_in_nccl.c)
+  target_link_libraries(tenure_stand_in_nccl PRIVATE m)
+  set_target_properties(tenure_stand_in_nccl PROPERTIES C_VISIBILITY_PRESET default
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 endif()
 if(TENURE_MPI_ENABLED AND MPIEXEC_EXECUTABLE AND BUILD_TESTING)
   cmake_language(DEFER CALL tenure_add_rank_tests)

@@ -40,7 +40,8 @@ static tn_status check_tcp(const tn_comm_config *config, const tn_device_info *i
 }
 
 static tn_status check_nccl(const tn_comm_config *config, const tn_device_info *info) {
-    if (info->driver != TN_DRIVER_CUDA || info->simulated) {
+    int is_real = info->driver == TN_DRIVER_CUDA && !info->simulated;
+    if (tn__nccl_is_for_host() ? info->driver != TN_DRIVER_HOST : !is_real) {
         return TN_FAIL(TN_UNSUPPORTED,
                        "the NCCL engine works on real CUDA devices, not on %s; use TN_COMM_MPI",
                        info->name);

@@ -99,6 +99,7 @@ typedef struct tn__comm_engine {
 
 /* TN_UNSUPPORTED, with what is missing, where the engine is not to be had. */
 tn_status tn__nccl_engine_get(const tn__comm_engine **out);
+int tn__nccl_is_for_host(void); /* 1: the NCCL that is loaded is a stand-in for host devices */
 tn_status tn__mpi_engine_get(const tn__comm_engine **out);
 tn_status tn__simulated_engine_get(const tn__comm_engine **out);
 const tn__comm_engine *tn__tcp_engine_get(void);

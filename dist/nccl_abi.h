@@ -22,6 +22,7 @@ enum {
     TN__NCCL_BFLOAT16 = 9,
     TN__NCCL_NO_COLOR = -1,
     TN__NCCL_WINDOW_SYMMETRIC = 1,
+    TN__NCCL_SHRINK_ABORT = 1,
     TN__NCCL_ID_BYTES = 128
 };
 
@@ -80,6 +81,9 @@ enum { TN__NCCL_CONFIG_VERSION = 21400 };
 #define TN__NCCL_LATER_CALLS(X)                                                                    \
     X(split, "ncclCommSplit", tn__nccl_result,                                                     \
       (void *comm, int color, int key, void **out, tn__nccl_config *config))                       \
+    X(shrink, "ncclCommShrink", tn__nccl_result,                                                   \
+      (void *comm, int *excluded, int excluded_count, void **out, tn__nccl_config *config,         \
+       int flags))                                                                                 \
     X(mem_alloc, "ncclMemAlloc", tn__nccl_result, (void **out, size_t bytes))                      \
     X(mem_free, "ncclMemFree", tn__nccl_result, (void *address))                                   \
     X(buffer_register, "ncclCommRegister", tn__nccl_result,                                        \
@@ -89,10 +93,17 @@ enum { TN__NCCL_CONFIG_VERSION = 21400 };
       (void *comm, void *address, size_t bytes, void **window, int flags))                         \
     X(window_deregister, "ncclCommWindowDeregister", tn__nccl_result, (void *comm, void *window))
 
+/* What a stand-in for NCCL has besides, which works on host devices: it is told how to put tasks on
+ * their streams. Returns 0, or what it failed with. */
+#define TN__NCCL_HOST_TASKS "tnsim_nccl_host_tasks"
+typedef int tn__nccl_put_task(void *device, void (*task)(void *argument), void *argument,
+                              void *stream);
+
 #define TN__NCCL_AS_MEMBER(field, name, result, parameters) result(*field) parameters;
 typedef struct tn__nccl_calls {
     TN__NCCL_CALLS(TN__NCCL_AS_MEMBER)
     TN__NCCL_LATER_CALLS(TN__NCCL_AS_MEMBER)
+    void (*host_tasks)(tn__nccl_put_task *put, void *device); /* NULL: it is NCCL */
 } tn__nccl_calls;
 
 #endif

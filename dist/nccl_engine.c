@@ -136,6 +136,10 @@ static void drop_state(tn__comm_state *state) {
     tn__error_restore(&saved);
 }
 
+static int put_host_task(void *device, void (*task)(void *), void *argument, void *stream) {
+    return (int)tn__driver_host.host_task(device, task, argument, stream);
+}
+
 static tn_status make_state(const tn__driver *driver, tn__driver_device *on, uint64_t timeout_us,
                             tn__comm_state **out) {
     tn__comm_state *state = tn__host_alloc(1, sizeof *state);
@@ -145,6 +149,7 @@ static tn_status make_state(const tn__driver *driver, tn__driver_device *on, uin
     state->timeout_us = timeout_us;
     tn_status status = tn__nccl_load(&state->calls);
     if (status == TN_OK) status = driver->make_current(on);
+    if (status == TN_OK && state->calls->host_tasks) state->calls->host_tasks(put_host_task, on);
     if (status == TN_OK) status = make_barrier_word(state);
     if (status != TN_OK) {
         drop_state(state);

@@ -63,6 +63,7 @@ static tn_status find_symbols(void *library, const char *path, tn__nccl_calls *o
     }
     for (size_t i = 0; i < sizeof later_symbols / sizeof *later_symbols; i++)
         set_symbol(out, &later_symbols[i], dlsym(library, later_symbols[i].name));
+    *(void **)&out->host_tasks = dlsym(library, TN__NCCL_HOST_TASKS);
     return TN_OK;
 }
 
@@ -92,6 +93,15 @@ tn_status tn__nccl_load(const tn__nccl_calls **out) {
     if (status == TN_OK) *out = &loaded;
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+int tn__nccl_is_for_host(void) {
+    const tn__nccl_calls *calls;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    int is_for_host = tn__nccl_load(&calls) == TN_OK && calls->host_tasks;
+    tn__error_restore(&saved);
+    return is_for_host;
 }
 
 /* ---- ids ------------------------------------------------------------------------------------ */

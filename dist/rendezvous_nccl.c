@@ -20,7 +20,7 @@ typedef struct nccl_card {
 
 static tn_status fill_card(const tn_rendezvous *ranks, tn_device *device, nccl_card *out) {
     const tn__driver *driver = tn__device_driver(device);
-    TN_TRY(driver->uuid(tn__device_state(device), out->uuid));
+    if (driver->uuid) TN_TRY(driver->uuid(tn__device_state(device), out->uuid));
     return ranks->place.rank == 0 ? tn_comm_id_create(&out->id) : TN_OK;
 }
 

@@ -82,3 +82,23 @@ float ranks_reduced(const rank_fixture *ranks, tn_dtype dtype, tn_reduce reduce,
     }
     return result;
 }
+
+static float load(const void *data, size_t at, tn_dtype dtype) {
+    return dtype == TN_FP32 ? ((const float *)data)[at] : ranks_widen(((const uint16_t *)data)[at]);
+}
+
+/* n - 1 sums, each of which is rounded by at most half a unit of its last place, and so is the
+ * expected one. */
+static float bound_of_sums(const rank_fixture *ranks, tn_dtype dtype, size_t at) {
+    float magnitudes = 0.0f, unit = dtype == TN_FP32 ? 0x1p-23f : 0x1p-8f;
+    for (int rank = 0; rank < ranks->count; rank++)
+        magnitudes += fabsf(input(dtype, rank, at));
+    return (float)ranks->count * unit * magnitudes;
+}
+
+float ranks_reduced_as(const rank_fixture *ranks, tn_dtype dtype, tn_reduce reduce, size_t at,
+                       const void *seen, size_t seen_at) {
+    float expected = ranks_reduced(ranks, dtype, reduce, at), value = load(seen, seen_at, dtype);
+    if (reduce == TN_REDUCE_MAX || ranks_sum_in_order(ranks)) return expected;
+    return fabsf(value - expected) <= bound_of_sums(ranks, dtype, at) ? value : expected;
+}

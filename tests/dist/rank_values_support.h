@@ -28,4 +28,9 @@ void ranks_store(void *data, size_t at, tn_dtype dtype, float value);
 /* Elements `at` of all ranks, reduced in the order of ranks. */
 float ranks_reduced(const rank_fixture *ranks, tn_dtype dtype, tn_reduce reduce, size_t at);
 
+/* The same, or element `seen_at` of `seen` where the engine sums in an order of its own and that is
+ * within its bound: n roundings, each of a unit in the last place of the sum of magnitudes. */
+float ranks_reduced_as(const rank_fixture *ranks, tn_dtype dtype, tn_reduce reduce, size_t at,
+                       const void *seen, size_t seen_at);
+
 #endif

@@ -14,50 +14,73 @@ tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeou
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_comm *comm = NULL;
     config.device = ranks->device;
-    config.engine = ranks->rendezvous ? TN_COMM_AUTO : TN_COMM_MPI;
+    config.engine = ranks->engine;
     config.name = name;
     config.timeout_us = timeout_us ? timeout_us : LONG_US;
-    config.rendezvous = ranks->rendezvous;
+    if (ranks->engine != TN_COMM_MPI) config.rendezvous = ranks->rendezvous;
     EXPECT_OK(tn_comm_create(&config, &comm));
     return comm;
 }
 
 /* ---- another engine ------------------------------------------------------------------------- */
 
-/* A fixture's copies may go; what gathers stays. */
-typedef struct gatherer {
+/* MPI's communicator of the ranks on a host device: what the others meet through. A fixture's
+ * copies may go; this stays. */
+static struct launcher {
     tn_device *device;
     tn_comm *comm;
-    tn_stream stream;
-} gatherer;
-
-static gatherer by_mpi;
+} launcher;
 
 static int gather_by_mpi(void *context, const void *mine, size_t bytes, void *all) {
-    const gatherer *by = context;
-    tn_status status = tn_all_gather(by->comm, mine, all, bytes, by->stream);
-    if (status == TN_OK) status = tn_comm_wait(by->comm);
+    (void)context;
+    tn_status status = tn_all_gather(launcher.comm, mine, all, bytes, NULL);
+    if (status == TN_OK) status = tn_comm_wait(launcher.comm);
     return (int)status;
 }
 
 static void meet_through_mpi(rank_fixture *ranks) {
     tn_rendezvous_config config = TN_RENDEZVOUS_CONFIG_INIT;
-    ranks->launcher = ranks_comm(ranks, "launcher", 0);
-    by_mpi = (gatherer){ranks->device, ranks->launcher, ranks->stream};
-    config.rank = tn_comm_rank(ranks->launcher);
-    config.rank_count = tn_comm_size(ranks->launcher);
+    tn_comm_config by_mpi = TN_COMM_CONFIG_INIT;
+    launcher.device = test_open_host();
+    by_mpi.device = launcher.device;
+    by_mpi.engine = TN_COMM_MPI;
+    by_mpi.timeout_us = LONG_US;
+    EXPECT_OK(tn_comm_create(&by_mpi, &launcher.comm));
+    config.rank = tn_comm_rank(launcher.comm);
+    config.rank_count = tn_comm_size(launcher.comm);
     config.all_gather = gather_by_mpi;
-    config.context = &by_mpi;
     config.timeout_us = LONG_US;
     EXPECT_OK(tn_rendezvous_create(&config, &ranks->rendezvous));
 }
 
-static int is_tcp(void) {
-    const char *engine = getenv("TENURE_TEST_ENGINE");
-    return engine && strcmp(engine, "TCP") == 0;
+static void leave(const rank_fixture *ranks) {
+    tn_rendezvous_destroy(ranks->rendezvous);
+    if (!launcher.device) return;
+    EXPECT_OK(tn_comm_destroy(launcher.comm));
+    EXPECT_OK(tn_device_destroy(launcher.device));
+    launcher = (struct launcher){0};
 }
 
-const char *ranks_engine(const rank_fixture *ranks) { return ranks->rendezvous ? "TCP" : "MPI"; }
+static tn_comm_engine engine_of_ranks(void) {
+    const char *engine = getenv("TENURE_TEST_ENGINE");
+    if (!engine || strcmp(engine, "MPI") == 0) return TN_COMM_MPI;
+    if (strcmp(engine, "TCP") == 0) return TN_COMM_TCP;
+    if (strcmp(engine, "NCCL") != 0) fail_msg("TENURE_TEST_ENGINE=%s: MPI, TCP or NCCL", engine);
+    return TN_COMM_NCCL;
+}
+
+const char *ranks_engine(const rank_fixture *ranks) {
+    return ranks->engine == TN_COMM_MPI ? "MPI" : ranks->engine == TN_COMM_TCP ? "TCP" : "NCCL";
+}
+
+int ranks_sum_in_order(const rank_fixture *ranks) {
+    return ranks->engine != TN_COMM_NCCL || ranks->count <= 2;
+}
+
+int ranks_leaves_out(const rank_fixture *ranks, const char *why) {
+    if (ranks->engine == TN_COMM_NCCL) print_message("left out: %s\n", why);
+    return ranks->engine == TN_COMM_NCCL;
+}
 
 /* ---- the fixture ---------------------------------------------------------------------------- */
 
@@ -70,22 +93,25 @@ static ranks_place place_of_ranks(void) {
 }
 
 /* The number of the rank in its machine is what Open MPI tells its children. */
-static tn_device *open_cuda(void) {
+static tn_device *open_cuda(tn_comm_engine engine) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
     const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     tn_device *device = NULL;
     config.driver = TN_DRIVER_CUDA;
     config.ordinal = rank ? atoi(rank) : 0;
     if (tn_device_create(&config, &device) == TN_OK) return device;
+    if (engine == TN_COMM_NCCL)
+        fail_msg("NCCL takes a GPU for each rank, and there is none for rank %d: %s",
+                 config.ordinal, tn_error_last());
     config.ordinal = 0; /* there are fewer GPUs than ranks: they share the first */
     EXPECT_OK(tn_device_create(&config, &device));
     return device;
 }
 
-static tn_device *open_device(ranks_place place) {
+static tn_device *open_device(ranks_place place, tn_comm_engine engine) {
     switch (place) {
     case RANKS_ON_SIM: return test_open_sim(0, 1);
-    case RANKS_ON_CUDA: return open_cuda();
+    case RANKS_ON_CUDA: return open_cuda(engine);
     default: return test_open_host();
     }
 }
@@ -99,11 +125,12 @@ static void close_device(const rank_fixture *ranks) {
 
 rank_fixture ranks_open(void) {
     rank_fixture ranks = {.host_blocks = tn__host_live_blocks(), .place = place_of_ranks()};
-    ranks.device = open_device(ranks.place);
+    ranks.engine = engine_of_ranks();
+    ranks.device = open_device(ranks.place, ranks.engine);
     ranks.pool = test_open_pool(ranks.device, TN_BACKING_AUTO, 0);
     ranks.stream = test_open_stream(ranks.device);
     ranks.other = test_open_stream(ranks.device);
-    if (is_tcp()) meet_through_mpi(&ranks);
+    if (ranks.engine != TN_COMM_MPI) meet_through_mpi(&ranks);
     ranks.comm = ranks_comm(&ranks, "ranks", 0);
     ranks.rank = tn_comm_rank(ranks.comm);
     ranks.count = tn_comm_size(ranks.comm);
@@ -112,8 +139,7 @@ rank_fixture ranks_open(void) {
 
 void ranks_close(rank_fixture *ranks) {
     EXPECT_OK(tn_comm_destroy(ranks->comm));
-    tn_rendezvous_destroy(ranks->rendezvous);
-    EXPECT_OK(tn_comm_destroy(ranks->launcher));
+    leave(ranks);
     EXPECT_OK(tn_stream_synchronize(ranks->device, ranks->stream));
     EXPECT_OK(tn_stream_synchronize(ranks->device, ranks->other));
     tn_pool_stats stats = test_pool_stats(ranks->pool);

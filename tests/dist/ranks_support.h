@@ -1,6 +1,7 @@
 /* What a test that runs on several ranks stands on: a device, a pool, two streams and a
- * communicator of all ranks: MPI's, or with TENURE_TEST_ENGINE=TCP one of TCP, whose ranks meet
- * through MPI.
+ * communicator of all ranks: MPI's, or with TENURE_TEST_ENGINE=TCP or NCCL one of theirs, whose
+ * ranks meet through MPI. NCCL takes a GPU for each rank; on the host it is a stand-in for NCCL
+ * (stand_in_nccl.c, which TENURE_NCCL_LIBRARY then names).
  *
  * TENURE_RANKS_ON says what kind of device each rank opens: host (if it is not set), sim (the
  * simulated CUDA driver, backed), cuda (the GPU of the rank's number on its machine, or the first
@@ -20,8 +21,8 @@ typedef struct rank_fixture {
     tn_stream stream;
     tn_stream other;
     tn_comm *comm;
-    tn_comm *launcher;         /* MPI's, where the engine is another */
-    tn_rendezvous *rendezvous; /* likewise */
+    tn_comm_engine engine;     /* MPI, TCP or NCCL */
+    tn_rendezvous *rendezvous; /* where it is not MPI */
     int rank;
     int count;
     long host_blocks; /* of the library's own memory, before anything was opened */
@@ -40,8 +41,16 @@ tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeou
 /* Waits for the communicator, and for both streams. */
 void ranks_wait(const rank_fixture *ranks);
 
-/* "MPI" or "TCP". */
+/* "MPI", "TCP" or "NCCL". */
 const char *ranks_engine(const rank_fixture *ranks);
+
+/* 1: sums have the bits of sums in the order of ranks from 0, rounded once. NCCL has an order of
+ * its own and rounds bf16 at each step; of two ranks that is one sum and one rounding, as a + b is
+ * b + a. */
+int ranks_sum_in_order(const rank_fixture *ranks);
+
+/* 1 under NCCL, for what it does not promise; it is printed, and tests/gpu_dist.sh counts it. */
+int ranks_leaves_out(const rank_fixture *ranks, const char *why);
 
 tn_comm_stats ranks_stats(const rank_fixture *ranks);
 

@@ -354,6 +354,9 @@ static tn_status message_and_barrier(tn_comm *comm, unsigned char *block) {
 
 static void ranks_that_disagree_both_learn_it(void **state) {
     (void)state;
+    if (ranks_leaves_out(&all,
+                         "NCCL compares no calls: nccl_faults has what differs in checked mode"))
+        return;
     expect_mismatch(other_size_to_one, "rank 1 sends 10 bytes to rank 0, which expects 11");
     expect_mismatch(other_message, "rank 0 sends 30 bytes to rank 1, which expects 20");
     expect_mismatch(other_order_of_messages, "rank 0 sends 30 bytes to rank 1, which expects 30");

@@ -35,7 +35,9 @@ static void wrong_arguments_are_refused_and_change_nothing(void **state) {
     EXPECT_STATUS(tn_broadcast(all.comm, src, 4, all.count, all.stream), TN_INVALID_ARGUMENT);
     EXPECT_STATUS(tn_broadcast(all.comm, src, 4, -1, all.stream), TN_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("root -1");
-    EXPECT_STATUS(tn_barrier(all.comm, (tn_stream)&all), TN_INVALID_ARGUMENT);
+    /* CUDA can not tell a stream from any other address. */
+    if (all.place == RANKS_ON_HOST)
+        EXPECT_STATUS(tn_barrier(all.comm, (tn_stream)&all), TN_INVALID_ARGUMENT);
     tn_comm_stats after = ranks_stats(&all);
     assert_memory_equal(&before, &after, sizeof before);
     EXPECT_OK(tn_barrier(all.comm, all.stream));
@@ -92,6 +94,7 @@ static void memory_is_registered_with_no_other_engine(void **state) {
     (void)state;
     tn_registration *none = NULL;
     tn_memory_functions functions;
+    if (ranks_leaves_out(&all, "NCCL registers memory: nccl_single has that")) return;
     EXPECT_STATUS(tn_comm_register(all.comm, src, 8, TN_REGISTER_BUFFER, &none), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("registers no memory, NCCL does");
     EXPECT_STATUS(tn_comm_memory_functions(all.comm, &functions), TN_UNSUPPORTED);
@@ -206,6 +209,9 @@ static tn_status group_of_one_rank(tn_comm *comm) {
 
 static void calls_that_differ_between_ranks_fail_on_all_of_them(void **state) {
     (void)state;
+    if (ranks_leaves_out(&all,
+                         "NCCL compares no calls: nccl_faults has what differs in checked mode"))
+        return;
     expect_mismatch(other_count, "of 3 fp32 sum");
     expect_mismatch(other_dtype, "of 4 bf16 sum");
     expect_mismatch(other_reduction, "of 4 fp32 max");

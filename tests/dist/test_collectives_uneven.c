@@ -121,18 +121,19 @@ static void reduce(const list *made, tn_dtype dtype, tn_reduce kind, int in_plac
     for (size_t at = 0; at < whole; at++)
         ranks_store(given, at, dtype, ranks_number(all.rank, at));
     memcpy(expected, given, whole * width);
-    for (size_t i = 0; i < made->count; i++) {
-        const tn_segment *segment = &made->segments[i];
-        if (segment->rank != all.rank) continue;
-        for (size_t at = segment->offset; at < segment->offset + segment->count; at++) {
-            float value = ranks_reduced(&all, dtype, kind, at);
-            ranks_store(expected, in_place ? at : packed++, dtype, value);
-        }
-    }
     ranks_put(&all, src, given, whole * width);
     EXPECT_OK(tn_reduce_scatter_uneven(all.comm, src, dst, made->segments, made->count, dtype, kind,
                                        all.stream));
     if (result_bytes) ranks_get(&all, actual, dst, result_bytes);
+    for (size_t i = 0; i < made->count; i++) {
+        const tn_segment *segment = &made->segments[i];
+        if (segment->rank != all.rank) continue;
+        for (size_t at = segment->offset; at < segment->offset + segment->count; at++) {
+            size_t place = in_place ? at : packed++;
+            float value = ranks_reduced_as(&all, dtype, kind, at, actual, place);
+            ranks_store(expected, place, dtype, value);
+        }
+    }
     expect_bytes(actual, expected, result_bytes, made, in_place ? "in place" : "packed");
     ranks_wait(&all);
     if (!in_place && dst) ranks_give(&all, dst);

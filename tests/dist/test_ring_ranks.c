@@ -180,13 +180,14 @@ static void expect_steps(tn_shard_layout layout) {
     tn_ring_stats stats = TN_RING_STATS_INIT;
     model_open(&m, layout);
     EXPECT_OK(tn_shard_sent_bytes(m.units[0].plan, TN_SHARD_FORWARD, all.rank, &offset, &sent));
+    uint64_t before = wire_bytes(&m); /* where memory is registered, ranks have agreed on that */
     run_step(&m);
     uint64_t blocks = allocations();
     for (int step = 2; step <= STEPS; step++)
         run_step(&m);
     assert_int_equal(allocations(), blocks);
     uint64_t gathers = (uint64_t)STEPS * 2 * UNITS;
-    assert_int_equal(wire_bytes(&m), gathers * sent * (uint64_t)(all.count - 1));
+    assert_int_equal(wire_bytes(&m) - before, gathers * sent * (uint64_t)(all.count - 1));
     EXPECT_OK(tn_ring_stats_get(m.ring, &stats));
     assert_int_equal(stats.gathers, gathers);
     assert_int_equal(stats.live_bytes, 0);
@@ -229,6 +230,9 @@ static void a_failed_communicator_leaves_nothing_behind(void **state) {
     model m;
     (void)state;
     if (all.count == 1) return;
+    if (ranks_leaves_out(&all,
+                         "NCCL compares no calls: nccl_faults has what differs in checked mode"))
+        return;
     model_open(&m, TN_SHARD_RAGGED);
     EXPECT_OK(tn_ring_acquire(m.ring, 0, NO_SCOPE, all.stream));
     tn_status first = all.rank == 0 ? tn_barrier(m.comm, all.stream) : tn_ring_prefetch(m.ring, 1);

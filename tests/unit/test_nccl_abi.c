@@ -79,6 +79,8 @@ SAME(TN__NCCL_WINDOW_SYMMETRIC, NCCL_WIN_COLL_SYMMETRIC);
 SAME_SIZE(void *, ncclWindow_t);
 TAKES(ncclCommWindowRegister(COMM, ANY, COUNT, (ncclWindow_t *)0, 0));
 TAKES(ncclCommWindowDeregister(COMM, (ncclWindow_t)0));
+SAME(TN__NCCL_SHRINK_ABORT, NCCL_SHRINK_ABORT);
+TAKES(ncclCommShrink(COMM, OUT_INT, 0, (ncclComm_t *)0, (ncclConfig_t *)0, 0));
 #endif
 _Static_assert(sizeof(*ncclGetErrorString((ncclResult_t)0)) == 1, "a text");
 _Static_assert(sizeof(*ncclGetLastError(COMM)) == 1, "a text");
