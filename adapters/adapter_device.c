@@ -296,6 +296,7 @@ tn_status tn_adapters_trim(void) {
         if (!adapter) continue;
         (void)tn__late_frees_flush(adapter, 1);
         tn__graph_memories_collect(adapter);
+        tn__graph_memories_doubt(adapter); /* for later calls: this one may be in the capture */
         TN_TRY(for_each_pool(adapter, trim, NULL));
     }
     return TN_OK;

@@ -3,7 +3,7 @@
 #include "driver.h"
 #include "host_alloc.h"
 
-static atomic_size_t open_routes; /* of all devices */
+static atomic_size_t open_routes; /* of all devices, that are not doubted */
 
 int tn__captures_are_open(void) { return atomic_load(&open_routes) > 0; }
 
@@ -132,8 +132,17 @@ static void remove_route(tn__graph_memories *captures, tn__graph_route *route) {
     *at = route->next;
     if (route->filter.end) route->filter.end(route->filter.context);
     atomic_fetch_sub(&captures->route_count, 1);
-    atomic_fetch_sub(&open_routes, 1);
+    if (!route->is_doubted) atomic_fetch_sub(&open_routes, 1);
     tn__host_free(route);
+}
+
+static int is_mine(const tn__graph_route *route) {
+    return pthread_equal(route->thread, pthread_self());
+}
+
+static void drop_route(tn__graph_memories *captures, tn__graph_route *route) {
+    route->memory->users--; /* no release will come */
+    remove_route(captures, route);
 }
 
 /* Captures of this thread that failed: their ends would have come before this call. */
@@ -141,19 +150,42 @@ static void drop_failed(tn__adapter *adapter) {
     tn__graph_route *route = adapter->captures.routes;
     while (route) {
         tn__graph_route *next = route->next;
-        if (route->is_bound && pthread_equal(route->thread, pthread_self()) &&
+        if (route->is_bound && is_mine(route) &&
             is_over(adapter, route->stream, route->capture_id)) {
-            route->memory->users--;
-            remove_route(&adapter->captures, route);
+            drop_route(&adapter->captures, route);
         }
         route = next;
     }
+}
+
+static void drop_doubted(tn__graph_memories *captures) {
+    tn__graph_route *route = captures->routes;
+    while (route) {
+        tn__graph_route *next = route->next;
+        if (route->is_doubted && is_mine(route)) drop_route(captures, route);
+        route = next;
+    }
+}
+
+void tn__graph_memories_doubt(tn__adapter *adapter) {
+    tn__graph_memories *captures = &adapter->captures;
+    if (atomic_load(&captures->route_count) == 0) return;
+    pthread_mutex_lock(&captures->mutex);
+    drop_failed(adapter);
+    for (tn__graph_route *route = captures->routes; route; route = route->next) {
+        if (route->is_bound || route->is_doubted || !is_mine(route)) continue;
+        route->is_doubted = 1;
+        atomic_fetch_sub(&open_routes, 1);
+    }
+    pthread_mutex_unlock(&captures->mutex);
 }
 
 /* 1 if the route takes an allocation of the stream, which is in this capture. */
 static int takes(tn__graph_route *route, tn_stream stream, uint64_t capture_id) {
     if (route->is_bound) return route->capture_id == capture_id;
     if (!route->filter.accepts(route->filter.context, stream)) return 0;
+    if (route->is_doubted) atomic_fetch_add(&open_routes, 1);
+    route->is_doubted = 0;
     route->is_bound = 1;
     route->stream = stream;
     route->capture_id = capture_id;
@@ -182,6 +214,7 @@ static tn_status begin_locked(tn__adapter *adapter, const uint64_t key[2],
     tn__graph_memory *memory;
     tn__graph_route *route;
     drop_failed(adapter);
+    drop_doubted(captures);
     route = tn__host_alloc(1, sizeof *route);
     if (!route) return TN_OUT_OF_HOST_MEMORY;
     memory = find_memory(captures, key);
@@ -358,6 +391,7 @@ tn_status tn__graph_memories_close(tn__adapter *adapter) {
     tn_status status;
     pthread_mutex_lock(&adapter->captures.mutex);
     drop_failed(adapter);
+    drop_doubted(&adapter->captures);
     status = close_locked(&adapter->captures);
     pthread_mutex_unlock(&adapter->captures.mutex);
     return status;

@@ -16,7 +16,10 @@
  * Memory for streams that do not capture comes from the device's ordinary pool, whatever a filter
  * says. A capture that fails is never told to have ended, and its filter may look at an object that
  * is gone: so a filter is asked only until its capture is known, and its thread, in which the end
- * would have come next, drops the route when it sees that the capture is over.
+ * would have come next, drops the route when it sees that the capture is over. One that failed
+ * before it asked for memory is not known: torch empties its caches before each capture, so a route
+ * that knows none when its thread does that is doubted: nothing is kept from waiting for the device
+ * by it, and it is dropped when the thread begins anew.
  *
  * Invariants, under the mutex: a route's memory is in the list; is_open if the pool has a capture
  * open; live_blocks is what the pool has given out; users counts begins that were not released.
@@ -51,6 +54,7 @@ typedef struct tn__graph_route {
     tn__graph_memory *memory;
     tn__stream_filter filter;
     pthread_t thread; /* that began it */
+    int is_doubted;   /* and not bound */
     int is_bound;     /* its capture is known: */
     tn_stream stream;
     uint64_t capture_id;
@@ -67,7 +71,7 @@ typedef struct tn__graph_memories {
 void tn__graph_memories_init(tn__graph_memories *captures);
 void tn__graph_memories_deinit(tn__graph_memories *captures); /* after a close */
 
-/* 1 while a route of any device exists: a framework captures, or is about to. */
+/* 1 while a route of any device exists that is not doubted: a framework captures or will. */
 int tn__captures_are_open(void);
 
 /* Owns the filter's context from success on. TN_OUT_OF_HOST_MEMORY. */
@@ -88,6 +92,9 @@ TN_MUST_USE tn_status tn__graph_memory_alloc(struct tn__adapter *adapter, size_t
 /* tn_free for any block of the device. */
 TN_MUST_USE tn_status tn__graph_memory_free(struct tn__adapter *adapter, void *block,
                                             tn_stream stream);
+
+/* This thread empties its caches: its routes that know no capture are doubted. */
+void tn__graph_memories_doubt(struct tn__adapter *adapter);
 
 /* Destroys pools that have no user and no block, unless a capture is under way. */
 void tn__graph_memories_collect(struct tn__adapter *adapter);
