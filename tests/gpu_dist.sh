@@ -2,13 +2,14 @@
 # Every rank test of the distributed layer over NCCL, one process and one GPU a rank, and NCCL's
 # fault tests: on 2 GPUs, and on 4 and 8 where there are so many.
 #
-# usage: gpu_dist.sh [--check | --stand-in] BUILD [NAME...]
+# usage: gpu_dist.sh [--check | --stand-in | --one-gpu] BUILD [NAME...]
 #
 # BUILD is a build folder with its tests; NAMEs are the tests to run, all by default. --check only
 # says whether there are GPUs enough. --stand-in runs on the host, by the stand-in for NCCL, which
-# shows that the tests themselves are right. A line each, `failed: NAME` with the end of its output,
-# which is whole under BUILD/gpu-dist/; last line: the counts. What would take more GPUs than there
-# are, and what a test leaves out under NCCL, are skips with their reason.
+# shows that the tests themselves are right. --one-gpu has two ranks on one GPU, over NCCL's sockets
+# as if they were on two machines, at some 15 ms a collective. A line each, `failed: NAME` with the
+# end of its output, which is whole under BUILD/gpu-dist/; last line: the counts. What would take
+# more GPUs than there are, and what a test leaves out under NCCL, are skips with their reason.
 #
 # Exit status: 0 if all passed, 1 if one failed or none ran, 77 with fewer than two GPUs: nothing
 # was run, which is no success.
@@ -31,7 +32,7 @@ usage() {
 
 mode=gpu
 case ${1:-} in
---check | --stand-in)
+--check | --stand-in | --one-gpu)
     mode=${1#--}
     shift
     ;;
@@ -42,7 +43,7 @@ shift
 wanted=${*:-$rank_tests $fault_tests}
 
 count_gpus() {
-    if [ "$mode" = stand-in ]; then
+    if [ "$mode" = stand-in ] || [ "$mode" = one-gpu ]; then
         echo 2
     elif [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
         echo "$CUDA_VISIBLE_DEVICES" | tr ',' '\n' | grep -c . || true
@@ -73,6 +74,9 @@ if [ "$mode" = stand-in ]; then
     export TENURE_RANKS_ON=host TENURE_NCCL_LIBRARY
 else
     export TENURE_RANKS_ON=cuda
+fi
+if [ "$mode" = one-gpu ]; then
+    export TENURE_RANKS_SHARE_GPU=1 NCCL_NET=Socket
 fi
 
 passed=0

@@ -41,6 +41,7 @@ typedef struct dist_bench_config {
     tn_driver_kind driver;
     tn_comm_engine engine;
     dist_bench_place place;
+    int shares_gpu; /* NCCL: all ranks have the first GPU */
     int is_small;
 } dist_bench_config;
 

@@ -5,7 +5,8 @@
  *     build/release/tenure-bench-dist --ranks 2 --engine nccl                     (a GPU each)
  *     mpirun -n 2 build/release/tenure-bench-dist --engine nccl                   (likewise)
  *
- *     [--parts steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE] [--small] [--rounds N]
+ *     [--parts steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE] [--share-gpu] [--small]
+ *     [--rounds N]
  *
  * With --ranks the program starts its ranks itself; else each process is one, as the environment
  * of mpirun, Slurm or torchrun says. Rank 0 prints what parts have found (default: all):
@@ -26,7 +27,8 @@
  *
  * --csv writes what wire and planes have found. Times are of the host's clock, from all ranks being
  * there to the end of all work. On the CUDA driver MPI's ranks share a GPU, as it stages through
- * the host.
+ * the host. With --share-gpu NCCL's do, over its sockets, as if on several machines: what is shown
+ * then is that it works, and no bandwidth.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -172,8 +174,8 @@ static int bad_usage(const char *what, const char *value) {
     fprintf(stderr,
             "tenure-bench-dist: %s%s\nusage: [mpirun -n RANKS] tenure-bench-dist [--driver "
             "host|cuda] [--engine mpi|tcp|nccl]\n       [--ranks 1-%d] [--parts "
-            "steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE]\n       [--small] "
-            "[--rounds 1-%d]\n",
+            "steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE]\n       [--share-gpu] "
+            "[--small] [--rounds 1-%d]\n",
             what, value, RANKS_MAX, DIST_BENCH_ROUNDS_MAX);
     return EXIT_BAD_USAGE;
 }
@@ -210,21 +212,19 @@ static int parse_option(int option, bench_options *options) {
     case 'b': options->wire.only = optarg; return dist_wire_names_are_known(optarg);
     case 'c': options->csv = optarg; return 1;
     case 'r': return option_count(optarg, 1, DIST_BENCH_ROUNDS_MAX, &options->wire.rounds);
+    case 'g': return options->config.shares_gpu = 1;
     case 's': return options->wire.is_small = options->config.is_small = 1;
     default: return 0;
     }
 }
 
 static int parse(int argc, char **argv, bench_options *options) {
-    static const struct option names[] = {{"driver", required_argument, NULL, 'd'},
-                                          {"engine", required_argument, NULL, 'e'},
-                                          {"ranks", required_argument, NULL, 'n'},
-                                          {"parts", required_argument, NULL, 'p'},
-                                          {"buffers", required_argument, NULL, 'b'},
-                                          {"csv", required_argument, NULL, 'c'},
-                                          {"rounds", required_argument, NULL, 'r'},
-                                          {"small", no_argument, NULL, 's'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option names[] = {
+        {"driver", required_argument, NULL, 'd'},  {"engine", required_argument, NULL, 'e'},
+        {"ranks", required_argument, NULL, 'n'},   {"parts", required_argument, NULL, 'p'},
+        {"buffers", required_argument, NULL, 'b'}, {"csv", required_argument, NULL, 'c'},
+        {"rounds", required_argument, NULL, 'r'},  {"share-gpu", no_argument, NULL, 'g'},
+        {"small", no_argument, NULL, 's'},         {NULL, 0, NULL, 0}};
     int option;
     opterr = 0;
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1)

@@ -2,6 +2,7 @@
 #include "dist_bench.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TRY(call)                                                                                  \
@@ -27,13 +28,23 @@ static tn_status make(const dist_bench *bench, tn_format format, tn_dtype dtype,
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* NCCL takes no two ranks of one machine on a GPU: each is on a machine of its own, it is told. */
+static void share_gpu(const dist_bench *bench) {
+    char host[32];
+    snprintf(host, sizeof host, "tenure-rank-%d", tn_rendezvous_rank(bench->ranks));
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); /* else the rendezvous refuses it */
+}
+
 /* With NCCL each rank has a GPU of its own; with MPI they share the first, as it stages through the
  * host. */
 static tn_status open_device(dist_bench *bench, const dist_bench_config *config) {
     tn_device_config device = TN_DEVICE_CONFIG_INIT;
     const int local = bench->ranks ? tn_rendezvous_local_rank(bench->ranks) : 0;
     device.driver = config->driver;
-    if (config->engine == TN_COMM_NCCL)
+    if (config->engine == TN_COMM_NCCL && config->shares_gpu)
+        share_gpu(bench);
+    else if (config->engine == TN_COMM_NCCL && config->driver != TN_DRIVER_HOST)
         device.ordinal = local >= 0 ? local : tn_rendezvous_rank(bench->ranks);
     TRY(tn_device_create(&device, &bench->device));
     TRY(tn_stream_create(bench->device, &bench->stream));

@@ -77,6 +77,7 @@ static tn_status make_comm(dist_bench *bench, dist_wire_buffer *buffer) {
     if (status == TN_OK) status = tn_rendezvous_gather(bench->ranks, &id, sizeof id, ids);
     if (status == TN_OK) {
         config.device = bench->device;
+        config.engine = TN_COMM_NCCL;
         config.name = buffer->name;
         config.id = &ids[0];
         config.rank = tn_comm_rank(bench->comm);

@@ -62,6 +62,28 @@ for ranks in 1 2; do
     check $ranks "$program" --ranks $ranks --engine tcp
 done
 [ ! -e "$1/libtenure-mpi.so" ] || check 2 mpirun -n 2 "$program"
+# Over NCCL, by the stand-in for it, which registers whatever it is given: a host has no blocks of
+# one handle, and all other buffers have their figures and the time of their registration.
+stand_in=$1/tests/libtenure_stand_in_nccl.so
+if [ -e "$stand_in" ]; then
+    TENURE_NCCL_LIBRARY=$stand_in "$program" --ranks 2 --engine nccl --driver host --small \
+        --rounds 2 --parts steps,wire --csv "$work/csv" >"$work/out" 2>"$work/err" ||
+        fail "the stand-in: $(cat "$work/err")"
+    python3 - "$work/out" "$work/csv" <<'END' || fail "the stand-in: $(cat "$work/out" "$work/csv")"
+import csv, sys
+steps = list(csv.reader(open(sys.argv[1])))[1:7]
+assert [row[3] for row in steps] == ["no", "no", "buffer", "buffer", "window", "window"], steps
+lines = list(csv.DictReader(open(sys.argv[2])))
+for buffers in ("plain", "pool", "pool-registered", "nccl", "nccl-registered", "nccl-window",
+                "handle-registered", "handle-window"):
+    wanted = "TN_UNSUPPORTED" if buffers.startswith("handle") else "TN_OK"
+    cells = [line for line in lines if line["buffers"] == buffers and line["what"] != "register"]
+    assert len(cells) == 9 and all(cell["status"] == wanted for cell in cells), cells
+    if buffers.endswith(("registered", "window")):
+        assert [line["status"] for line in lines if line["buffers"] == buffers and
+                line["what"] == "register"] == [wanted], lines
+END
+fi
 "$program" --ranks 3 --parts planes,wire --buffers pool --small --rounds 1 >"$work/out" ||
     fail "3 ranks"
 grep -q "^all_gather_ragged, 3 ranks, TCP" "$work/out" || fail "3 ranks: $(cat "$work/out")"

@@ -98,7 +98,7 @@ static tn_device *open_cuda(tn_comm_engine engine) {
     const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     tn_device *device = NULL;
     config.driver = TN_DRIVER_CUDA;
-    config.ordinal = rank ? atoi(rank) : 0;
+    config.ordinal = test_gpu_of_rank(rank ? atoi(rank) : 0);
     if (tn_device_create(&config, &device) == TN_OK) return device;
     if (engine == TN_COMM_NCCL)
         fail_msg("NCCL takes a GPU for each rank, and there is none for rank %d: %s",

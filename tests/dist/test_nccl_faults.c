@@ -57,7 +57,7 @@ static tn_device *open_device(int rank) {
     tn_device *device = NULL;
     if (!place || strcmp(place, "cuda") != 0) return test_open_host();
     config.driver = TN_DRIVER_CUDA;
-    config.ordinal = rank;
+    config.ordinal = test_gpu_of_rank(rank);
     EXPECT_OK(tn_device_create(&config, &device));
     return device;
 }

@@ -2,6 +2,9 @@
 #include "test_support.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 tn_device *test_open_host(void) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
@@ -9,6 +12,16 @@ tn_device *test_open_host(void) {
     config.driver = TN_DRIVER_HOST;
     EXPECT_OK(tn_device_create(&config, &device));
     return device;
+}
+
+int test_gpu_of_rank(int rank) {
+    const char *shared = getenv("TENURE_RANKS_SHARE_GPU");
+    char host[32];
+    if (!shared || strcmp(shared, "1") != 0) return rank;
+    snprintf(host, sizeof host, "tenure-rank-%d", rank);
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); /* else we refuse it ourselves */
+    return 0;
 }
 
 static void *symbol(void *library, const char *name) {

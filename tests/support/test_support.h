@@ -25,6 +25,11 @@ void test_expect_error_has(const char *words, const char *file, int line);
 /* A host device with the default memory. */
 tn_device *test_open_host(void);
 
+/* The ordinal of the GPU for a rank: its own number. With TENURE_RANKS_SHARE_GPU=1 all have the
+ * first one, and NCCL, which takes no two ranks of one machine on a GPU, is told that each is on a
+ * machine of its own: to be called before NCCL is loaded. */
+int test_gpu_of_rank(int rank);
+
 /* The simulated driver's control functions, of the one library that test_open_sim loads. */
 typedef struct test_sim {
     void *library;
