@@ -15,7 +15,8 @@
 enum { EXIT_BAD_USAGE = 2, ORDINAL_MAX = 1023 };
 enum { OPTION_TO = 256, OPTION_ORDINAL, OPTION_HELP };
 
-typedef enum target { TO_NOTHING, TO_TRACE, TO_PYTORCH, TO_CHROME } target;
+/* In the order in which a name is tried. */
+typedef enum target { TO_NOTHING, TO_RMM, TO_TRACE, TO_PYTORCH, TO_CHROME } target;
 
 typedef struct convert_request {
     target to;
@@ -37,9 +38,10 @@ static const char help_text[] =
     "  trace     .csv .csv.gz     a trace for `tenure replay`\n"
     "  pytorch   .pickle .pkl     a memory snapshot for PyTorch's viewer (pytorch.org/memory_viz)\n"
     "                             and torch.cuda._memory_viz\n"
+    "  rmm       .rmm.csv         a log of RMM, for its replay benchmark (or .rmm.csv.gz)\n"
     "  chrome    .json .json.gz   events for Perfetto (ui.perfetto.dev) and chrome://tracing\n"
     "\n"
-    "  --to KIND       trace, pytorch or chrome, whatever the name\n"
+    "  --to KIND       rmm, trace, pytorch or chrome, whatever the name\n"
     "  --ordinal N     the device, where a snapshot of PyTorch has several\n"
     "  -h, --help      print this\n"
     "\n"
@@ -64,17 +66,18 @@ __attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, .
 static const struct {
     const char *name;
     const char *endings[2];
-} targets[] = {[TO_TRACE] = {"trace", {".csv", ".csv.gz"}},
+} targets[] = {[TO_RMM] = {"rmm", {".rmm.csv", ".rmm.csv.gz"}},
+               [TO_TRACE] = {"trace", {".csv", ".csv.gz"}},
                [TO_PYTORCH] = {"pytorch", {".pickle", ".pkl"}},
                [TO_CHROME] = {"chrome", {".json", ".json.gz"}}};
 
 static int take_target(convert_request *request, const char *name) {
-    for (int to = TO_TRACE; to <= TO_CHROME; to++) {
+    for (int to = TO_RMM; to <= TO_CHROME; to++) {
         if (strcmp(name, targets[to].name) != 0) continue;
         request->to = (target)to;
         return 0;
     }
-    return bad_usage("--to %s: expected trace, pytorch or chrome", name);
+    return bad_usage("--to %s: expected rmm, trace, pytorch or chrome", name);
 }
 
 static int take_ordinal(convert_request *request, const char *text) {
@@ -114,7 +117,7 @@ static int take_files(convert_request *request, int argc, char **argv) {
         return bad_usage("INPUT and OUTPUT were expected, but there is also %s", argv[optind + 2]);
     request->input = argv[optind];
     request->output = argv[optind + 1];
-    for (int to = TO_TRACE; to <= TO_CHROME && request->to == TO_NOTHING; to++) {
+    for (int to = TO_RMM; to <= TO_CHROME && request->to == TO_NOTHING; to++) {
         for (int i = 0; i < 2; i++) {
             if (ends_in(request->output, targets[to].endings[i])) request->to = (target)to;
         }
@@ -145,6 +148,7 @@ static int parse_request(int argc, char **argv, convert_request *request) {
 static int write_history(const convert_request *request, memory_history *history, FILE *stream) {
     switch (request->to) {
     case TO_PYTORCH: return history_write_torch(stream, history);
+    case TO_RMM: history_write_rmm(stream, history); return 1;
     case TO_CHROME: return history_name_by_size(history) && history_write_chrome(stream, history);
     default: history_write_trace(stream, history); return 1;
     }

@@ -9,6 +9,10 @@
 /* A trace for `tenure replay`; times count from the first event. */
 void history_write_trace(FILE *stream, const memory_history *history);
 
+/* A log as RMM's logging_resource_adaptor writes it, for its replay benchmark. Blocks without
+ * addresses get one each. */
+void history_write_rmm(FILE *stream, const memory_history *history);
+
 /* Events for chrome://tracing and Perfetto (the JSON object format): a counter of live bytes for
  * all and for each of the owners with most, a slice for each block, an instant for each shortage.
  * A history without times has a microsecond an event. 0 if there is no memory: then nothing was

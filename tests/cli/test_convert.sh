@@ -36,6 +36,32 @@ assert {e["name"] for e in events if e["ph"] == "e"} == {"layer 1, weights"}
 assert events[-2]["args"] == {"bytes": 64} and events[-2]["id"] == "a ? b"
 END
 
+# A log of RMM, there and back: the same blocks at the same addresses, and the same replay.
+run_tenure convert "$inputs/good_rmm.csv" "$work_dir/log.rmm.csv"
+expect_status 0
+cat >"$work_dir/expected" <<'END'
+Thread,Time,Action,Pointer,Size,Stream
+1,00:00:00.000000,allocate,0x7f0000000000,1024,0x0
+1,00:00:00.000000,allocate,0x7f0000000400,2048,0x1
+1,00:00:00.000000,free,0x7f0000000000,1024,0x0
+1,00:00:00.000000,free,0x7f0000000400,2048,0x1
+1,00:00:00.000000,allocate,0x7f0000000000,4096,0x1
+END
+cmp "$work_dir/log.rmm.csv" "$work_dir/expected" || complain "expected this log"
+for name in good_timed.csv good_small.csv good_owned.csv; do # with times, and without addresses
+    run_tenure convert "$inputs/$name" "$work_dir/log.rmm.csv.gz"
+    expect_status 0
+    run_tenure replay "$inputs/$name" --json
+    expect_status 0
+    sed '/host_ns_per_event\|"trace"/d' "$work_dir/out" >"$work_dir/first.json"
+    run_tenure replay "$work_dir/log.rmm.csv.gz" --json
+    expect_status 0
+    sed '/host_ns_per_event\|"trace"/d' "$work_dir/out" >"$work_dir/second.json"
+    cmp "$work_dir/first.json" "$work_dir/second.json" || complain "$name: expected the same replay"
+done
+run_tenure convert "$inputs/good_timed.csv" - --to rmm
+expect_output "1,00:00:00."
+
 # Replaying makes addresses for a trace that has none.
 run_tenure convert "$inputs/good_small.csv" "$work_dir/small.pickle"
 expect_refusal "has no addresses, which PyTorch's viewer needs"
@@ -94,7 +120,7 @@ refused "INPUT and OUTPUT were expected, but there is only one file" "$good"
 refused "but there is also more" "$good" "$work_dir/x.csv" more
 refused "the name x.bin does not tell what it is to be; name it with --to" "$good" x.bin
 refused "does not tell" "$good" -
-refused "--to yaml: expected trace, pytorch or chrome" "$good" x.csv --to yaml
+refused "--to yaml: expected rmm, trace, pytorch or chrome" "$good" x.csv --to yaml
 refused "--ordinal -1: expected a number from 0 to 1023" "$good" x.csv --ordinal -1
 refused "option --to needs a value" "$good" x.csv --to
 refused "unknown option --frob" "$good" x.csv --frob
