@@ -204,6 +204,7 @@ typedef struct tn__cu_launch_config {
     X(OPTIONAL, mem_properties, "cuMemGetAllocationPropertiesFromHandle",                          \
       (tn__cu_allocation * out, tn__cu_handle handle))                                             \
     X(OPTIONAL, context_device, "cuCtxGetDevice", (tn__cu_device * device))                        \
+    X(OPTIONAL, context_record, "cuCtxRecordEvent", (void *context, void *event))                  \
     X(OPTIONAL, stream_context, "cuStreamGetCtx", (void *stream, void **context))                  \
     X(OPTIONAL, host_alloc, "cuMemHostAlloc", (void **out, size_t bytes, unsigned flags))          \
     X(OPTIONAL, host_free, "cuMemFreeHost", (void *address))                                       \

@@ -145,6 +145,10 @@ typedef struct tn__driver {
     tn_status (*event_create)(tn__driver_device *device, tn__event *out);
     tn_status (*event_destroy)(tn__driver_device *device, tn__event event);
     tn_status (*event_record)(tn__driver_device *device, tn__event event, tn_stream stream);
+    /* CUDA only, else NULL: behind all work that any stream of the device has now, those too that
+     * nobody here can name. Spoils every capture that is under way on the device. TN_UNSUPPORTED
+     * where the driver lacks the call (before CUDA 12.5). */
+    tn_status (*event_record_all)(tn__driver_device *device, tn__event event);
     tn_status (*event_is_done)(tn__driver_device *device, tn__event event, int *out);
     tn_status (*event_synchronize)(tn__driver_device *device, tn__event event);
     tn_status (*stream_wait_event)(tn__driver_device *device, tn_stream stream, tn__event event);

@@ -219,6 +219,14 @@ tn_status tn__cuda_event_record(tn__driver_device *device, tn__event event, tn_s
     return tn__cuda_end(&call, code, "cuEventRecord(%p, stream %p)", event, stream);
 }
 
+tn_status tn__cuda_event_record_all(tn__driver_device *device, tn__event event) {
+    tn__cuda_call call;
+    TN__CUDA_NEED(device, context_record, "cuCtxRecordEvent");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT_RECORD, &call));
+    int code = device->cu->context_record(device->context, event);
+    return tn__cuda_end(&call, code, "cuCtxRecordEvent(%p)", event);
+}
+
 tn_status tn__cuda_event_is_done(tn__driver_device *device, tn__event event, int *out) {
     tn__cuda_call call;
     TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT_QUERY, &call));

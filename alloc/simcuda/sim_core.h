@@ -94,6 +94,7 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuEventCreate, CONTEXT, 0)                                                                   \
     X(cuEventDestroy_v2, CONTEXT, 0)                                                               \
     X(cuEventRecord, CONTEXT, 0)                                                                   \
+    X(cuCtxRecordEvent, CONTEXT, 0)                                                                \
     X(cuEventQuery, CONTEXT, 0)                                                                    \
     X(cuEventSynchronize, CONTEXT, 0)                                                              \
     X(cuEventElapsedTime, CONTEXT, 0)                                                              \

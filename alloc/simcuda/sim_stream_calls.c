@@ -184,16 +184,8 @@ static void record_in_capture(sim_event *event, const sim_stream *stream) {
     tn__sim_tips_copy(&event->tips, &stream->tips);
 }
 
-static CUresult event_record(CUevent event_handle, CUstream stream_handle) {
-    sim_event *event = find_event(event_handle);
-    sim_stream *stream = tn__sim_stream_find(stream_handle);
+static void record_on(sim_event *event, sim_stream *stream) {
     sim_work work = {.kind = SIM_WORK_RECORD};
-    CUresult result;
-    if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
-    if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
-    result = tn__sim_capture_gate(stream);
-    if (result != CUDA_SUCCESS) return result;
-    if (stream->capture) return record_in_capture(event, stream), CUDA_SUCCESS;
     event->capture_id = 0;
     tn__sim_spend(SIM_COST_EVENT_RECORD);
     tn__sim_stream_begin(stream);
@@ -204,12 +196,51 @@ static CUresult event_record(CUevent event_handle, CUstream stream_handle) {
     work.ticket = event->ticket;
     work.submitted = tn__sim.now;
     tn__sim_stream_submit(stream, &work);
+}
+
+static CUresult event_record(CUevent event_handle, CUstream stream_handle) {
+    sim_event *event = find_event(event_handle);
+    sim_stream *stream = tn__sim_stream_find(stream_handle);
+    CUresult result;
+    if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
+    if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+    result = tn__sim_capture_gate(stream);
+    if (result != CUDA_SUCCESS) return result;
+    if (stream->capture) return record_in_capture(event, stream), CUDA_SUCCESS;
+    record_on(event, stream);
     return CUDA_SUCCESS;
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     SIM_ENTER(cuEventRecord);
     return tn__sim_leave(event_record(event, stream));
+}
+
+static void come_after(sim_stream *stream, void *last) {
+    if (stream != last && stream->device == ((sim_stream *)last)->device) {
+        tn__sim_stream_order_after(last, stream);
+    }
+}
+
+/* On a stream of its own that comes after all others of the device, of which the legacy rules know
+ * nothing: nobody waits for it but for the event. */
+static CUresult context_record(CUcontext context, CUevent handle) {
+    sim_event *event = find_event(handle);
+    sim_stream *last;
+    CUresult result;
+    if (!event || tn__sim_context_of(event->device) != context) return CUDA_ERROR_INVALID_HANDLE;
+    result = tn__sim_capture_refuses_device(event->device);
+    if (result != CUDA_SUCCESS) return result;
+    last = tn__sim_stream_create(event->device, SIM_STREAM_LANE, 0);
+    tn__sim_streams_visit(come_after, last);
+    record_on(event, last);
+    tn__sim_stream_destroy(last);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxRecordEvent(CUcontext context, CUevent event) {
+    SIM_ENTER(cuCtxRecordEvent);
+    return tn__sim_leave(context_record(context, event));
 }
 
 /* A wait that has to do with a capture: for an event in one, or by a stream in one. */

@@ -166,6 +166,41 @@ static void an_event_orders_streams_without_the_host(void **state) {
     close_clean(device);
 }
 
+/* Of streams that are not named, created or default, blocking or not; later work is not waited for,
+ * and neither is later work made to wait. */
+static void one_event_comes_after_all_streams(void **state) {
+    (void)state;
+    int is_done = -1;
+    tn_stream streams[2] = {NULL, NULL};
+    tn__event event = NULL;
+    void *block = NULL;
+    tn__driver_device *device = open_device(0, NULL);
+    for (int i = 0; i < 2; i++)
+        EXPECT_OK(cuda->stream_create(device, &streams[i]));
+    EXPECT_OK(cuda->event_create(device, &event));
+    EXPECT_OK(cuda->mem_alloc(device, 6 * MIB, &block));
+    tn_stream users[3] = {streams[0], streams[1], NULL};
+    for (int i = 0; i < 3; i++) {
+        tn__range range = {(char *)block + (size_t)i * 2 * MIB, 2 * MIB, 1};
+        EXPECT_OK(cuda->ghost_launch(device, "writer", &range, 1, 1000.0 * (i + 1), users[i]));
+    }
+    EXPECT_OK(cuda->event_record_all(device, event));
+    EXPECT_OK(cuda->ghost_launch(device, "later", NULL, 0, 9000.0, streams[0]));
+    EXPECT_OK(cuda->stream_synchronize(device, streams[1]));
+    EXPECT_OK(cuda->event_is_done(device, event, &is_done));
+    assert_int_equal(is_done, 0); /* the default stream's work goes on */
+    EXPECT_OK(cuda->event_synchronize(device, event));
+    assert_true(cuda->now_us(device) < 3100.0);
+    EXPECT_OK(cuda->note_take(device, block, 6 * MIB, streams[1])); /* no race */
+    EXPECT_OK(cuda->synchronize(device));
+    assert_true(cuda->now_us(device) < 10100.0);
+    EXPECT_OK(cuda->mem_free(device, block));
+    EXPECT_OK(cuda->event_destroy(device, event));
+    for (int i = 0; i < 2; i++)
+        EXPECT_OK(cuda->stream_destroy(device, streams[i]));
+    close_clean(device);
+}
+
 static void without_the_wait_the_take_is_a_race(void **state) {
     (void)state;
     tn_stream first = NULL, second = NULL;
@@ -376,6 +411,9 @@ static tn_status call_event_destroy(objects *on) {
 static tn_status call_event_record(objects *on) {
     return cuda->event_record(on->device, on->event, on->stream);
 }
+static tn_status call_event_record_all(objects *on) {
+    return cuda->event_record_all(on->device, on->event);
+}
 static tn_status call_event_is_done(objects *on) {
     int is_done;
     return cuda->event_is_done(on->device, on->event, &is_done);
@@ -435,6 +473,7 @@ static const call_row call_rows[] = {
     {"cuEventCreate", "cuEventCreate()", TN_OUT_OF_DEVICE_MEMORY, call_event_create},
     {"cuEventDestroy_v2", "cuEventDestroy(", TN_OUT_OF_DEVICE_MEMORY, call_event_destroy},
     {"cuEventRecord", "cuEventRecord(", TN_OUT_OF_DEVICE_MEMORY, call_event_record},
+    {"cuCtxRecordEvent", "cuCtxRecordEvent(", TN_OUT_OF_DEVICE_MEMORY, call_event_record_all},
     {"cuEventQuery", "cuEventQuery(", TN_OUT_OF_DEVICE_MEMORY, call_event_is_done},
     {"cuEventSynchronize", "cuEventSynchronize(", TN_OUT_OF_DEVICE_MEMORY, call_event_synchronize},
     {"cuMemcpyAsync", "cuMemcpyAsync(", TN_OUT_OF_DEVICE_MEMORY, call_copy},
@@ -561,6 +600,7 @@ int main(void) {
         cmocka_unit_test(virtual_memory_is_made_used_and_given_back),
         cmocka_unit_test(plain_memory_is_given_and_taken_back),
         cmocka_unit_test(an_event_orders_streams_without_the_host),
+        cmocka_unit_test(one_event_comes_after_all_streams),
         cmocka_unit_test(without_the_wait_the_take_is_a_race),
         cmocka_unit_test(streams_wait_for_what_the_host_writes),
         cmocka_unit_test(host_tasks_run_and_streams_have_ids_of_their_own),

@@ -357,6 +357,11 @@ static void unsafe_calls_go_by_the_modes(void **state) {
 static CUresult synchronize_stream(void) { return cu->cuStreamSynchronize(first); }
 static CUresult query_stream(void) { return cu->cuStreamQuery(first); }
 static CUresult synchronize_device(void) { return cu->cuCtxSynchronize(); }
+static CUresult record_device(void) {
+    CUcontext context = NULL;
+    EXPECT_CUDA_OK(cu->cuCtxGetCurrent(&context));
+    return cu->cuCtxRecordEvent(context, event);
+}
 static CUresult ask_id(void) {
     unsigned long long id = 0;
     return cu->cuStreamGetId(first, &id);
@@ -365,8 +370,8 @@ static CUresult destroy_stream(void) { return cu->cuStreamDestroy_v2(first); }
 
 /* A capturing stream is at no point in time: no mode allows a question about that. */
 static void a_capturing_stream_can_not_be_waited_for(void **state) {
-    CUresult (*const calls[])(void) = {synchronize_stream, query_stream, synchronize_device, ask_id,
-                                       destroy_stream};
+    CUresult (*const calls[])(void) = {synchronize_stream, query_stream, synchronize_device,
+                                       record_device,      ask_id,       destroy_stream};
     (void)state;
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         unsafe_attempt what = {calls[i], RELAXED, CUDA_SUCCESS};
