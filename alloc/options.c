@@ -26,7 +26,8 @@ typedef enum option_kind {
     OPTION_TEXT,
     OPTION_CHOICE,
     OPTION_POLICY,
-    OPTION_ENGINE
+    OPTION_ENGINE,
+    OPTION_BACKING
 } option_kind;
 
 typedef struct option_row {
@@ -52,6 +53,8 @@ const char *const tn__policy_choices[] = {
 static const char *const engine_choices[] = {
     "auto", "reference", "cublaslt", "dequantize-bf16", "dequantize-fp32", NULL};
 
+const char *const tn__run_pool_choices[] = {"plain", "vmm", "async", "none", NULL};
+
 static tn__options values;
 static const char *source_of[OPTION_COUNT];
 static const char *text_of[OPTION_COUNT];
@@ -67,6 +70,7 @@ static const char *accepted_form(option_kind kind) {
     case OPTION_POLICY:
         return "default, keep, until_last_use, until_backward_end, scratch, budget or offload";
     case OPTION_ENGINE: return "auto, reference, cublaslt, dequantize-bf16 or dequantize-fp32";
+    case OPTION_BACKING: return "plain, vmm, async or none";
     default: return "a text";
     }
 }
@@ -140,6 +144,7 @@ static int parse_into(const option_row *row, const char *text, tn__options *out)
     case OPTION_CHOICE: return parse_choice(text, driver_choices, field);
     case OPTION_POLICY: return parse_choice(text, tn__policy_choices, field);
     case OPTION_ENGINE: return parse_choice(text, engine_choices, field);
+    case OPTION_BACKING: return parse_choice(text, tn__run_pool_choices, field);
     case OPTION_LIMIT: return parse_limit(text, field);
     case OPTION_NUMBER: return parse_number(text, field);
     case OPTION_SIZE: return tn__parse_size(text, field) && *(size_t *)field > 0;

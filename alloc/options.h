@@ -47,6 +47,15 @@
       "derived planes that a root scope keeps under the policy budget")                            \
     X(ENGINE, gemm_engine, "TENURE_GEMM_ENGINE", NULL, "auto",                                     \
       "what multiplies where no call says")                                                        \
+    X(BOOL, disable, "TENURE_DISABLE", NULL, "0", "the drop-in takes nothing over")                \
+    X(BACKING, run_pool, "TENURE_RUN_POOL", NULL, "plain",                                         \
+      "where the drop-in's memory comes from")                                                     \
+    X(TEXT, run_trace, "TENURE_RUN_TRACE", NULL, "",                                               \
+      "write what a program allocates to this file")                                               \
+    X(TEXT, run_report, "TENURE_RUN_REPORT", NULL, "",                                             \
+      "write the drop-in's figures to this file at exit")                                          \
+    X(BOOL, run_free_waits, "TENURE_RUN_FREE_WAITS", NULL, "0",                                    \
+      "cuMemFree waits for the whole device, as the driver's does")                                \
     X(LIMIT, sim_workspace_bytes, "TENURE_SIM_WORKSPACE", NULL, "none",                            \
       "workspace of a GEMM on a simulated device; none: the most that one may want on a GPU")
 
@@ -55,6 +64,13 @@ typedef enum tn__driver_choice {
     TN__DRIVER_CHOICE_CUDA,
     TN__DRIVER_CHOICE_HOST
 } tn__driver_choice;
+
+typedef enum tn__run_pool {
+    TN__RUN_POOL_PLAIN,
+    TN__RUN_POOL_VMM,
+    TN__RUN_POOL_ASYNC,
+    TN__RUN_POOL_NONE, /* nothing is taken over, all is recorded */
+} tn__run_pool;
 
 typedef struct tn__options {
     int strict;
@@ -80,11 +96,19 @@ typedef struct tn__options {
     size_t plane_budget_bytes; /* 0: none is kept */
     size_t offload_limit_bytes; /* 0: none */
     int gemm_engine;            /* the op layer's tn_gemm_engine */
+    int disable;
+    int run_pool; /* tn__run_pool */
+    const char *run_trace;
+    const char *run_report;
+    int run_free_waits;
     size_t sim_workspace_bytes; /* 0: what a GPU may want */
 } tn__options;
 
 /* What TENURE_PLANE_POLICY takes, ending with NULL. */
 extern const char *const tn__policy_choices[];
+
+/* The names of tn__run_pool, ending with NULL. */
+TN_SISTER_API extern const char *const tn__run_pool_choices[];
 
 TN_SISTER_API const tn__options *tn__options_get(void);
 

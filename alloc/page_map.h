@@ -46,6 +46,6 @@ void tn__page_map_restore(tn__mapped_region *region);
 
 /* The pool of the region that holds the address. NULL if none does; an address that is in no
  * region but in the last page of one, behind its end, finds that one's pool. */
-struct tn_pool *tn__page_map_find(const void *address);
+TN_SISTER_API struct tn_pool *tn__page_map_find(const void *address);
 
 #endif

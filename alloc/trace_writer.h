@@ -18,7 +18,7 @@
 typedef struct tn__trace_writer tn__trace_writer;
 
 /* TN_IO naming the file if it can not be made. Times are counted from start_us. */
-tn_status tn__trace_open(const char *path, double start_us, tn__trace_writer **out);
+TN_SISTER_API tn_status tn__trace_open(const char *path, double start_us, tn__trace_writer **out);
 
 typedef struct tn__trace_block {
     size_t bytes; /* as asked for */
@@ -27,11 +27,11 @@ typedef struct tn__trace_block {
 } tn__trace_block;
 
 /* The id of the new block. *stream_number is given one if it is negative. */
-uint64_t tn__trace_alloc(tn__trace_writer *trace, const tn__trace_block *block,
-                         int64_t *stream_number, double now_us);
-void tn__trace_free(tn__trace_writer *trace, uint64_t id, double now_us);
+TN_SISTER_API uint64_t tn__trace_alloc(tn__trace_writer *trace, const tn__trace_block *block,
+                                       int64_t *stream_number, double now_us);
+TN_SISTER_API void tn__trace_free(tn__trace_writer *trace, uint64_t id, double now_us);
 
 /* Closes the file and ends the writer, also on TN_IO. A forked child leaves the file alone. */
-tn_status tn__trace_close(tn__trace_writer *trace);
+TN_SISTER_API tn_status tn__trace_close(tn__trace_writer *trace);
 
 #endif

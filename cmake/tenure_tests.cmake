@@ -130,6 +130,7 @@ endforeach()
 target_link_libraries(tenure_test_c10_cuda PRIVATE tenure_test_c10)
 
 include(simulation)
+include(preload_tests)
 # The NVTX tool that tests/unit/test_nvtx_memory.c has injected.
 if(TENURE_NVTX_INCLUDE)
   add_library(tenure_recording_tool MODULE tests/nvtx/recording_tool.c)

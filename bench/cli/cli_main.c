@@ -12,6 +12,7 @@
 #include "convert_command.h"
 #include "replay_command.h"
 #include "report_command.h"
+#include "run_command.h"
 #include "simulate_command.h"
 #include "tenure_alloc.h"
 
@@ -36,6 +37,8 @@ static const command commands[] = {
      report_command_print_help},
     {"convert", "write a trace or a snapshot as a file of another kind", convert_command,
      convert_command_print_help},
+    {"run", "run a program with its CUDA memory from Tenure's pools", run_command,
+     run_command_print_help},
     {"simulate", "run a training step of a described model on simulated ranks", simulate_command,
      simulate_command_print_help},
     {"options", "print every option of the library, its value and where that came from",

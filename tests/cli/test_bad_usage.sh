@@ -15,8 +15,8 @@ run_tenure --version now
 expect_refusal "unexpected argument now"
 run_tenure options all
 expect_refusal "unexpected argument all"
-run_tenure run "$good"
-expect_refusal "unknown command run"
+run_tenure execute "$good"
+expect_refusal "unknown command execute"
 
 run_tenure replay
 expect_refusal "no TRACE was given"

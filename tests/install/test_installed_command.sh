@@ -14,6 +14,10 @@ cd /
 "$work/moved/bin/tenure" --version
 "$work/moved/bin/tenure" replay "$source/tests/cli/inputs/good_small.csv" --json > "$work/out"
 grep -qF '"events":	7' "$work/out" || { cat "$work/out"; exit 1; }
+TENURE_CUDA_LIBRARY=$(find "$work/moved" -name libtenure-simcuda.so) \
+    ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0" \
+    TENURE_SIM_STRICT_UNLOAD=0 "$work/moved/bin/tenure" run --check 2> "$work/err" ||
+    { cat "$work/err"; exit 1; }
 loaded=$(ldd "$work/moved/bin/tenure" | grep -F libtenure.so)
 case $loaded in
 *"$work/moved/"*) echo "ok: $loaded" ;;

@@ -1,0 +1,237 @@
+/* Configuration, devices, exit and fork of libtenure-dropin: see dropin.h. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "dropin.h"
+#include "host_alloc.h"
+#include "options.h"
+
+tn__dropin_all tn__dropin;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of opening and closing devices */
+
+/* ---- the driver's calls that are only asked -------------------------------------------------- */
+
+typedef struct context_calls {
+    tn__cu_result (*current)(void **context);
+    tn__cu_result (*device)(tn__cu_device *device);
+    tn__cu_result (*retain)(void **context, tn__cu_device device);
+    tn__cu_result (*release)(tn__cu_device device);
+} context_calls;
+
+static context_calls contexts;
+
+static int find_context_calls(void) {
+    *(void **)&contexts.current = tn__dropin.driver->find("cuCtxGetCurrent");
+    *(void **)&contexts.device = tn__dropin.driver->find("cuCtxGetDevice");
+    *(void **)&contexts.retain = tn__dropin.driver->find("cuDevicePrimaryCtxRetain");
+    *(void **)&contexts.release = tn__dropin.driver->find("cuDevicePrimaryCtxRelease_v2");
+    return contexts.current && contexts.device && contexts.retain && contexts.release;
+}
+
+/* ---- exit and fork --------------------------------------------------------------------------- */
+
+static void when_exit_begins(void) {
+    if (tn__dropin.is_over) return;
+    tn__dropin_record_close();
+    tn__dropin.is_over = 1;
+}
+
+static void before_fork(void) {
+    tn__dropin_blocks_lock();
+    tn__dropin_record_lock();
+}
+
+static void after_fork_in_parent(void) {
+    tn__dropin_record_unlock();
+    tn__dropin_blocks_unlock();
+}
+
+static void after_fork_in_child(void) {
+    tn__dropin.is_over = 1;
+    after_fork_in_parent();
+}
+
+/* With the first device, after the driver's own handlers and libtenure's: so it runs before them.
+ * */
+static int watch_exit(void) {
+    static int is_watched;
+    if (is_watched) return 1;
+    is_watched = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) == 0 &&
+                 atexit(when_exit_begins) == 0;
+    return is_watched;
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static tn_status make_pool(const tn__dropin_device *device, const char *name, tn_pool **out) {
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    config.name = name;
+    config.backing = tn__dropin.backing;
+    return tn_pool_create(device->device, &config, out);
+}
+
+static void destroy_device(tn__dropin_device *device) {
+    if (device->idle) (void)tn_stream_destroy(device->device, device->idle);
+    if (device->pool) (void)tn_pool_destroy(device->pool);
+    (void)tn_device_destroy(device->device);
+    tn__host_free(device);
+}
+
+static tn_status open_device(int ordinal, void *context, tn__dropin_device **out) {
+    tn_device_config config = TN_DEVICE_CONFIG_INIT;
+    tn_device_info info = TN_DEVICE_INFO_INIT;
+    tn__dropin_device *device = tn__host_alloc(1, sizeof *device);
+    tn_status status;
+    if (!device) return TN_OUT_OF_HOST_MEMORY;
+    config.driver = TN_DRIVER_CUDA;
+    config.ordinal = ordinal;
+    device->ordinal = ordinal;
+    device->context = context;
+    status = tn_device_create(&config, &device->device);
+    if (status != TN_OK) {
+        tn__host_free(device);
+        return status;
+    }
+    device->driver = tn__device_driver(device->device);
+    device->state = tn__device_state(device->device);
+    status = tn_device_info_get(device->device, &info);
+    device->memory_bytes = info.memory_bytes;
+    if (status == TN_OK) status = make_pool(device, "cuMemAlloc", &device->pool);
+    if (status == TN_OK) status = tn_stream_create(device->device, &device->idle);
+    if (status == TN_OK && !watch_exit()) status = TN_OUT_OF_HOST_MEMORY;
+    if (status == TN_OK) {
+        *out = device;
+    } else {
+        destroy_device(device);
+    }
+    return status;
+}
+
+/* One that could not be opened is the driver's from then on: said once. */
+static int refused[TN__DROPIN_DEVICES_MAX];
+
+static tn__dropin_device *open_once(int ordinal, void *context) {
+    tn__dropin_device *device = NULL;
+    pthread_mutex_lock(&mutex);
+    device = tn__dropin.devices[ordinal];
+    if (!device && !refused[ordinal]) {
+        if (open_device(ordinal, context, &device) == TN_OK) {
+            tn__dropin.devices[ordinal] = device;
+        } else {
+            refused[ordinal] = 1;
+            fprintf(stderr, "tenure: not active on device %d: %s\n", ordinal, tn_error_last());
+        }
+    }
+    pthread_mutex_unlock(&mutex);
+    return device;
+}
+
+static int is_primary(int ordinal, const void *context) {
+    void *primary = NULL;
+    if (contexts.retain(&primary, ordinal) != TN__CU_SUCCESS) return 0;
+    (void)contexts.release(ordinal);
+    return primary == context;
+}
+
+tn__dropin_device *tn__dropin_device_current(void) {
+    static _Thread_local int last __attribute__((tls_model("global-dynamic")));
+    tn__dropin_device *device = tn__dropin.devices[last];
+    void *context = NULL;
+    int ordinal = 0;
+    if (tn__dropin.is_over || tn__dropin.is_recording_only) return NULL;
+    if (contexts.current(&context) != TN__CU_SUCCESS || !context) return NULL;
+    if (device && device->context == context) return device;
+    if (contexts.device(&ordinal) != TN__CU_SUCCESS) return NULL;
+    if (ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return NULL;
+    device = tn__dropin.devices[ordinal];
+    if (!device && is_primary(ordinal, context)) device = open_once(ordinal, context);
+    if (!device || device->context != context) return NULL;
+    last = ordinal;
+    return device;
+}
+
+tn_pool *tn__dropin_stream_pool(tn__dropin_device *device) {
+    tn_pool *pool;
+    pthread_mutex_lock(&mutex);
+    if (!device->stream_pool) {
+        (void)make_pool(device, "cuMemAllocAsync", &device->stream_pool);
+    }
+    pool = device->stream_pool;
+    pthread_mutex_unlock(&mutex);
+    return pool;
+}
+
+static void free_all(tn__dropin_device *device) {
+    tn__dropin_block *block;
+    while ((block = tn__dropin_blocks_take_any(device)) != NULL) {
+        tn__dropin_record_free(block);
+        tn__dropin_give(block);
+    }
+}
+
+/* All work ends first. What then can not be given back goes with the context, whose memory the
+ * pools must not touch again: so they are left as they are. */
+void tn__dropin_device_close(int ordinal) {
+    tn__dropin_device *device = NULL;
+    if (tn__dropin.is_over || ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return;
+    pthread_mutex_lock(&mutex);
+    device = tn__dropin.devices[ordinal];
+    if (device && tn_device_synchronize(device->device) != TN_OK) {
+        tn__dropin.devices[ordinal] = NULL;
+        refused[ordinal] = 1;
+    } else if (device) {
+        tn__dropin_fence_close(device);
+        free_all(device);
+        tn__dropin_streams_close(device);
+        tn__dropin.devices[ordinal] = NULL;
+        (void)tn__dropin_whole_trim(device, 0);
+        if (device->stream_pool) (void)tn_pool_destroy(device->stream_pool);
+        destroy_device(device);
+    }
+    pthread_mutex_unlock(&mutex);
+}
+
+/* ---- configuration --------------------------------------------------------------------------- */
+
+static void read_options(void) {
+    static const tn_pool_backing backings[] = {[TN__RUN_POOL_PLAIN] = TN_BACKING_PLAIN,
+                                               [TN__RUN_POOL_VMM] = TN_BACKING_VMM,
+                                               [TN__RUN_POOL_ASYNC] = TN_BACKING_ASYNC,
+                                               [TN__RUN_POOL_NONE] = TN_BACKING_AUTO};
+    const tn__options *options = tn__options_get();
+    tn__dropin.backing = backings[options->run_pool];
+    tn__dropin.is_recording_only = options->run_pool == TN__RUN_POOL_NONE;
+    tn__dropin.free_waits = options->run_free_waits;
+    tn__dropin.limit_bytes = options->limit_bytes;
+}
+
+static void print_banner(void) {
+    if (!tn__options_get()->verbose) return;
+    fprintf(stderr, "tenure: drop-in %s is active in process %ld (%s), pool %s\n", tn_version(),
+            (long)getpid(), program_invocation_short_name,
+            tn__run_pool_choices[tn__options_get()->run_pool]);
+}
+
+static void fill_hooks(tn__dropin_calls *hooks) {
+    tn__dropin_memory_hooks(hooks);
+    tn__dropin_stream_hooks(hooks);
+    tn__dropin_pointer_hooks(hooks);
+}
+
+int tn__dropin_open(const tn__dropin_driver *driver, tn__dropin_calls *hooks) {
+    tn__dropin.driver = driver;
+    read_options();
+    if (!find_context_calls()) {
+        fprintf(stderr, "tenure: not active: the CUDA driver lacks calls on contexts\n");
+        return 0;
+    }
+    tn__dropin_record_open();
+    if (tn__dropin.is_recording_only && !watch_exit()) return 0;
+    fill_hooks(hooks);
+    print_banner();
+    return 1;
+}

@@ -1,0 +1,299 @@
+/* A libcuda.so.1 for the tests of the drop-in: the simulated driver, and what that lacks of a real
+ * one's memory calls.
+ *
+ * It opens the simulated driver (TENURE_SIM_LIBRARY) by itself and looks its calls up by name, as
+ * the drivers of some systems do with what is behind them. What it does not define is found in the
+ * simulated driver, which it is linked with. cuGetProcAddress here goes by version, flags and
+ * status as the real one's documentation says.
+ *
+ * lookalike_* tell what it has been asked.
+ */
+#include "lookalike_cuda.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void *inner(const char *name) {
+    static void *library;
+    void *found;
+    if (!library) library = dlopen(TENURE_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    found = library ? dlsym(library, name) : NULL;
+    if (!found) abort();
+    return found;
+}
+
+#define INNER(name) ((__typeof__(&name))inner(#name))
+
+/* ---- plain memory, by address ---------------------------------------------------------------- */
+
+enum { RANGES_MAX = 4096 };
+static struct {
+    CUdeviceptr base;
+    size_t bytes;
+} ranges[RANGES_MAX];
+static size_t range_count;
+static int lookups_of_older;
+
+static CUresult note_range(CUresult result, const CUdeviceptr *out, size_t bytes) {
+    if (result == CUDA_SUCCESS && range_count < RANGES_MAX) {
+        ranges[range_count].base = *out;
+        ranges[range_count++].bytes = bytes;
+    }
+    return result;
+}
+
+static size_t find_range(CUdeviceptr address) {
+    size_t i = 0;
+    while (i < range_count && address - ranges[i].base >= ranges[i].bytes)
+        i++;
+    return i;
+}
+
+size_t lookalike_ranges(void) { return range_count; }
+
+CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
+    return note_range(INNER(cuMemAlloc_v2)(out, bytes), out, bytes);
+}
+
+/* The function of CUDA before 3.2, with 32 bits: nobody takes it over. */
+CUresult cuMemAlloc(unsigned *out, unsigned bytes) {
+    (void)out;
+    (void)bytes;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address) {
+    CUresult result = INNER(cuMemFree_v2)(address);
+    size_t i = find_range(address);
+    if (result == CUDA_SUCCESS && i < range_count) ranges[i] = ranges[--range_count];
+    return result;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
+                            unsigned element) {
+    size_t row = (width + 511) / 512 * 512;
+    CUresult result;
+    if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
+    result = cuMemAlloc_v2(out, row * height);
+    if (result == CUDA_SUCCESS) *pitch = row;
+    return result;
+}
+
+CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
+    return flags == 1 ? cuMemAlloc_v2(out, bytes) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    size_t i = find_range(address);
+    if (i == range_count) return CUDA_ERROR_NOT_FOUND;
+    if (base) *base = ranges[i].base;
+    if (bytes) *bytes = ranges[i].bytes;
+    return CUDA_SUCCESS;
+}
+
+enum { BUFFER_ID = 7, RANGE_START = 11, RANGE_BYTES = 12 };
+
+static CUresult one_attribute(void *value, int attribute, CUdeviceptr address, int is_one) {
+    size_t i = find_range(address);
+    unsigned long long number = 0;
+    if (i == range_count && is_one) return CUDA_ERROR_INVALID_VALUE;
+    if (attribute == BUFFER_ID || attribute == RANGE_START || attribute == RANGE_BYTES) {
+        if (i < range_count && attribute == BUFFER_ID) number = i + 1;
+        if (i < range_count && attribute == RANGE_START) number = ranges[i].base;
+        if (i < range_count && attribute == RANGE_BYTES) number = ranges[i].bytes;
+        memcpy(value, &number, sizeof number);
+        return CUDA_SUCCESS;
+    }
+    return INNER(cuPointerGetAttributes)(1, &attribute, &value, address);
+}
+
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) {
+    return one_attribute(value, attribute, address, 1);
+}
+
+CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values,
+                                CUdeviceptr address) {
+    CUresult result = attributes && values ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
+        result = one_attribute(values[i], attributes[i], address, 0);
+    return result;
+}
+
+/* ---- stream-ordered memory ------------------------------------------------------------------- */
+
+static CUmemoryPool default_pools[2], current_pools[2];
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
+    CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUresult result = CUDA_SUCCESS;
+    if (!default_pools[device]) {
+        result = INNER(cuMemPoolCreate)(&default_pools[device], &properties);
+    }
+    *out = default_pools[device];
+    return result;
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
+    if (!current_pools[device]) return cuDeviceGetDefaultMemPool(out, device);
+    *out = current_pools[device];
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
+    current_pools[device] = pool;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    CUmemoryPool pool = NULL;
+    CUdevice device = 0;
+    CUresult result = INNER(cuCtxGetDevice)(&device);
+    if (result == CUDA_SUCCESS) result = cuDeviceGetMemPool(&pool, device);
+    return result == CUDA_SUCCESS ? INNER(cuMemAllocFromPoolAsync)(out, bytes, pool, stream)
+                                  : result;
+}
+
+static CUstream per_thread(CUstream stream) { return stream ? stream : CU_STREAM_PER_THREAD; }
+
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream) {
+    return cuMemAllocAsync(out, bytes, per_thread(stream));
+}
+
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
+    return INNER(cuMemFreeAsync)(address, per_thread(stream));
+}
+
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool,
+                                      CUstream stream) {
+    return INNER(cuMemAllocFromPoolAsync)(out, bytes, pool, per_thread(stream));
+}
+
+/* ---- other processes ------------------------------------------------------------------------- */
+
+typedef struct ipc_text {
+    char magic[8];
+    CUdeviceptr base;
+    size_t bytes;
+} ipc_text;
+
+static CUdeviceptr last_opened, last_closed;
+
+CUdeviceptr lookalike_last_opened(void) { return last_opened; }
+CUdeviceptr lookalike_last_closed(void) { return last_closed; }
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
+    ipc_text text = {"simipc", 0, 0};
+    CUresult result = cuMemGetAddressRange_v2(&text.base, &text.bytes, address);
+    if (result != CUDA_SUCCESS) return result;
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle->reserved, &text, sizeof text);
+    if (getenv("LOOKALIKE_FULL_HANDLES")) memset(handle->reserved + sizeof text, 7, 40);
+    return CUDA_SUCCESS;
+}
+
+/* Of another process: memory of the same size here. */
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
+    static const char zeros[40];
+    ipc_text text;
+    memcpy(&text, handle.reserved, sizeof text);
+    if (flags != 1 || memcmp(text.magic, "simipc", 7) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (memcmp(handle.reserved + sizeof text, zeros, 40) != 0) return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = cuMemAlloc_v2(out, text.bytes);
+    last_opened = *out;
+    return result;
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
+    last_closed = address;
+    return cuMemFree_v2(address);
+}
+
+/* ---- contexts -------------------------------------------------------------------------------- */
+
+static long left_at_reset = -1;
+
+long lookalike_left_at_reset(void) { return left_at_reset; }
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    (void)device;
+    left_at_reset = (long)range_count;
+    return CUDA_SUCCESS;
+}
+
+/* ---- cuGetProcAddress ------------------------------------------------------------------------ */
+
+/* Base name, first version, variant (0: none, 1: legacy, 2: per thread), function. */
+static const struct {
+    const char *base;
+    int since;
+    int variant;
+    void *function;
+} rows[] = {
+    {"cuMemAlloc", 3020, 0, (void *)cuMemAlloc_v2},
+    {"cuMemAlloc", 2000, 0, (void *)cuMemAlloc},
+    {"cuMemFree", 3020, 0, (void *)cuMemFree_v2},
+    {"cuMemAllocPitch", 3020, 0, (void *)cuMemAllocPitch_v2},
+    {"cuMemAllocManaged", 6000, 0, (void *)cuMemAllocManaged},
+    {"cuMemGetAddressRange", 3020, 0, (void *)cuMemGetAddressRange_v2},
+    {"cuPointerGetAttribute", 4000, 0, (void *)cuPointerGetAttribute},
+    {"cuPointerGetAttributes", 7000, 0, (void *)cuPointerGetAttributes},
+    {"cuDeviceGetDefaultMemPool", 11020, 0, (void *)cuDeviceGetDefaultMemPool},
+    {"cuDeviceGetMemPool", 11020, 0, (void *)cuDeviceGetMemPool},
+    {"cuDeviceSetMemPool", 11020, 0, (void *)cuDeviceSetMemPool},
+    {"cuMemAllocAsync", 11020, 1, (void *)cuMemAllocAsync},
+    {"cuMemAllocAsync", 11020, 2, (void *)cuMemAllocAsync_ptsz},
+    {"cuMemFreeAsync", 11020, 2, (void *)cuMemFreeAsync_ptsz},
+    {"cuMemAllocFromPoolAsync", 11020, 2, (void *)cuMemAllocFromPoolAsync_ptsz},
+    {"cuIpcGetMemHandle", 4010, 0, (void *)cuIpcGetMemHandle},
+    {"cuIpcOpenMemHandle", 11000, 0, (void *)cuIpcOpenMemHandle_v2},
+    {"cuIpcCloseMemHandle", 4010, 0, (void *)cuIpcCloseMemHandle},
+    {"cuDevicePrimaryCtxReset", 11000, 0, (void *)cuDevicePrimaryCtxReset_v2},
+    {"cuGetProcAddress", 12000, 0, (void *)cuGetProcAddress_v2},
+    {"cuGetProcAddress", 11030, 0, (void *)cuGetProcAddress},
+};
+
+enum { FOUND, NOT_FOUND, VERSION_TOO_OLD };
+
+static int is_wanted(int variant, uint64_t flags) {
+    return variant == 0 || variant == (flags & 2 ? 2 : 1);
+}
+
+static int find_function(const char *symbol, void **out, int version, uint64_t flags) {
+    int answer = NOT_FOUND;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (strcmp(rows[i].base, symbol) != 0 || !is_wanted(rows[i].variant, flags)) continue;
+        if (version >= rows[i].since) return *out = rows[i].function, FOUND;
+        answer = VERSION_TOO_OLD;
+    }
+    return answer;
+}
+
+static CUresult get_function(const char *symbol, void **out, int version, uint64_t flags,
+                             int *status) {
+    int answer;
+    if (!symbol || !out) return CUDA_ERROR_INVALID_VALUE;
+    *out = NULL;
+    answer = find_function(symbol, out, version, flags);
+    if (answer == NOT_FOUND && (flags & 2) == 0) {
+        return INNER(cuGetProcAddress_v2)(symbol, out, version, flags, status);
+    }
+    if (status) *status = answer;
+    return answer == FOUND || status ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress_v2(const char *symbol, void **out, int version, uint64_t flags,
+                             int *status) {
+    return get_function(symbol, out, version, flags, status);
+}
+
+/* The older one has no status: what is not there is an error. */
+CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags) {
+    lookups_of_older++;
+    return get_function(symbol, out, version, flags, NULL);
+}
+
+int lookalike_lookups_of_older(void) { return lookups_of_older; }

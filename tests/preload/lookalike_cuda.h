@@ -1,0 +1,45 @@
+/* What lookalike_cuda.c adds to the simulated driver's calls. */
+#ifndef TENURE_LOOKALIKE_CUDA_H
+#define TENURE_LOOKALIKE_CUDA_H
+
+#include "sim_abi.h"
+#include "simcuda.h"
+
+typedef struct CUipcMemHandle {
+    char reserved[64];
+} CUipcMemHandle;
+
+CUresult cuMemAlloc(unsigned *out, unsigned bytes);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
+                            unsigned element);
+CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags);
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address);
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address);
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device);
+CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device);
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream);
+CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream);
+CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream);
+CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool,
+                                      CUstream stream);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcCloseMemHandle(CUdeviceptr address);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
+CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags);
+
+/* Plain allocations that the driver has now. */
+size_t lookalike_ranges(void);
+
+/* What the driver's own cuIpcOpenMemHandle gave and cuIpcCloseMemHandle got last. */
+CUdeviceptr lookalike_last_opened(void);
+CUdeviceptr lookalike_last_closed(void);
+
+/* Plain allocations at the last reset; -1: there was none. */
+long lookalike_left_at_reset(void);
+
+/* Calls of the older cuGetProcAddress. */
+int lookalike_lookups_of_older(void);
+
+#endif

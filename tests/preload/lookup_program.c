@@ -1,0 +1,257 @@
+/* A program that finds the driver's calls by itself, in every way there is: what it must get. Also
+ * what an address is, and memory for other processes. */
+#include <string.h>
+#include <unistd.h>
+
+#include "program_checks.h"
+
+enum { INVALID_VALUE = 1 };
+enum { BUFFER_ID = 7, RANGE_START = 11, RANGE_BYTES = 12, MEMORY_TYPE = 2 };
+
+/* Programs that were built with an older C library ask for this version of the symbol. */
+#if defined(__x86_64__)
+__asm__(".symver older_dlsym, dlsym@GLIBC_2.2.5");
+#else
+__asm__(".symver older_dlsym, dlsym@GLIBC_2.17");
+#endif
+extern void *older_dlsym(void *handle, const char *name);
+
+/* "preload", "driver" or the file's name: whose function it is. */
+static const char *owner_of(const void *function) {
+    Dl_info info;
+    if (!function) return "none";
+    EXPECT(dladdr(function, &info) && info.dli_fname);
+    if (strstr(info.dli_fname, "libtenure-preload")) return "preload";
+    if (strstr(info.dli_fname, "libcuda.so") || strstr(info.dli_fname, "simcuda")) return "driver";
+    return info.dli_fname;
+}
+
+static void expect_owner(const void *function, const char *expected, int line) {
+    const char *owner = owner_of(function);
+    if (strcmp(owner, expected) == 0) return;
+    fprintf(stderr, "line %d: it is %s's, not %s's\n", line, owner, expected);
+    exit(1);
+}
+
+#define EXPECT_OWNER(function, expected)                                                           \
+    expect_owner((const void *)(uintptr_t)(function), expected, __LINE__)
+
+static void *driver(void) {
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW);
+    EXPECT(handle != NULL);
+    return handle;
+}
+
+static void make_current(void) {
+    CUcontext context = NULL;
+    EXPECT_OK(DRIVER(cuInit)(0));
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxRetain)(&context, 0));
+    EXPECT_OK(DRIVER(cuCtxSetCurrent)(context));
+}
+
+/* ---- lookups --------------------------------------------------------------------------------- */
+
+/* In a process without a driver there is nothing to find. */
+static void no_driver(void) {
+    EXPECT(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == NULL);
+    EXPECT(dlsym(RTLD_DEFAULT, "cuGetProcAddress_v2") == NULL);
+    EXPECT(dlsym(dlopen(NULL, RTLD_NOW), "cuMemFree_v2") == NULL);
+}
+
+static void by_dlsym(void) {
+    void *handle = driver();
+    void *lib_m = dlopen("libm.so.6", RTLD_NOW);
+    EXPECT_OWNER(dlsym(handle, "cuMemAlloc_v2"), "preload");
+    EXPECT_OWNER(older_dlsym(handle, "cuMemAlloc_v2"), "preload");
+    EXPECT_OWNER(dlsym(handle, "cuGetProcAddress"), "preload");
+    EXPECT_OWNER(dlsym(handle, "cuGetProcAddress_v2"), "preload");
+    EXPECT_OWNER(dlsym(handle, "cuMemAllocAsync_ptsz"), "preload");
+    /* Exact names: what is like them is not them. */
+    EXPECT_OWNER(dlsym(handle, "cuMemAlloc"), "driver");
+    EXPECT_OWNER(dlsym(handle, "cuInit"), "driver");
+    EXPECT_OWNER(dlsym(handle, "cuEventRecord"), "driver");
+    EXPECT(dlsym(handle, "cuMemAlloc_v3") == NULL && dlerror() != NULL);
+    EXPECT(dlsym(handle, "cudnnCreate") == NULL);
+    /* The handle's own answer counts. */
+    EXPECT(dlsym(lib_m, "cuMemAlloc_v2") == NULL);
+    EXPECT(dlsym(lib_m, "cos") != NULL && dlerror() == NULL);
+    EXPECT(dlsym(handle, "cuMemAlloc_v2") != NULL && dlerror() == NULL);
+}
+
+/* Another library that exports one of the names keeps it. */
+static void of_another_library(void) {
+    void *other = dlopen(getenv("OTHER_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    int (*alloc)(CUdeviceptr *, size_t) = NULL;
+    CUdeviceptr address = 0;
+    EXPECT(other != NULL);
+    EXPECT(driver() != NULL);
+    *(void **)&alloc = dlsym(other, "cuMemAlloc_v2");
+    EXPECT(alloc && alloc(&address, 1) == 4711);
+}
+
+static void *get(const char *symbol, int version, uint64_t flags, int *status) {
+    void *function = NULL;
+    EXPECT_OK(DRIVER(cuGetProcAddress_v2)(symbol, &function, version, flags, status));
+    return function;
+}
+
+static void by_get_proc_address(void) {
+    int status = -1;
+    void *function = NULL;
+    make_current();
+    EXPECT_OWNER(get("cuMemAlloc", 13000, 0, &status), "preload");
+    EXPECT(status == 0);
+    EXPECT(get("cuMemAlloc", 13000, 0, &status) == dlsym(driver(), "cuMemAlloc_v2"));
+    EXPECT_OWNER(get("cuMemAlloc", 3010, 0, &status), "driver"); /* the older function */
+    EXPECT_OWNER(get("cuEventRecord", 13000, 0, &status), "driver");
+    /* The flag for per-thread streams gives another function where there are two. */
+    EXPECT(get("cuMemAllocAsync", 13000, 2, &status) == dlsym(driver(), "cuMemAllocAsync_ptsz"));
+    EXPECT(get("cuMemAllocAsync", 13000, 1, &status) == dlsym(driver(), "cuMemAllocAsync"));
+    EXPECT(get("cuMemAlloc", 13000, 2, &status) == dlsym(driver(), "cuMemAlloc_v2"));
+    /* The status is the driver's. */
+    status = -1;
+    EXPECT(get("cuMemAllocAsync", 11010, 2, &status) == NULL && status == 2);
+    status = -1;
+    EXPECT(get("cuNoSuchCall", 13000, 2, &status) == NULL && status == 1);
+    EXPECT(DRIVER(cuGetProcAddress_v2)(NULL, &function, 13000, 0, &status) != CUDA_SUCCESS);
+    /* And so on from there. */
+    EXPECT(get("cuGetProcAddress", 13000, 0, &status) == dlsym(driver(), "cuGetProcAddress_v2"));
+    EXPECT(get("cuGetProcAddress", 11030, 0, &status) == dlsym(driver(), "cuGetProcAddress"));
+    EXPECT_OK(DRIVER(cuGetProcAddress)("cuMemFree", &function, 11030, 0));
+    EXPECT(function == dlsym(driver(), "cuMemFree_v2"));
+    EXPECT(DRIVER(lookalike_lookups_of_older)() == 1);
+}
+
+/* Nothing is taken over: TENURE_DISABLE=1, or no drop-in. */
+static void untouched(void) {
+    int status = -1;
+    EXPECT_OWNER(dlsym(driver(), "cuMemAlloc_v2"), "driver");
+    EXPECT_OWNER(dlsym(driver(), "cuGetProcAddress_v2"), "driver");
+    EXPECT_OWNER(get("cuMemAlloc", 13000, 0, &status), "driver");
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static CUdeviceptr allocate(size_t bytes) {
+    CUdeviceptr address = 0;
+    EXPECT_OK(DRIVER(cuMemAlloc_v2)(&address, bytes));
+    return address;
+}
+
+static void one_pair(void) {
+    make_current();
+    for (int i = 0; i < 100; i++)
+        EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(4096)));
+    printf("driver allocs %llu\n", (unsigned long long)DRIVER(tnsim_call_count)("cuMemAlloc_v2"));
+}
+
+static unsigned long long attribute(int which, CUdeviceptr address) {
+    unsigned long long value = 0;
+    EXPECT_OK(DRIVER(cuPointerGetAttribute)(&value, which, address));
+    return value;
+}
+
+static void pointers(void) {
+    int wanted[] = {MEMORY_TYPE, RANGE_START, RANGE_BYTES};
+    unsigned type = 9;
+    unsigned long long start = 9, bytes = 9, value = 9;
+    void *values[] = {&type, &start, &bytes};
+    CUdeviceptr small, other, large, base = 0;
+    size_t size = 0;
+    make_current();
+    small = allocate(5000);
+    other = allocate(5000);
+    large = allocate(20 * MIB + 1);
+    EXPECT(attribute(RANGE_START, small + 4999) == small);
+    EXPECT(attribute(RANGE_BYTES, small + 1) == 5000);
+    EXPECT(attribute(RANGE_BYTES, large + 20 * MIB) == 20 * MIB + 1);
+    EXPECT(attribute(BUFFER_ID, small) != attribute(BUFFER_ID, other));
+    EXPECT_OK(DRIVER(cuPointerGetAttributes)(3, wanted, values, other + 17));
+    EXPECT(type == CU_MEMORYTYPE_DEVICE && start == other && bytes == 5000);
+    EXPECT_OK(DRIVER(cuMemGetAddressRange_v2)(&base, &size, other + 4999));
+    EXPECT(base == other && size == 5000);
+    EXPECT_OK(DRIVER(cuMemGetAddressRange_v2)(NULL, NULL, other));
+    /* One past the end is not inside, and what was freed is nobody's. */
+    EXPECT_CODE(DRIVER(cuMemGetAddressRange_v2)(&base, &size, small + 5000), CUDA_ERROR_NOT_FOUND);
+    EXPECT_OK(DRIVER(cuMemFree_v2)(small));
+    EXPECT_CODE(DRIVER(cuMemGetAddressRange_v2)(&base, &size, small), CUDA_ERROR_NOT_FOUND);
+    EXPECT_CODE(DRIVER(cuPointerGetAttribute)(&value, RANGE_START, small), INVALID_VALUE);
+    EXPECT_OK(DRIVER(cuMemFree_v2)(large));
+    EXPECT_CODE(DRIVER(cuMemGetAddressRange_v2)(&base, &size, large), CUDA_ERROR_NOT_FOUND);
+    EXPECT_OK(DRIVER(cuPointerGetAttributes)(3, wanted, values, small));
+    EXPECT(start == 0 && bytes == 0);
+    /* What is not ours is asked of the driver. */
+    EXPECT_CODE(DRIVER(cuPointerGetAttribute)(&value, RANGE_START, (uintptr_t)&value),
+                INVALID_VALUE);
+}
+
+static void share(void) {
+    CUipcMemHandle first, second;
+    CUdeviceptr a, b, large, opened = 0, again = 0, base;
+    make_current();
+    a = allocate(4096);
+    b = allocate(4096);
+    large = allocate(20 * MIB);
+    EXPECT_OK(DRIVER(cuIpcGetMemHandle)(&first, a < b ? a : b));
+    EXPECT_OK(DRIVER(cuIpcGetMemHandle)(&second, a < b ? b : a));
+    EXPECT(memcmp(&first, &second, sizeof first) != 0);
+    EXPECT_OK(DRIVER(cuIpcOpenMemHandle_v2)(&opened, second, 1));
+    base = DRIVER(lookalike_last_opened)();
+    EXPECT(opened - base >= 4096 && opened - base < 32 * MIB);
+    EXPECT_OK(DRIVER(cuIpcCloseMemHandle)(opened));
+    EXPECT(DRIVER(lookalike_last_closed)() == base);
+    /* A block with an allocation of its own has the driver's own handle. */
+    EXPECT_OK(DRIVER(cuIpcGetMemHandle)(&first, large));
+    EXPECT_OK(DRIVER(cuIpcOpenMemHandle_v2)(&again, first, 1));
+    EXPECT(again == DRIVER(lookalike_last_opened)());
+    EXPECT_OK(DRIVER(cuIpcCloseMemHandle)(again));
+    /* What the driver refuses is refused in the same words. */
+    memset(&second, 5, sizeof second);
+    EXPECT_CODE(DRIVER(cuIpcOpenMemHandle_v2)(&again, second, 1), INVALID_VALUE);
+    EXPECT_OK(DRIVER(cuMemFree_v2)(a));
+    EXPECT_CODE(DRIVER(cuIpcGetMemHandle)(&first, a), INVALID_VALUE);
+    /* No room in the handle for an offset. */
+    EXPECT(setenv("LOOKALIKE_FULL_HANDLES", "1", 1) == 0);
+    a = allocate(4096);
+    b = allocate(4096);
+    EXPECT_CODE(DRIVER(cuIpcGetMemHandle)(&first, a > b ? a : b), CUDA_ERROR_NOT_SUPPORTED);
+}
+
+/* The driver lacks, or fails, the event behind a whole device: then the device is waited for. */
+static void no_context_event(void) {
+    make_current();
+    EXPECT_OK(DRIVER(tnsim_fault)("cuCtxRecordEvent", 1, 1, CUDA_ERROR_NOT_SUPPORTED));
+    for (int i = 0; i < 1000; i++)
+        EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(64 * KIB)));
+    EXPECT(DRIVER(tnsim_call_count)("cuMemAlloc_v2") == 1);
+    EXPECT(DRIVER(tnsim_call_count)("cuCtxSynchronize") < 10);
+}
+
+static void failing_driver(void) {
+    CUdeviceptr address = 77;
+    make_current();
+    EXPECT_OK(DRIVER(tnsim_fault)("cuMemAlloc_v2", 1, 1, CUDA_ERROR_OUT_OF_MEMORY));
+    EXPECT_CODE(DRIVER(cuMemAlloc_v2)(&address, 4096), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_CODE(DRIVER(cuMemAlloc_v2)(&address, 40 * MIB), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT(address == 77);
+    EXPECT_OK(DRIVER(tnsim_fault)("cuMemAlloc_v2", 0, 0, 0));
+    EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(4096)));
+    EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(40 * MIB)));
+}
+
+static const program_case cases[] = {
+    {"no_driver", no_driver},
+    {"by_dlsym", by_dlsym},
+    {"of_another_library", of_another_library},
+    {"by_get_proc_address", by_get_proc_address},
+    {"untouched", untouched},
+    {"one_pair", one_pair},
+    {"pointers", pointers},
+    {"share", share},
+    {"no_context_event", no_context_event},
+    {"failing_driver", failing_driver},
+};
+
+int main(int argc, char **argv) {
+    return program_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}
