@@ -79,9 +79,17 @@ def run_job(job, allocator, steps):
         import tenure.pytorch
         tenure.pytorch.install()
     import torch
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)  # flash attention's backward, too
+    torch.utils.deterministic.fill_uninitialized_memory = False
     model, shape_of = {"llama_varlen": make_llama_varlen, "lora": make_lora}[job]()
-    losses, times = train(model, shape_of, steps)
+    try:
+        losses, times = train(model, shape_of, steps)
+    except RuntimeError as error:  # an operation that this torch has in no such form
+        if "deterministic" not in str(error):
+            raise
+        print(f"{job},{allocator}: losses need not be equal: {error}", file=sys.stderr)
+        torch.use_deterministic_algorithms(False)
+        losses, times = train(model, shape_of, steps)
     free, total = torch.cuda.mem_get_info()
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     print(f"{job},{allocator},{steps},{allocated >> 20},{reserved >> 20},"
