@@ -17,6 +17,13 @@ foreach(program tenure tenure-demo)
   endif()
 endforeach()
 
+install(DIRECTORY docs/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 FILES_MATCHING PATTERN "*.1")
+install(FILES docs/completion/tenure.bash RENAME tenure
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES docs/completion/_tenure DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+install(FILES docs/completion/tenure.fish
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
+
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tenure)
 install(EXPORT tenure-targets NAMESPACE tenure:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/tenure-config.cmake.in

@@ -33,8 +33,7 @@ static void print_help(void);
 static const command commands[] = {
     {"replay", "play an allocation trace and report what it took", replay_command,
      replay_command_print_help},
-    {"report", "make a page of a pool's snapshot or of a trace", report_command,
-     report_command_print_help},
+    {"report", "make a page of a trace or a snapshot", report_command, report_command_print_help},
     {"convert", "write a trace or a snapshot as a file of another kind", convert_command,
      convert_command_print_help},
     {"run", "run a program with its CUDA memory from Tenure's pools", run_command,
@@ -52,7 +51,11 @@ static void print_help(void) {
          "       tenure --version\n\nCommands:");
     for (int i = 0; i < COMMAND_COUNT; i++)
         printf("  %-10s %s\n", commands[i].name, commands[i].summary);
-    puts("\n`tenure help COMMAND` says more.");
+    puts("\n"
+         "  --version  print the version\n"
+         "  -h, --help print this\n"
+         "\n"
+         "`tenure help COMMAND` says more.");
 }
 
 static const command *find_command(const char *name) {
@@ -94,7 +97,9 @@ static int help_command(int argc, char **argv) {
 static void options_command_print_help(void) {
     puts("Usage: tenure options\n"
          "Prints every option of the library: its environment variable, its value, where the\n"
-         "value came from, and what it does.");
+         "value came from, and what it does.\n"
+         "\n"
+         "  -h, --help               print this");
 }
 
 static int options_command(int argc, char **argv) {

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { GROWTH_PART = 10 }; /* of the peak, from quarter to quarter: less comes and goes */
+
 const char *history_owner_name(const memory_history *history, uint32_t owner) {
     const char *name = name_table_text(&history->owners, owner);
     return name[0] ? name : "unnamed";
@@ -117,7 +119,8 @@ static void keep_and_rank(history_owners *out) {
         if (sums->blocks == 0) continue;
         sums->grows = 1;
         for (int q = 1; q < OWNER_QUARTERS; q++)
-            sums->grows &= sums->least_bytes[q] > sums->least_bytes[q - 1];
+            sums->grows &=
+                sums->least_bytes[q] > sums->least_bytes[q - 1] + sums->peak_bytes / GROWTH_PART;
         out->sums[kept++] = *sums;
     }
     out->count = kept;

@@ -15,7 +15,7 @@ typedef struct owner_sums {
     uint64_t alive_bytes;   /* after the last event */
     uint64_t alive_blocks;
     uint32_t oldest; /* the event that made the oldest of those */
-    int grows;       /* its least in each quarter of the events is more than before */
+    int grows;       /* its least in each quarter of the events is more by a tenth of its peak */
     uint64_t least_bytes[OWNER_QUARTERS];
 } owner_sums;
 

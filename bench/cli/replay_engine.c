@@ -326,28 +326,32 @@ static replay_status play_batch(replay *self) {
     return status;
 }
 
-static replay_status play_first(replay *self) {
-    progress bar;
+/* Without a label there is no line: a bar without a stream draws nothing. */
+static void begin_progress(const replay *self, progress *bar) {
+    *bar = (progress){0};
+    if (self->options->progress_label) progress_begin(bar, self->options->progress_label);
+}
+
+static replay_status play_first(replay *self, progress *bar) {
+    double passes = self->options->repeat_count > 1 ? (double)self->options->repeat_count : 1.0;
     replay_status status = REPLAY_DONE;
-    progress_begin(&bar, self->options->progress_label);
     do {
         status = read_batch(self);
         if (status == REPLAY_DONE) status = play_batch(self);
-        if (self->options->progress_label) {
-            double done = trace_reader_done(self->reader);
-            progress_update(&bar, done, done < 0.0 ? 0.0 : 1.0);
-        }
+        double done = trace_reader_done(self->reader);
+        progress_update(bar, done, done < 0.0 ? 0.0 : passes);
     } while (status == REPLAY_DONE && self->batch_count == BATCH_EVENTS);
-    progress_end(&bar);
     return status;
 }
 
-static replay_status play_again(replay *self) {
+static replay_status play_again(replay *self, progress *bar, uint32_t pass) {
     replay_status status = REPLAY_DONE;
     self->kept_at = 0;
     do {
         recall_batch(self);
         status = play_batch(self);
+        progress_update(bar, (double)pass + (double)self->kept_at / (double)(self->kept_count + 1),
+                        (double)self->options->repeat_count);
     } while (status == REPLAY_DONE && self->batch_count == BATCH_EVENTS);
     return status;
 }
@@ -432,11 +436,11 @@ static replay_status free_rest(replay *self) {
 }
 
 /* What is alive at the end of a pass stays until its figures are taken. */
-static replay_status play_pass(replay *self, uint32_t number) {
+static replay_status play_pass(replay *self, uint32_t number, progress *bar) {
     replay_pass *pass = &self->result->passes[number];
     uint64_t play_ns = self->play_ns;
     uint64_t events = self->result->events;
-    replay_status status = number == 0 ? play_first(self) : play_again(self);
+    replay_status status = number == 0 ? play_first(self, bar) : play_again(self, bar, number);
     if (status == REPLAY_DONE) status = take_driver_figures(self, pass);
     if (status != REPLAY_DONE) return status;
     events = self->result->events - events;
@@ -446,11 +450,14 @@ static replay_status play_pass(replay *self, uint32_t number) {
 }
 
 static replay_status play_all(replay *self) {
-    replay_status status = play_pass(self, 0);
+    progress bar;
+    begin_progress(self, &bar);
+    replay_status status = play_pass(self, 0, &bar);
     for (uint32_t pass = 1; status == REPLAY_DONE && pass < self->options->repeat_count; pass++) {
         status = free_rest(self);
-        if (status == REPLAY_DONE) status = play_pass(self, pass);
+        if (status == REPLAY_DONE) status = play_pass(self, pass, &bar);
     }
+    progress_end(&bar);
     return status;
 }
 

@@ -216,9 +216,10 @@ static int write_left(page *self) {
     }
     qsort(left, count, sizeof *left, compare_alive);
     html_card_begin(stream, "Left at the end");
-    html_paragraph(stream, "What nobody had freed when the recording ended. An owner grows if its "
-                           "least in each quarter of the events is more than in the quarter "
-                           "before: that is what a leak looks like.");
+    html_paragraph(stream,
+                   "What nobody had freed when the recording ended. An owner grows if the least it "
+                   "had is more in each quarter of the events than in the quarter before, "
+                   "by a tenth of its most or more: that is what a leak looks like.");
     html_table_begin(stream, "lrrll", "owner", "bytes", "blocks", "the oldest is of", "");
     for (uint32_t i = 0; i < count && i < LEFT_SHOWN; i++)
         write_left_row(self, left[i]);

@@ -656,7 +656,7 @@ for (let track = 0; track < TRACKS; track++) {
 }
 
 window.tenureReport = { data, state, blocks, coarse, setView, setMapView, setMoment, drawNow,
-  aliveAt, exactCurve, totalAt, isComplete, positionOf, offsetOf, mapSpan, wholeSpan, curveOfView };
+  aliveAt, exactCurve, timeOfEvent, mapSpan, wholeSpan, curveOfView };
 window.addEventListener("resize", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 setView(0, wholeSpan());

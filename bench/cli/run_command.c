@@ -37,7 +37,8 @@ void run_command_print_help(void) {
          "  --report FILE   write figures to FILE at exit, likewise\n"
          "  --free-waits    cudaFree waits for the device, as without Tenure\n"
          "  --check         run it, say what was taken over, and end with status 0 if anything\n"
-         "                  was; without a PROGRAM the drop-in checks itself on device 0\n\n"
+         "                  was; without a PROGRAM the drop-in checks itself on device 0\n"
+         "  -h, --help      print this\n\n"
          "The exit status is the program's; 127 if there is none, 126 if it can not be started.\n"
          "TENURE_DISABLE=1 switches everything off, TENURE_VERBOSE=1 says when it is active.");
 }

@@ -18,6 +18,10 @@ TENURE_CUDA_LIBRARY=$(find "$work/moved" -name libtenure-simcuda.so) \
     ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0" \
     TENURE_SIM_STRICT_UNLOAD=0 "$work/moved/bin/tenure" run --check 2> "$work/err" ||
     { cat "$work/err"; exit 1; }
+for file in man/man1/tenure.1 man/man1/tenure-replay.1 bash-completion/completions/tenure \
+    zsh/site-functions/_tenure fish/vendor_completions.d/tenure.fish; do
+    [ -s "$work/moved/share/$file" ] || { echo "not installed: share/$file"; exit 1; }
+done
 loaded=$(ldd "$work/moved/bin/tenure" | grep -F libtenure.so)
 case $loaded in
 *"$work/moved/"*) echo "ok: $loaded" ;;
