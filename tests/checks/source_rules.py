@@ -18,7 +18,7 @@ FILE_LINES, FUNCTION_LINES, LINE_COLUMNS = 800, 70, 100
 SOURCES = (".c", ".h", ".cu", ".cuh")
 SCRIPTS = (".py", ".sh", ".cmake")
 REPEATED_NAMES = {"README.md", "CMakeLists.txt", "main.c"}
-LAYERS = {"alloc": 0, "tensor": 1, "ops": 2, "dist": 3}
+LAYERS = {"alloc": 0, "tensor": 1, "ops": 2, "dist": 3, "adapters": 4}
 PUBLIC_HEADER = re.compile(r"tenure_\w+\.h")
 
 HOST_MEMORY = re.compile(r"(?<![\w.>])(malloc|calloc|realloc|free|strdup|strndup)\s*\(")
