@@ -1,6 +1,6 @@
 /* The functions that PyTorch calls, with its exceptions: see tenure_torch.h.
  *
- * torch's exception classes are made without its headers, from the symbols that every torch exports:
+ * torch's exception classes are made without its headers, from symbols that every torch exports:
  *
  *     c10::Error(SourceLocation, std::string)     libc10.so
  *     typeinfo and vtable of OutOfMemoryError     libc10_cuda.so (no members of its own)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 FILE_LINES, FUNCTION_LINES, LINE_COLUMNS = 800, 70, 100
-SOURCES = (".c", ".h", ".cu", ".cuh")
+SOURCES = (".c", ".h", ".cpp", ".cu", ".cuh")
 SCRIPTS = (".py", ".sh", ".cmake")
 REPEATED_NAMES = {"README.md", "CMakeLists.txt", "main.c"}
 LAYERS = {"alloc": 0, "tensor": 1, "ops": 2, "dist": 3, "adapters": 4}
