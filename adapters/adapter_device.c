@@ -98,12 +98,12 @@ tn_status tn__adapter_find(int ordinal, tn__adapter **out) {
     tn_status status;
     TN_REQUIRE(ordinal >= 0 && ordinal < DEVICES_MAX, "%d is no device: the adapters know 0 to %d",
                ordinal, DEVICES_MAX - 1);
+    if (tn__driver_is_gone()) {
+        return TN_FAIL(TN_INVALID_STATE, "the process exits, or is a fork of the one that opened "
+                                         "the device: no memory can be had");
+    }
     *out = atomic_load(&adapters[ordinal]);
     if (*out) return TN_OK;
-    if (tn__driver_is_gone()) {
-        return TN_FAIL(TN_INVALID_STATE,
-                       "the process exits, or is a fork: no device can be opened");
-    }
     pthread_mutex_lock(&adapters_mutex);
     status = make_locked(ordinal, out);
     pthread_mutex_unlock(&adapters_mutex);
@@ -291,6 +291,7 @@ static tn_status trim(tn_pool *pool, void *context) {
 }
 
 tn_status tn_adapters_trim(void) {
+    if (tn__driver_is_gone()) return TN_OK;
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *adapter = atomic_load(&adapters[i]);
         if (!adapter) continue;

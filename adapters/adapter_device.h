@@ -27,7 +27,8 @@ typedef struct tn__adapter {
     tn__graph_memories captures;
 } tn__adapter;
 
-/* The adapter of a device, made if there is none. */
+/* The adapter of a device, made if there is none. TN_INVALID_STATE once exit has begun, and in a
+ * forked child. */
 TN_MUST_USE tn_status tn__adapter_find(int ordinal, tn__adapter **out);
 
 /* The adapter of a device if it has been made, else NULL. */

@@ -14,10 +14,6 @@ tn_status tn__framework_alloc(int device, size_t bytes, tn_stream stream, const 
         *out = NULL;
         return TN_OK;
     }
-    if (tn__driver_is_gone()) {
-        return TN_FAIL(TN_INVALID_STATE, "the process exits, or is a fork of the one that opened "
-                                         "the device: it can not allocate");
-    }
     TN_TRY(tn__graph_memory_alloc(adapter, bytes, stream, owner, &is_routed, out));
     return is_routed ? TN_OK : tn__adapter_alloc(adapter, bytes, stream, owner, out);
 }

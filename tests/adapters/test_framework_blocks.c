@@ -222,6 +222,7 @@ static void a_forked_child_allocates_and_frees_nothing(void **state) {
     tn_device *device = adapters_open(1, 0);
     void *block = adapters_take(100, NULL);
     void *other = NULL;
+    uint64_t value = 0;
     int ended = 0;
     pid_t child = fork();
     (void)state;
@@ -229,7 +230,10 @@ static void a_forked_child_allocates_and_frees_nothing(void **state) {
     if (child == 0) {
         int is_right = tn__framework_free(0, block, NULL) == TN_OK &&
                        tn__framework_alloc(0, 100, NULL, "test", &other) == TN_INVALID_STATE &&
-                       !tn_cupy_malloc(NULL, 100, 0) && tn_adapters_close() == TN_OK;
+                       !tn_cupy_malloc(NULL, 100, 0) && !tn_ort_alloc(100) &&
+                       adapters_end(1) == TN_INVALID_STATE && adapters_release(1) == TN_OK &&
+                       tn_adapter_stat(0, "live_bytes", &value) == TN_INVALID_STATE &&
+                       tn_adapters_trim() == TN_OK && tn_adapters_close() == TN_OK;
         tn__framework_free_unordered(0, block);
         _exit(is_right ? 0 : 1);
     }
