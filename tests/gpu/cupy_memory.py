@@ -14,15 +14,17 @@ import tenure.cupy_allocator  # noqa: E402
 
 
 def work():
-    """Numbers of a job with arrays of changing sizes, as a list."""
-    random = cupy.random.RandomState(3)
-    x = random.standard_normal((512, 512), dtype=cupy.float32)
-    sums = []
+    """Numbers of a job with arrays of changing sizes: elementwise work, scans, sorts and products
+    that give the same bits each time."""
+    x = (cupy.arange(512 * 512, dtype=cupy.int64) * 7919 % 10007).reshape(512, 512)
+    numbers = []
     for step in range(40):
-        y = cupy.tanh(x[:, :64 + 11 * step] * (1 + step))
-        sums.append(float(cupy.cumsum(y.ravel())[-1]))
-        sums.append(float(cupy.sort(y.ravel())[step]))
-    return sums
+        y = x[:, :64 + 11 * step] * (1 + step)
+        numbers.append(int(cupy.cumsum(y.ravel())[-1]))
+        numbers.append(int(cupy.sort(y.ravel())[1000 + step]))
+        numbers.append(float(cupy.tanh(y / 5000).max()))
+        numbers.append(int((y @ y.T)[step, 2 * step]))
+    return numbers
 
 
 def check_streams():
