@@ -197,6 +197,17 @@ tn_status tn_adapter_pool_use(tn_pool *pool) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
+/* torch's own allocator captures graphs that nobody tells us of. */
+static int is_capturing(const tn__adapter *adapter, tn_stream stream) {
+    const tn__driver *driver = tn__device_driver(adapter->device);
+    int answer = 0;
+    tn_status status;
+    tn__error_scope_begin();
+    status = driver->stream_is_capturing(tn__device_state(adapter->device), stream, &answer);
+    (void)tn__error_scope_end(TN_OK);
+    return status == TN_OK && answer;
+}
+
 tn_status tn__adapter_alloc(tn__adapter *adapter, size_t bytes, tn_stream stream, const char *owner,
                             void **out) {
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
@@ -204,7 +215,7 @@ tn_status tn__adapter_alloc(tn__adapter *adapter, size_t bytes, tn_stream stream
     options.owner = owner;
     status = tn_alloc(adapter->pool, bytes, stream, &options, out);
     if (status != TN_OUT_OF_DEVICE_MEMORY) return status;
-    if (tn__late_frees_flush(adapter, 1) == 0) return status;
+    if (tn__late_frees_flush(adapter, !is_capturing(adapter, stream)) == 0) return status;
     return tn_alloc(adapter->pool, bytes, stream, &options, out);
 }
 

@@ -374,6 +374,32 @@ static void shortage_in_a_capture_leaves_it_as_it_was(void **state) {
     adapters_close(device);
 }
 
+/* Also one that no begin has told of: torch's own allocator, with a pool of our segments. */
+static void shortage_in_a_capture_of_others_waits_for_nothing(void **state) {
+    tn_device *device = adapters_open(1, 64 * MIB);
+    tn_stream stream = test_open_foreign_stream(device);
+    void *waits = NULL;
+    void *block = NULL;
+    test_graph graph;
+    (void)state;
+    EXPECT_OK(tn__framework_segment(0, 40 * MIB, NULL, "test", &waits));
+    tn__framework_free_unordered(0, waits);
+    test_capture_begin(device, stream, TEST_CAPTURE_RELAXED);
+    EXPECT_STATUS(tn__framework_segment(0, 40 * MIB, stream, "test", &block),
+                  TN_OUT_OF_DEVICE_MEMORY);
+    assert_true(test_is_capturing(device, stream));
+    EXPECT_OK(tn__framework_segment(0, 16 * MIB, stream, "test", &block));
+    test_sim_write(device, stream, block, 16 * MIB, 10);
+    graph = test_capture_end(device, stream);
+    test_graph_launch(device, &graph, stream);
+    test_graph_destroy(device, &graph);
+    tn__framework_free_unordered(0, block);
+    EXPECT_OK(tn__framework_segment(0, 60 * MIB, stream, "test", &block));
+    tn__framework_free_unordered(0, block);
+    test_close_foreign_stream(device, stream);
+    adapters_close(device);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(launches_and_ordinary_work_use_different_memory, set_up,
@@ -398,6 +424,7 @@ int main(void) {
                                         tear_down),
         cmocka_unit_test_setup_teardown(ends_and_releases_without_a_begin_are_refused, set_up,
                                         tear_down),
+        cmocka_unit_test(shortage_in_a_capture_of_others_waits_for_nothing),
         cmocka_unit_test(shortage_in_a_capture_leaves_it_as_it_was),
     };
     return cmocka_run_group_tests_name("adapters/framework_graphs", tests, NULL, NULL);
