@@ -89,6 +89,7 @@ void tn__dropin_blocks_unlock(void);
     X(frees, "frees taken over")                                                                   \
     X(stream_allocations, "of them in stream order")                                               \
     X(passed, "allocations left to the driver")                                                    \
+    X(creates, "handles of physical memory that the program made itself")                          \
     X(fences, "fences behind freed memory")                                                        \
     X(fence_waits, "host waits for a fence")                                                       \
     X(device_waits, "host waits for the whole device")                                             \
@@ -163,6 +164,8 @@ typedef struct tn__dropin_all {
     _Atomic(tn__dropin_device *) devices[TN__DROPIN_DEVICES_MAX];
     /* The program has set another pool of the driver's as the device's current one. */
     _Atomic int has_own_mempool[TN__DROPIN_DEVICES_MAX];
+    /* It has said who may reach the memory of the device's default pool. */
+    _Atomic int has_shared_mempool[TN__DROPIN_DEVICES_MAX];
     tn__dropin_counts counts;
 } tn__dropin_all;
 extern tn__dropin_all tn__dropin;

@@ -48,6 +48,8 @@ typedef struct tn__cu_ipc_handle {
       (tn__cu_address *out, size_t bytes, void *pool, void *stream), (out, bytes, pool, stream))   \
     X(cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, NO_STREAM,                                  \
       (tn__cu_device device, void *pool), (device, pool))                                          \
+    X(cuMemPoolSetAccess, "cuMemPoolSetAccess", 11020, NO_STREAM,                                  \
+      (void *pool, const void *accesses, size_t count), (pool, accesses, count))                   \
     X(cuPointerGetAttribute, "cuPointerGetAttribute", 4000, NO_STREAM,                             \
       (void *value, int attribute, tn__cu_address address), (value, attribute, address))           \
     X(cuPointerGetAttributes, "cuPointerGetAttributes", 7000, NO_STREAM,                           \
@@ -98,9 +100,15 @@ typedef struct tn__dropin_calls {
 
 enum { TN__DROPIN_CALLS(TN__DROPIN_NUMBER) TN__DROPIN_CALL_COUNT };
 
+/* All names in order. */
+#define TN__DROPIN_BUILD TN__DROPIN_CALLS(TN__DROPIN_NAME)
+
+#define TN__DROPIN_NAME(name, base, since, variant, parameters, arguments) #name " "
+
 /* What libtenure-preload gives to libtenure-dropin. While that runs, whatever the thread looks for
  * or calls by these names is the driver's own. */
 typedef struct tn__dropin_driver {
+    const char *build;            /* TN__DROPIN_BUILD: both libraries are of one */
     const tn__dropin_calls *real; /* NULL where the program has not come by the call yet */
     void *(*find)(const char *name);
 } tn__dropin_driver;

@@ -245,6 +245,7 @@ int tn__dropin_give_back(void) {
 
 static tn__cu_result hook_create(tn__cu_handle *out, size_t bytes, const void *properties,
                                  unsigned long long flags) {
+    tn__dropin_count(&tn__dropin.counts.creates);
     WITH_RETRY(TN__REAL(cuMemCreate)(out, bytes, properties, flags));
 }
 

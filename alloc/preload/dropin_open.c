@@ -223,6 +223,11 @@ static void fill_hooks(tn__dropin_calls *hooks) {
 }
 
 int tn__dropin_open(const tn__dropin_driver *driver, tn__dropin_calls *hooks) {
+    if (strcmp(driver->build, TN__DROPIN_BUILD) != 0) {
+        fprintf(stderr, "tenure: not active: libtenure-preload.so and libtenure-dropin.so are of "
+                        "different builds\n");
+        return 0;
+    }
     tn__dropin.driver = driver;
     read_options();
     if (!find_context_calls()) {

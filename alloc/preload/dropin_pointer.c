@@ -5,8 +5,9 @@
  * memory. All else (type, device, context, access) is the driver's answer.
  *
  * A handle for other processes (cuIpcGetMemHandle) is the driver's for the whole allocation, with
- * the block's offset in its last 16 bytes, which the driver leaves 0. cuIpcOpenMemHandle of another
- * process under the drop-in takes it out again. A block at offset 0 has the driver's own handle.
+ * the block's offset in its last 8 bytes, which the driver leaves 0 (580.159 does; where one does
+ * not, the call is not supported). cuIpcOpenMemHandle of another process under the drop-in takes it
+ * out again. A block at offset 0 has the driver's own handle.
  */
 #include <string.h>
 
@@ -79,13 +80,13 @@ static tn__cu_result hook_range(tn__cu_address *base, size_t *bytes, tn__cu_addr
 /* ---- handles for other processes ------------------------------------------------------------- */
 
 typedef struct handle_tail {
-    unsigned char magic[8];
-    uint64_t offset;
+    uint32_t magic;
+    uint32_t units; /* of the offset */
 } handle_tail;
 
-static const unsigned char magic[8] = {'t', 'e', 'n', 'u', 'r', 'e', 0, 1};
-
-#define TAIL_AT (sizeof(tn__cu_ipc_handle) - sizeof(handle_tail))
+#define TAIL_MAGIC 0x54656e75u
+#define UNIT_BYTES ((uint64_t)512) /* what every block is aligned to */
+#define TAIL_AT    (sizeof(tn__cu_ipc_handle) - sizeof(handle_tail))
 
 /* The driver's call is asked for by name: the program may never have. */
 static tn__cu_result driver_range(tn__cu_address *base, size_t *bytes, tn__cu_address address) {
@@ -100,12 +101,12 @@ static tn__cu_result driver_range(tn__cu_address *base, size_t *bytes, tn__cu_ad
 /* NOT_SUPPORTED if the driver's handle has no room. */
 static tn__cu_result add_offset(tn__cu_ipc_handle *handle, uint64_t offset) {
     static const handle_tail none;
-    handle_tail tail = {.offset = offset};
+    const handle_tail tail = {TAIL_MAGIC, (uint32_t)(offset / UNIT_BYTES)};
     if (offset == 0) return TN__CU_SUCCESS;
-    if (memcmp(handle->bytes + TAIL_AT, &none, sizeof none) != 0) {
+    if (offset % UNIT_BYTES || offset / UNIT_BYTES > UINT32_MAX ||
+        memcmp(handle->bytes + TAIL_AT, &none, sizeof none) != 0) {
         return TN__CU_ERROR_NOT_SUPPORTED;
     }
-    memcpy(tail.magic, magic, sizeof magic);
     memcpy(handle->bytes + TAIL_AT, &tail, sizeof tail);
     return TN__CU_SUCCESS;
 }
@@ -161,22 +162,23 @@ static int note_opened(tn__cu_address address, tn__cu_address base) {
 
 static tn__cu_result hook_ipc_open(tn__cu_address *out, tn__cu_ipc_handle handle, unsigned flags) {
     handle_tail tail;
-    tn__cu_address base = 0;
+    tn__cu_address base = 0, address;
     tn__cu_result result;
     memcpy(&tail, handle.bytes + TAIL_AT, sizeof tail);
-    if (!out || memcmp(tail.magic, magic, sizeof magic) != 0) {
+    if (!out || tail.magic != TAIL_MAGIC) {
         return TN__REAL(cuIpcOpenMemHandle_v2)(out, handle, flags);
     }
     memset(handle.bytes + TAIL_AT, 0, sizeof tail);
     result = TN__REAL(cuIpcOpenMemHandle_v2)(&base, handle, flags);
     if (result != TN__CU_SUCCESS) return result;
-    if (!note_opened(base + tail.offset, base)) {
+    address = base + tail.units * UNIT_BYTES;
+    if (!note_opened(address, base)) {
         tn__cu_result (*close)(tn__cu_address) =
             (tn__cu_result(*)(tn__cu_address))tn__dropin.driver->find("cuIpcCloseMemHandle");
         if (close) (void)close(base);
         return TN__CU_ERROR_OUT_OF_MEMORY;
     }
-    *out = base + tail.offset;
+    *out = address;
     return TN__CU_SUCCESS;
 }
 

@@ -2,7 +2,8 @@
  *
  * cuMemAllocAsync is taken over for the device's default memory pool alone, on streams that do not
  * capture: in a capture it would make a node of the graph. A stream is adopted when it is first
- * named, so that calls on it are cheap, and forgotten when the program destroys it.
+ * named, so that calls on it are cheap, and forgotten when the program destroys it: at once, or
+ * when its work is over.
  *
  * Captures are counted, because a fence would spoil one that is under way: cuCtxRecordEvent is
  * illegal then, and none may begin during the call.
@@ -164,43 +165,92 @@ static tn_status adopt(tn__dropin_device *device, void *stream) {
     return status;
 }
 
-/* The mutex is held in the wait for the stream's work: nobody else can name it any more. */
-static void forget(void *stream) {
+/* Streams that the program has destroyed while they had work: their handles stay taken until that
+ * is over. To forget a stream the pools wait for it, and cuStreamDestroy waits for nothing. */
+static adopted_stream *doomed;
+
+static int is_idle(void *stream) {
+    static tn__cu_result (*_Atomic query)(void *);
+    if (!query) query = (tn__cu_result(*)(void *))tn__dropin.driver->find("cuStreamQuery");
+    return query && query(stream) != TN__CU_ERROR_NOT_READY;
+}
+
+/* It has no work. */
+static tn__cu_result end_stream(adopted_stream *one) {
+    void *stream = one->stream;
+    (void)tn_stream_forget(one->device->device, stream);
+    tn__host_free(one);
+    return TN__REAL(cuStreamDestroy_v2)(stream);
+}
+
+static adopted_stream *take_idle_doomed(void) {
+    adopted_stream *found = NULL;
     pthread_mutex_lock(&adopted_mutex);
-    adopted_stream **at = adopted_at(stream);
-    adopted_stream *gone = *at;
-    if (gone) {
-        (void)tn_stream_forget(gone->device->device, stream);
-        *at = gone->next;
-        tn__host_free(gone);
+    for (adopted_stream **at = &doomed; *at && !found;) {
+        if (is_idle((*at)->stream)) {
+            found = *at;
+            *at = found->next;
+        } else {
+            at = &(*at)->next;
+        }
     }
     pthread_mutex_unlock(&adopted_mutex);
+    return found;
+}
+
+/* A question about a stream may be illegal while another captures. */
+static void end_idle_streams(void) {
+    adopted_stream *one;
+    int is_legal = tn__dropin_captures_lock();
+    tn__dropin_captures_unlock();
+    while (is_legal && (one = take_idle_doomed()) != NULL)
+        (void)end_stream(one);
 }
 
 static tn__cu_result hook_stream_destroy(void *stream) {
-    if (!tn__dropin.is_over) {
-        pthread_mutex_lock(&captures_mutex);
-        note_end_locked(stream);
-        pthread_mutex_unlock(&captures_mutex);
-        if (!is_default(stream)) forget(stream);
+    adopted_stream *one = NULL;
+    int is_legal;
+    if (tn__dropin.is_over) return TN__REAL(cuStreamDestroy_v2)(stream);
+    pthread_mutex_lock(&captures_mutex);
+    note_end_locked(stream);
+    is_legal = capture_count == 0;
+    pthread_mutex_unlock(&captures_mutex);
+    end_idle_streams();
+    pthread_mutex_lock(&adopted_mutex);
+    if (!is_default(stream)) {
+        adopted_stream **at = adopted_at(stream);
+        one = *at;
+        if (one) *at = one->next;
     }
-    return TN__REAL(cuStreamDestroy_v2)(stream);
+    if (one && !(is_legal && is_idle(stream))) {
+        one->next = doomed;
+        doomed = one;
+        pthread_mutex_unlock(&adopted_mutex);
+        return TN__CU_SUCCESS;
+    }
+    pthread_mutex_unlock(&adopted_mutex);
+    return one ? end_stream(one) : TN__REAL(cuStreamDestroy_v2)(stream);
+}
+
+/* Of a list, those of the device. The streams themselves end with their context. */
+static void forget_all(adopted_stream **at, const tn__dropin_device *device) {
+    while (*at) {
+        adopted_stream *one = *at;
+        if (one->device != device) {
+            at = &one->next;
+            continue;
+        }
+        (void)tn_stream_forget(device->device, one->stream);
+        *at = one->next;
+        tn__host_free(one);
+    }
 }
 
 void tn__dropin_streams_close(const tn__dropin_device *device) {
     pthread_mutex_lock(&adopted_mutex);
-    for (int i = 0; i < ADOPTED_BUCKETS; i++) {
-        for (adopted_stream **at = &adopted[i]; *at;) {
-            adopted_stream *one = *at;
-            if (one->device != device) {
-                at = &one->next;
-                continue;
-            }
-            (void)tn_stream_forget(device->device, one->stream);
-            *at = one->next;
-            tn__host_free(one);
-        }
-    }
+    for (int i = 0; i < ADOPTED_BUCKETS; i++)
+        forget_all(&adopted[i], device);
+    forget_all(&doomed, device);
     pthread_mutex_unlock(&adopted_mutex);
 }
 
@@ -209,7 +259,8 @@ void tn__dropin_streams_close(const tn__dropin_device *device) {
 /* The device, if the allocation is one for its stream pool. */
 static tn__dropin_device *device_for(const void *out, size_t bytes, void *stream) {
     tn__dropin_device *device = out && bytes ? tn__dropin_device_current() : NULL;
-    if (!device || tn__dropin_is_capturing(stream)) return NULL;
+    if (!device || tn__dropin.has_shared_mempool[device->ordinal]) return NULL;
+    if (tn__dropin_is_capturing(stream)) return NULL;
     if (adopt(device, stream) != TN_OK) return NULL;
     return tn__dropin_stream_pool(device) ? device : NULL;
 }
@@ -285,6 +336,14 @@ static int is_default_pool(const void *pool, tn__cu_device ordinal) {
     return get && get(&own, ordinal) == TN__CU_SUCCESS && own == pool;
 }
 
+static int device_count(void) {
+    tn__cu_result (*get)(int *) = NULL;
+    int count = 0;
+    *(void **)&get = tn__dropin.driver->find("cuDeviceGetCount");
+    if (!get || get(&count) != TN__CU_SUCCESS) return 0;
+    return count < TN__DROPIN_DEVICES_MAX ? count : TN__DROPIN_DEVICES_MAX;
+}
+
 static int is_current_default(const void *pool) {
     const tn__dropin_device *device = tn__dropin_device_current();
     return device && is_default_pool(pool, device->ordinal);
@@ -310,6 +369,15 @@ static tn__cu_result hook_set_pool(tn__cu_device ordinal, void *pool) {
     tn__cu_result result = TN__REAL(cuDeviceSetMemPool)(ordinal, pool);
     if (result == TN__CU_SUCCESS && ordinal >= 0 && ordinal < TN__DROPIN_DEVICES_MAX) {
         tn__dropin.has_own_mempool[ordinal] = !is_default_pool(pool, ordinal);
+    }
+    return result;
+}
+
+/* Who may reach memory of a default pool is a property of that pool: so it serves from then on. */
+static tn__cu_result hook_set_access(void *pool, const void *accesses, size_t count) {
+    tn__cu_result result = TN__REAL(cuMemPoolSetAccess)(pool, accesses, count);
+    for (int i = 0; result == TN__CU_SUCCESS && i < device_count(); i++) {
+        if (is_default_pool(pool, i)) tn__dropin.has_shared_mempool[i] = 1;
     }
     return result;
 }
@@ -376,6 +444,7 @@ void tn__dropin_stream_hooks(tn__dropin_calls *hooks) {
     hooks->cuMemAllocFromPoolAsync = hook_from_pool;
     hooks->cuMemAllocFromPoolAsync_ptsz = hook_from_pool_ptsz;
     hooks->cuDeviceSetMemPool = hook_set_pool;
+    hooks->cuMemPoolSetAccess = hook_set_access;
     hooks->cuStreamDestroy_v2 = hook_stream_destroy;
     hooks->cuStreamBeginCapture_v2 = hook_begin;
     hooks->cuStreamBeginCapture_v2_ptsz = hook_begin_ptsz;

@@ -41,7 +41,7 @@ static int complain(const char *what) {
 }
 
 static int open_dropin(void) {
-    static const tn__dropin_driver driver = {&real, tn__preload_find};
+    static const tn__dropin_driver driver = {TN__DROPIN_BUILD, &real, tn__preload_find};
     static const char name[] = "libtenure-dropin.so";
     char path[4096];
     Dl_info here;

@@ -3,9 +3,10 @@
 
 usage: compare_programs.py BUILD [--jobs N] [--only WORD] [--pool KIND]
 
-For each program: its checksum as it is, under the drop-in, and what the drop-in's reports say that
-was taken over. Exit status 1 if a checksum differs, a program fails, or nothing was taken over
-where something must be. A program whose module is not installed is said to be absent.
+For each program: its checksum as it is, once more as it is (a program whose own results differ can
+not be compared), under the drop-in, and what the drop-in's reports say that was taken over. Exit
+status 1 if a checksum differs, a program fails, or nothing was taken over where something must be.
+A program whose module is not installed is said to be absent.
 """
 import argparse
 import concurrent.futures
@@ -25,6 +26,7 @@ CONF = "PYTORCH_CUDA_ALLOC_CONF"
 PROGRAMS = [
     ("static cudart", None, ["{build}/tenure-cuda-program", "work"], {}, True),
     ("captures", None, ["{build}/tenure-cuda-program", "graph"], {}, True),
+    ("processes", None, ["{build}/tenure-cuda-program", "share"], {}, True),
     ("torch native", "torch", ["{python}", "torch_program.py"], {}, True),
     ("torch no caching", "torch", ["{python}", "torch_program.py"],
      {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, True),
@@ -67,16 +69,18 @@ def compare(build, pool, row):
     name, _, words, environment, must_take = row
     command = [word.format(build=build, python=sys.executable) for word in words]
     plain, why, plain_s = run(command, environment)
+    again = run(command, environment)[0]
     with tempfile.TemporaryDirectory() as folder:
         tenure = [os.path.join(build, "tenure"), "run", "--pool", pool, "--report",
                   os.path.join(folder, "report"), "--"]
         ours, our_why, our_s = run(tenure + command, environment)
         taken = read_reports(folder)
-    is_good = plain is not None and plain == ours and (
+    is_good = plain is not None and plain == again == ours and (
         not must_take or pool == "none" or taken.get("allocations", 0) > 0)
-    text = (f"{name:18} {plain} {ours} {plain_s:6.1f} s {our_s:6.1f} s  "
+    text = (f"{name:18} {plain} {again} {ours} {plain_s:6.1f} s {our_s:6.1f} s  "
             f"taken {taken.get('allocations', 0)} + {taken.get('frees', 0)}, "
-            f"in order {taken.get('stream_allocations', 0)}, passed {taken.get('passed', 0)}, "
+            f"in order {taken.get('stream_allocations', 0)}, passed {taken.get('passed', 0)} + "
+            f"{taken.get('creates', 0)}, "
             f"fences {taken.get('fences', 0)}, waits {taken.get('fence_waits', 0)} + "
             f"{taken.get('device_waits', 0)}, lost {taken.get('lost', 0)}  "
             f"{'ok' if is_good else 'FAILED'}")

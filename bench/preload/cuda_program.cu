@@ -9,6 +9,8 @@
  *     tenure-cuda-program plant ROUNDS     the same with memory that is used again too early, as a
  *                                          wrong cudaFree would have it: must find errors
  *     tenure-cuda-program graph            allocates and frees while streams capture: checksum
+ *     tenure-cuda-program share            a second process writes what this one has (CUDA IPC):
+ *                                          checksum
  *
  * Each ends with status 1 if a call of CUDA failed or an error was found (plant: if none was).
  */
@@ -240,6 +242,54 @@ static void graph() {
     printf("checksum %08x\n", host);
 }
 
+/* ---- share ----------------------------------------------------------------------------------- */
+
+static const size_t shared_bytes[] = {4096, 4096, 1 << 20, 20 << 20};
+enum { SHARED = sizeof shared_bytes / sizeof shared_bytes[0] };
+
+/* The second process: the handles come by standard input. */
+static void share_with() {
+    cudaIpcMemHandle_t handles[SHARED];
+    if (fread(handles, sizeof handles, 1, stdin) != 1) exit(1);
+    for (int i = 0; i < SHARED; i++) {
+        void *memory;
+        unsigned char first = 0, last = 0;
+        CHECK(cudaIpcOpenMemHandle(&memory, handles[i], cudaIpcMemLazyEnablePeerAccess));
+        CHECK(cudaMemcpy(&first, memory, 1, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(&last, (char *)memory + shared_bytes[i] - 1, 1, cudaMemcpyDeviceToHost));
+        if (first != 10 + i || last != 10 + i) {
+            fprintf(stderr, "block %d has %d and %d\n", i, first, last);
+            exit(1);
+        }
+        CHECK(cudaMemset(memory, 20 + i, shared_bytes[i]));
+        CHECK(cudaDeviceSynchronize());
+        CHECK(cudaIpcCloseMemHandle(memory));
+    }
+}
+
+static void share() {
+    cudaIpcMemHandle_t handles[SHARED];
+    void *blocks[SHARED];
+    unsigned long long sum = 0;
+    for (int i = 0; i < SHARED; i++) {
+        CHECK(cudaMalloc(&blocks[i], shared_bytes[i]));
+        CHECK(cudaMemset(blocks[i], 10 + i, shared_bytes[i]));
+        CHECK(cudaIpcGetMemHandle(&handles[i], blocks[i]));
+    }
+    CHECK(cudaDeviceSynchronize());
+    FILE *other = popen("/proc/$PPID/exe share-with", "w");
+    if (!other || fwrite(handles, sizeof handles, 1, other) != 1 || pclose(other) != 0) exit(1);
+    for (int i = 0; i < SHARED; i++) {
+        unsigned char *host = (unsigned char *)malloc(shared_bytes[i]);
+        CHECK(cudaMemcpy(host, blocks[i], shared_bytes[i], cudaMemcpyDeviceToHost));
+        for (size_t at = 0; at < shared_bytes[i]; at++)
+            sum += host[at];
+        free(host);
+        CHECK(cudaFree(blocks[i]));
+    }
+    printf("checksum %llx\n", sum);
+}
+
 int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     long rounds = argc > 2 ? strtol(argv[2], NULL, 10) : 100000;
@@ -248,6 +298,9 @@ int main(int argc, char **argv) {
     if (strcmp(what, "poison") == 0) return poison_rounds(rounds, 0);
     if (strcmp(what, "plant") == 0) return poison_rounds(rounds, 1);
     if (strcmp(what, "graph") == 0) return graph(), 0;
-    fprintf(stderr, "usage: %s pairs | work | poison ROUNDS | plant ROUNDS | graph\n", argv[0]);
+    if (strcmp(what, "share") == 0) return share(), 0;
+    if (strcmp(what, "share-with") == 0) return share_with(), 0;
+    fprintf(stderr, "usage: %s pairs | work | poison ROUNDS | plant ROUNDS | graph | share\n",
+            argv[0]);
     return 2;
 }

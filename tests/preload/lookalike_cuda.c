@@ -130,6 +130,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device) {
     CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                  .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     CUresult result = CUDA_SUCCESS;
+    if (device < 0 || device >= 2) return CUDA_ERROR_INVALID_DEVICE;
     if (!default_pools[device]) {
         result = INNER(cuMemPoolCreate)(&default_pools[device], &properties);
     }
@@ -146,6 +147,10 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device) {
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
     current_pools[device] = pool;
     return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *accesses, size_t count) {
+    return pool && accesses && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {
@@ -190,18 +195,19 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address) {
     CUresult result = cuMemGetAddressRange_v2(&text.base, &text.bytes, address);
     if (result != CUDA_SUCCESS) return result;
     memset(handle, 0, sizeof *handle);
+    memset(handle->reserved + 40, 9, 16); /* as a real one's, which leaves 8 bytes at the end */
     memcpy(handle->reserved, &text, sizeof text);
-    if (getenv("LOOKALIKE_FULL_HANDLES")) memset(handle->reserved + sizeof text, 7, 40);
+    if (getenv("LOOKALIKE_FULL_HANDLES")) memset(handle->reserved + 48, 7, 16);
     return CUDA_SUCCESS;
 }
 
 /* Of another process: memory of the same size here. */
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned flags) {
-    static const char zeros[40];
+    static const char zeros[8];
     ipc_text text;
     memcpy(&text, handle.reserved, sizeof text);
     if (flags != 1 || memcmp(text.magic, "simipc", 7) != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (memcmp(handle.reserved + sizeof text, zeros, 40) != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (memcmp(handle.reserved + 56, zeros, 8) != 0) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = cuMemAlloc_v2(out, text.bytes);
     last_opened = *out;
     return result;

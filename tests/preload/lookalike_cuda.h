@@ -18,6 +18,7 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address);
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *out, CUdevice device);
 CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device);
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *accesses, size_t count);
 CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream);
 CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream);
 CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream);

@@ -239,6 +239,100 @@ static void failing_driver(void) {
     EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(40 * MIB)));
 }
 
+/* Any one driver call fails: the program gets an answer, and all goes on. */
+static void each_failure(void) {
+    static const int codes[] = {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_UNKNOWN};
+    CUstream stream = NULL;
+    make_current();
+    EXPECT_OK(DRIVER(cuStreamCreate)(&stream, 1));
+    for (long nth = 1; nth < 400; nth++) {
+        CUdeviceptr blocks[4] = {0};
+        size_t free_bytes, total_bytes;
+        EXPECT_OK(DRIVER(tnsim_fault)(NULL, nth % 80 + 1, 0, codes[nth % 2]));
+        for (int i = 0; i < 4; i++) {
+            (void)DRIVER(cuMemAlloc_v2)(&blocks[i], i == 3 ? 60 * MIB : 3 * MIB);
+            tnsim_range range = {(void *)(uintptr_t)blocks[i], 3 * MIB, 1};
+            if (blocks[i]) (void)DRIVER(tnsim_launch)(stream, "write", &range, 1, 50);
+        }
+        if (blocks[1]) EXPECT_OK(DRIVER(cuMemFree_v2)(blocks[1]));
+        (void)DRIVER(cuMemGetInfo_v2)(&free_bytes, &total_bytes);
+        (void)DRIVER(cuMemAllocAsync)(&blocks[1], MIB, stream);
+        EXPECT_OK(DRIVER(tnsim_fault)(NULL, 0, 0, 0));
+        if (blocks[1]) (void)DRIVER(cuMemFreeAsync)(blocks[1], stream);
+        for (int i = 0; i < 4; i++) {
+            if (blocks[i] && i != 1) EXPECT_OK(DRIVER(cuMemFree_v2)(blocks[i]));
+        }
+    }
+    for (int i = 0; i < 300; i++)
+        EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(MIB)));
+    EXPECT_OK(DRIVER(cuCtxSynchronize)());
+    EXPECT(DRIVER(tnsim_race_count)() == 0);
+}
+
+/* The host has no memory for the drop-in's own needs: then the driver serves. */
+static void host_shortage(void) {
+    void (*fault)(long, int) = NULL;
+    make_current();
+    EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(MIB)));
+    void *library = dlopen(getenv("TENURE_LIBRARY"), RTLD_NOW | RTLD_NOLOAD);
+    EXPECT(library != NULL);
+    *(void **)&fault = dlsym(library, "tn__host_alloc_fault");
+    EXPECT(fault != NULL);
+    for (long nth = 1; nth < 60; nth++) {
+        for (int and_after = 0; and_after < 2; and_after++) {
+            CUdeviceptr small = 0, large = 0, ordered = 0;
+            fault(nth % 12 + 1, and_after);
+            EXPECT_OK(DRIVER(cuMemAlloc_v2)(&small, 4096 * (size_t)nth));
+            EXPECT_OK(DRIVER(cuMemAlloc_v2)(&large, 20 * MIB));
+            EXPECT_OK(DRIVER(cuMemAllocAsync)(&ordered, MIB, NULL));
+            EXPECT_OK(DRIVER(cuMemFreeAsync)(ordered, NULL));
+            EXPECT_OK(DRIVER(cuMemFree_v2)(large));
+            EXPECT_OK(DRIVER(cuMemFree_v2)(small));
+            fault(0, 0);
+        }
+    }
+}
+
+static void use_device(int ordinal, CUcontext *context) {
+    if (!*context) EXPECT_OK(DRIVER(cuDevicePrimaryCtxRetain)(context, ordinal));
+    EXPECT_OK(DRIVER(cuCtxSetCurrent)(*context));
+}
+
+/* Each device has its own; what is freed is idle on both before it comes again. */
+static void two_devices(void) {
+    CUcontext contexts[2] = {NULL, NULL};
+    CUstream streams[2];
+    CUdeviceptr kept[8] = {0};
+    EXPECT_OK(DRIVER(cuInit)(0));
+    for (int i = 0; i < 2; i++) {
+        use_device(i, &contexts[i]);
+        EXPECT_OK(DRIVER(cuStreamCreate)(&streams[i], 1));
+        EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(4096)));
+    }
+    for (int i = 0; i < 2000; i++) {
+        int device = i / 3 % 2;
+        size_t bytes = ((size_t)i * 7919 % 97 + 1) * 128 * KIB;
+        CUdeviceptr *slot = &kept[i % 8];
+        unsigned ordinal = 9;
+        use_device(device, &contexts[device]);
+        if (*slot) EXPECT_OK(DRIVER(cuMemFree_v2)(*slot));
+        *slot = allocate(bytes);
+        int which = 9; /* the attribute for the ordinal */
+        void *value = &ordinal;
+        EXPECT_OK(DRIVER(cuPointerGetAttributes)(1, &which, &value, *slot));
+        EXPECT(ordinal == (unsigned)device);
+        tnsim_range range = {(void *)(uintptr_t)*slot, bytes, 1};
+        EXPECT_OK(DRIVER(tnsim_launch)(streams[device], "write", &range, 1, 100));
+    }
+    EXPECT(DRIVER(tnsim_race_count)() == 0);
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(0));
+    use_device(1, &contexts[1]);
+    for (int i = 0; i < 300; i++)
+        EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(MIB)));
+    use_device(0, &contexts[0]);
+    EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(MIB)));
+}
+
 static const program_case cases[] = {
     {"no_driver", no_driver},
     {"by_dlsym", by_dlsym},
@@ -250,6 +344,9 @@ static const program_case cases[] = {
     {"share", share},
     {"no_context_event", no_context_event},
     {"failing_driver", failing_driver},
+    {"each_failure", each_failure},
+    {"host_shortage", host_shortage},
+    {"two_devices", two_devices},
 };
 
 int main(int argc, char **argv) {

@@ -14,6 +14,8 @@ drop_in=$build_dir/libtenure-preload.so
 plain_library_path=$LD_LIBRARY_PATH
 export LD_LIBRARY_PATH="$programs/lookalike${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export OTHER_LIBRARY="$programs/libpreload_other_library.so"
+TENURE_LIBRARY=$(readlink -f "$build_dir/libtenure.so")
+export TENURE_LIBRARY
 export TENURE_SIM_STRICT_UNLOAD=0
 # The drop-in is in the list before a sanitizer's own library.
 export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0"

@@ -205,6 +205,38 @@ static void in_order(void) {
     EXPECT(DRIVER(tnsim_lost_stream_uses)() == 0);
 }
 
+/* cuStreamDestroy waits for nothing: not for work that this very thread has yet to let go on. */
+static void doomed_streams(void) {
+    for (int i = 0; i < 50; i++) {
+        CUstream stream = new_stream(1);
+        void *memory = NULL;
+        EXPECT_OK(cudaMallocAsync(&memory, MIB, stream));
+        EXPECT_OK(DRIVER(tnsim_stall)(stream, 1));
+        write_on(stream, memory, MIB, 10);
+        EXPECT_OK(cudaFreeAsync(memory, stream));
+        EXPECT_OK(DRIVER(cuStreamDestroy_v2)(stream));
+        EXPECT_OK(DRIVER(tnsim_stall)(stream, 0));
+        if (i % 2) EXPECT_OK(cudaDeviceSynchronize());
+    }
+    EXPECT_OK(cudaDeviceSynchronize());
+    EXPECT_OK(DRIVER(cuStreamDestroy_v2)(new_stream(1)));
+    expect_no_race();
+}
+
+/* Whose memory others may reach by the pool's word stays the pool's. */
+static void shared_pool(void) {
+    CUmemAccessDesc access = {{1, 0}, 3};
+    CUmemoryPool general = NULL;
+    void *memory = NULL;
+    allocate(4096);
+    EXPECT_OK(DRIVER(cuDeviceGetDefaultMemPool)(&general, 0));
+    EXPECT_OK(DRIVER(cuMemPoolSetAccess)(general, &access, 1));
+    uint64_t before = driver_calls("cuMemAllocFromPoolAsync");
+    EXPECT_OK(cudaMallocAsync(&memory, MIB, NULL));
+    EXPECT(driver_calls("cuMemAllocFromPoolAsync") == before + 1);
+    EXPECT_OK(cudaFreeAsync(memory, NULL));
+}
+
 /* Nothing that the drop-in does may end a capture, in any mode. */
 static void capture(void) {
     CUstream stream = new_stream(1);
@@ -304,11 +336,21 @@ static void reset(void) {
 }
 
 static const program_case cases[] = {
-    {"counts", counts},     {"reuse", reuse},       {"planted_race", planted_race},
-    {"no_wait", no_wait},   {"shapes", shapes},     {"misuse", misuse},
-    {"shortage", shortage}, {"in_order", in_order}, {"capture", capture},
-    {"threads", threads},   {"forked", forked},     {"exiting", exiting},
+    {"counts", counts},
+    {"reuse", reuse},
+    {"planted_race", planted_race},
+    {"no_wait", no_wait},
+    {"shapes", shapes},
+    {"misuse", misuse},
+    {"shortage", shortage},
+    {"in_order", in_order},
+    {"capture", capture},
+    {"threads", threads},
+    {"forked", forked},
+    {"exiting", exiting},
     {"reset", reset},
+    {"doomed_streams", doomed_streams},
+    {"shared_pool", shared_pool},
 };
 
 int main(int argc, char **argv) {

@@ -4,10 +4,16 @@
 . "$2/tests/preload/preload_support.sh"
 
 for case in by_dlsym of_another_library by_get_proc_address pointers share no_context_event \
-    failing_driver; do
+    failing_driver each_failure host_shortage; do
     run_under "" preload_lookup_program "$case"
     expect_status 0
 done
+for pool in plain vmm; do
+    TENURE_SIM_DEVICES=2 run_under "--pool $pool" preload_lookup_program two_devices
+    expect_status 0
+done
+run_under "--pool vmm" preload_lookup_program each_failure
+expect_status 0
 run_under "" preload_lookup_program no_driver
 expect_status 0
 

@@ -3,7 +3,8 @@
 # case of runtime_program.c, and that it is the drop-in which serves them.
 . "$2/tests/preload/preload_support.sh"
 
-cases="reuse planted_race shapes misuse in_order capture threads forked exiting reset"
+cases="reuse planted_race shapes misuse in_order capture threads forked exiting reset
+    doomed_streams shared_pool"
 for case in $cases; do
     run_under "" preload_static_program "$case"
     expect_status 0
