@@ -151,6 +151,13 @@ void tn__pool_note_alloc(tn_pool *pool, tn__piece *block) {
                                       pool->driver->now_us(pool->state));
 }
 
+static void note_shortage(tn_pool *pool, const tn__request *request) {
+    tn__trace_block traced = {request->asked_bytes, 0, request->owner};
+    tn__pool_event(pool, TN_EVENT_OUT_OF_MEMORY, 0, request->asked_bytes, request->stream,
+                   request->owner);
+    if (pool->trace) tn__trace_shortage(pool->trace, &traced, pool->driver->now_us(pool->state));
+}
+
 static tn_status allocate_from_heap(tn_pool *pool, tn__request *request, tn_stream stream,
                                     void **out) {
     tn__piece *block = NULL;
@@ -165,8 +172,7 @@ static tn_status allocate_from_heap(tn_pool *pool, tn__request *request, tn_stre
     tn__pool_note_peaks(pool);
     if (status == TN_OUT_OF_DEVICE_MEMORY) {
         pool->out_of_memory++;
-        tn__pool_event(pool, TN_EVENT_OUT_OF_MEMORY, 0, request->asked_bytes, request->stream,
-                       request->owner);
+        note_shortage(pool, request);
         return tn__pool_report_shortage(pool, request->asked_bytes);
     }
     if (status != TN_OK) return status;

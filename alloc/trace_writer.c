@@ -86,6 +86,14 @@ void tn__trace_free(tn__trace_writer *trace, uint64_t id, double now_us) {
     }
 }
 
+void tn__trace_shortage(tn__trace_writer *trace, const tn__trace_block *block, double now_us) {
+    errno = 0;
+    if (gzprintf(trace->file, "o,,%zu,,%.0f,,%s\n", block->bytes, now_us - trace->start_us,
+                 owner_on_a_line(block->owner).text) <= 0) {
+        note_error(trace);
+    }
+}
+
 tn_status tn__trace_close(tn__trace_writer *trace) {
     tn_status status = TN_OK;
     if (trace->process == getpid()) {

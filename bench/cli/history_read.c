@@ -113,6 +113,11 @@ static int add_event(trace_input *self, const trace_event *event) {
     history_block block = {.address = event->address, .bytes = event->bytes};
     const char *owner = trace_reader_owner(self->reader, event->owner);
     if (!reserve_slots(self)) return 0;
+    if (event->op == TRACE_SHORTAGE) {
+        history_shortage shortage = {.asked_bytes = event->bytes};
+        return history_owner(self->history, owner, strlen(owner), &shortage.owner) &&
+               history_shortage_add(self->history, &shortage, event->time_us);
+    }
     if (event->op == TRACE_FREE)
         return history_free(self->history, self->blocks[event->slot], event->time_us);
     return history_stream(self->history, event->stream, &block.stream) &&
@@ -150,6 +155,7 @@ static int read_trace(const history_source *source, memory_history **out, char *
     trace_result result = trace_reader_open(source->path, &self.reader, error);
     if (result != TRACE_EVENT) return trace_status(result);
     self.history = history_create();
+    if (self.history) self.history->has_shortages = trace_reader_want_shortages(self.reader);
     result = self.history ? read_events(&self, source->command) : TRACE_NO_MEMORY;
     if (result == TRACE_END && !history_finish(self.history)) result = TRACE_NO_MEMORY;
     snprintf(error, HISTORY_ERROR_BYTES, "%s", trace_reader_error(self.reader));

@@ -31,6 +31,15 @@ static int owner_bytes(const char *owner) {
     return bytes;
 }
 
+static void put_shortage(FILE *stream, const memory_history *history, const history_event *event,
+                         double begin_us) {
+    const history_shortage *shortage = &history->shortages[event->index];
+    const char *owner = name_table_text(&history->owners, shortage->owner);
+    fprintf(stream, "o,,%" PRIu64 ",,", shortage->asked_bytes);
+    put_time(stream, event->time_us - begin_us);
+    fprintf(stream, ",,%.*s\n", owner_bytes(owner), owner);
+}
+
 void history_write_trace(FILE *stream, const memory_history *history) {
     double begin_us = first_time(history);
     fputs("op,id,bytes,stream,time_us,address,owner\n", stream);
@@ -38,6 +47,7 @@ void history_write_trace(FILE *stream, const memory_history *history) {
         const history_event *event = &history->events[i];
         const history_block *block;
         const char *owner;
+        if (event->kind == HISTORY_SHORTAGE) put_shortage(stream, history, event, begin_us);
         if (event->kind > HISTORY_FREE) continue;
         block = &history->blocks[event->index];
         if (event->kind == HISTORY_FREE) {

@@ -99,9 +99,10 @@ typedef struct memory_history {
     int has_times;
     int has_addresses;
     int has_owners;
-    int ordinal;      /* of the device */
-    char source[32];  /* what it was read from: "trace", "PyTorch snapshot", "pool snapshot" */
-    char device[128]; /* "" if not known */
+    int has_shortages; /* the file can tell of them, whether there are any or not */
+    int ordinal;       /* of the device */
+    char source[32];   /* what it was read from: "trace", "PyTorch snapshot", "pool snapshot" */
+    char device[128];  /* "" if not known */
     char shortage_text[512]; /* of the last shortage, "" if there is none */
 } memory_history;
 

@@ -199,6 +199,7 @@ int pool_history_read(const char *name, const cJSON *root, memory_history **out,
     is_read = self.history ? read_all(&self) : no_memory(&self);
     if (is_read) {
         memory_history *history = self.history;
+        history->has_shortages = 1;
         snprintf(history->source, sizeof history->source, "pool snapshot");
         snprintf(history->device, sizeof history->device, "%s", text_of(root, "device"));
         history->ordinal = (int)(whole(root, "ordinal") & 0xffff);

@@ -57,8 +57,9 @@ static void write_tiles(page *self) {
     if (reserved) write_tile(self->stream, text_size(reserved).text, "reserved at the end", 0);
     write_tile(self->stream, text_count(history->block_count).text, "blocks", 0);
     write_tile(self->stream, text_count(history->event_count).text, "events", 0);
-    write_tile(self->stream, text_count(history->shortage_count).text, "times out of memory",
-               history->shortage_count > 0);
+    if (history->has_shortages)
+        write_tile(self->stream, text_count(history->shortage_count).text, "times out of memory",
+                   history->shortage_count > 0);
     fputs("</div>\n", self->stream);
 }
 
@@ -72,8 +73,9 @@ static void write_summary(page *self) {
                             : " The blocks have no owners: they are told apart by "
                               "size.");
     if (history->before_count)
-        html_paragraph(self->stream, "%s blocks were there before the recording began.",
-                       text_count(history->before_count).text);
+        html_paragraph(self->stream, "%s block%s there before the recording began.",
+                       text_count(history->before_count).text,
+                       history->before_count == 1 ? " was" : "s were");
 }
 
 /* ---- the drawn parts ------------------------------------------------------------------------- */

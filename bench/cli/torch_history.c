@@ -423,6 +423,7 @@ int torch_history_read(const char *name, const unsigned char *bytes, size_t leng
     self.owners = calloc(pickle_value_count(self.root), sizeof *self.owners);
     status = self.history && self.owners ? read_all(&self) : no_memory(&self);
     if (status == 0) {
+        self.history->has_shortages = 1;
         snprintf(self.history->source, sizeof self.history->source, "PyTorch snapshot");
         *out = self.history;
     } else {

@@ -70,6 +70,7 @@ struct trace_reader {
     uint64_t device_bytes;
     trace_format format;
     trace_result result;
+    int wants_shortages;
     uint64_t line_number;
 
     id_table ids;
@@ -402,12 +403,27 @@ static trace_result parse_place(trace_reader *reader, const field *fields, int i
                : fail_no_memory(reader);
 }
 
+static trace_result parse_shortage(trace_reader *reader, const field *fields, trace_event *event) {
+    *event = (trace_event){.op = TRACE_SHORTAGE, .line = reader->line_number};
+    if (fields[1].length + fields[3].length + fields[5].length > 0)
+        return fail(reader, "op o has an id, a stream or an address; expected none: "
+                            "o,,bytes,,time,,owner");
+    trace_result result = read_number(reader, "bytes", fields[2], &event->bytes);
+    if (result == TRACE_EVENT) result = read_time(reader, fields[4], &event->time_us);
+    if (result != TRACE_EVENT) return result;
+    return name_table_add(&reader->owners, fields[6].text, fields[6].length, &event->owner)
+               ? TRACE_EVENT
+               : fail_no_memory(reader);
+}
+
 static trace_result parse_tenure(trace_reader *reader, const field *fields, trace_event *event) {
     uint64_t id = 0;
     uint64_t address = 0;
     uint32_t owner = 0;
     double time_us = -1.0;
     int is_alloc = field_is(fields[0], "a");
+    if (reader->format == FORMAT_TENURE_OWNED && field_is(fields[0], "o"))
+        return parse_shortage(reader, fields, event);
     if (!is_alloc && !field_is(fields[0], "f"))
         return fail(reader, "unknown op %s; expected a (allocate) or f (free)",
                     quote(fields[0]).text);
@@ -425,7 +441,7 @@ static trace_result parse_tenure(trace_reader *reader, const field *fields, trac
     return TRACE_EVENT;
 }
 
-/* TRACE_END: the row is no event (a failed allocation, or a null pointer of 0 bytes). */
+/* TRACE_END: the row is no event (a null pointer of 0 bytes). */
 static trace_result parse_rmm(trace_reader *reader, const field *fields, trace_event *event) {
     uint64_t address = 0, bytes = 0, name = 0;
     uint32_t stream = 0;
@@ -440,7 +456,12 @@ static trace_result parse_rmm(trace_reader *reader, const field *fields, trace_e
     if (result == TRACE_EVENT) result = read_number(reader, "Size", fields[4], &bytes);
     if (result == TRACE_EVENT) result = read_address(reader, "Stream", fields[5], &name);
     if (result != TRACE_EVENT) return result;
-    if (is_failure || (address == 0 && bytes == 0)) return TRACE_END;
+    if (is_failure) {
+        *event = (trace_event){.op = TRACE_SHORTAGE, .bytes = bytes, .time_us = -1.0};
+        event->line = reader->line_number;
+        return TRACE_EVENT;
+    }
+    if (address == 0 && bytes == 0) return TRACE_END;
     if (address == 0)
         return fail(reader, "Pointer %s of %llu bytes; expected an address", quote(fields[3]).text,
                     (unsigned long long)bytes);
@@ -487,14 +508,21 @@ static trace_result read_event(trace_reader *reader, trace_event *event) {
         trace_result result = read_line(reader);
         if (result == TRACE_EVENT) result = split_line(reader);
         if (result != TRACE_EVENT) return result;
-        if (reader->format != FORMAT_RMM) return parse_tenure(reader, fields, event);
-        result = parse_rmm(reader, fields, event);
-        if (result != TRACE_END) return result;
+        result = reader->format == FORMAT_RMM ? parse_rmm(reader, fields, event)
+                                              : parse_tenure(reader, fields, event);
+        if (result == TRACE_END) continue;
+        if (result != TRACE_EVENT || event->op != TRACE_SHORTAGE || reader->wants_shortages)
+            return result;
     }
 }
 
 void trace_reader_limit(trace_reader *reader, uint64_t device_bytes) {
     reader->device_bytes = device_bytes;
+}
+
+int trace_reader_want_shortages(trace_reader *reader) {
+    reader->wants_shortages = 1;
+    return reader->format == FORMAT_TENURE_OWNED || reader->format == FORMAT_RMM;
 }
 
 trace_result trace_reader_next(trace_reader *reader, trace_event *event) {

@@ -12,6 +12,8 @@
  *
  *     op,id,bytes,stream            ours; a allocates, f frees: its bytes are empty and its
  *     op,id,bytes,stream,time_us    stream is empty (the allocation's) or given
+ *     op,id,bytes,stream,time_us,address,owner      an owner is the rest of its line;
+ *         with o,,bytes,,time_us,,owner: bytes that could not be had
  *     Thread,Time,Action,Pointer,Size,Stream    RMM's log; pointers and streams hexadecimal
  *
  * and memory snapshots of PyTorch, whose blocks and events have numbers for ids and lines.
@@ -37,7 +39,11 @@ typedef enum trace_result {
     TRACE_NO_MEMORY
 } trace_result;
 
-typedef enum trace_op { TRACE_ALLOC, TRACE_FREE } trace_op;
+typedef enum trace_op {
+    TRACE_ALLOC,
+    TRACE_FREE,
+    TRACE_SHORTAGE /* bytes could not be had; comes out only if it is asked for */
+} trace_op;
 
 typedef struct trace_event {
     trace_op op;
@@ -62,6 +68,10 @@ trace_result trace_reader_open_descriptor(int descriptor, const char *name, trac
 
 /* From now on an allocation of more bytes than the device has is bad input; 0: no limit. */
 void trace_reader_limit(trace_reader *reader, uint64_t device_bytes);
+
+/* From now on what could not be served comes out too: op o, and RMM's failures. 1 if the format can
+ * tell of it. */
+int trace_reader_want_shortages(trace_reader *reader);
 
 /* The next event. After anything but TRACE_EVENT the reader stays at that result. */
 trace_result trace_reader_next(trace_reader *reader, trace_event *event);

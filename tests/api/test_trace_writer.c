@@ -148,6 +148,27 @@ static void owners_and_addresses_are_written(void **state) {
     EXPECT_OK(tn_device_destroy(device));
 }
 
+static void what_could_not_be_served_is_written(void **state) {
+    char path[128];
+    tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    tn_device *device = test_open_host();
+    tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    void *block = NULL;
+    (void)state;
+    snprintf(path, sizeof path, "%s", in_folder("plain.csv"));
+    EXPECT_OK(tn_pool_trace_begin(pool, path));
+    options.owner = "logits";
+    EXPECT_STATUS(tn_alloc(pool, (size_t)1 << 46, NULL, &options, &block), TN_OUT_OF_DEVICE_MEMORY);
+    test_give(pool, test_take(pool, 9, NULL), NULL);
+    EXPECT_OK(tn_pool_trace_end(pool));
+    assert_string_equal(read_trace(path), "op,id,bytes,stream,owner\n"
+                                          "o,,70368744177664,,logits\n"
+                                          "a,1,9,0,\n"
+                                          "f,1,,,\n");
+    EXPECT_OK(tn_pool_destroy(pool));
+    EXPECT_OK(tn_device_destroy(device));
+}
+
 static void a_file_that_can_not_be_written_is_named(void **state) {
     tn_device *device = test_open_host();
     tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
@@ -237,6 +258,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trace_has_every_event_after_its_beginning),
         cmocka_unit_test(owners_and_addresses_are_written),
+        cmocka_unit_test(what_could_not_be_served_is_written),
         cmocka_unit_test(a_file_that_can_not_be_written_is_named),
         cmocka_unit_test(a_pool_whose_trace_is_not_complete_is_destroyed_the_second_time),
         cmocka_unit_test(the_variable_traces_the_first_pool),

@@ -104,6 +104,36 @@ static void owners_and_addresses_are_read(void **state) {
     trace_reader_close(reader);
 }
 
+static void what_could_not_be_served_comes_out_on_demand(void **state) {
+    static const char text[] = "op,id,bytes,stream,time_us,address,owner\n"
+                               "o,,18446744073709551615,,3,,logits\na,1,8,0,4,0x10,\n";
+    char error[TRACE_ERROR_BYTES];
+    trace_reader *reader = NULL;
+    trace_event event;
+    (void)state;
+    for (int wants = 0; wants < 2; wants++) {
+        assert_int_equal(open_text(text, sizeof(text) - 1, &reader, error), TRACE_EVENT);
+        if (wants) {
+            assert_true(trace_reader_want_shortages(reader));
+            assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
+            assert_int_equal(event.op, TRACE_SHORTAGE);
+            assert_true(event.bytes == UINT64_MAX && event.time_us == 3.0 && event.line == 2);
+            assert_string_equal(trace_reader_owner(reader, event.owner), "logits");
+        }
+        trace_reader_limit(reader, 8);
+        assert_int_equal(trace_reader_next(reader, &event), TRACE_EVENT);
+        assert_int_equal(event.op, TRACE_ALLOC);
+        assert_int_equal(trace_reader_next(reader, &event), TRACE_END);
+        trace_reader_close(reader);
+    }
+    reader = open_input("good_small.csv");
+    assert_false(trace_reader_want_shortages(reader));
+    trace_reader_close(reader);
+    reader = open_input("good_rmm.csv");
+    assert_true(trace_reader_want_shortages(reader));
+    trace_reader_close(reader);
+}
+
 /* Failed allocations and null pointers are no events; "0" and "0x0" are one stream. */
 static void rmm_logs_are_read(void **state) {
     static const expected_event expected[] = {{TRACE_ALLOC, 0, 0, 1024, 2},
@@ -150,7 +180,7 @@ static void each_bad_input_has_its_message_with_the_line(void **state) {
         count++;
     }
     fclose(list);
-    assert_int_equal(count, 43);
+    assert_int_equal(count, 45);
 }
 
 static void damaged_and_truncated_gzip_is_named_as_such(void **state) {
@@ -244,6 +274,7 @@ int main(void) {
         cmocka_unit_test(plain_gzip_and_windows_lines_give_the_same_events),
         cmocka_unit_test(times_are_checked_and_a_free_may_name_its_stream),
         cmocka_unit_test(owners_and_addresses_are_read),
+        cmocka_unit_test(what_could_not_be_served_comes_out_on_demand),
         cmocka_unit_test(rmm_logs_are_read),
         cmocka_unit_test(each_bad_input_has_its_message_with_the_line),
         cmocka_unit_test(damaged_and_truncated_gzip_is_named_as_such),

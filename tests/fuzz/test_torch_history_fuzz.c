@@ -19,7 +19,7 @@
 
 #define INPUTS TENURE_SOURCE_DIR "/tests/cli/inputs"
 
-enum { INPUT_BYTES_MAX = 32 * 1024, INPUT_COUNT = 2, MUTATIONS = 10000 };
+enum { INPUT_BYTES_MAX = 32 * 1024, INPUT_COUNT = 3, MUTATIONS = 10000 };
 
 typedef struct input {
     size_t length;
@@ -240,8 +240,8 @@ static int read_mutation(uint64_t seed, uint64_t number) {
 /* ---- the run --------------------------------------------------------------------------------- */
 
 static void load_inputs(void) {
-    static const char *const names[INPUT_COUNT] = {"torch_small.pickle",
-                                                   "torch_two_devices.pickle"};
+    static const char *const names[INPUT_COUNT] = {"torch_small.pickle", "torch_two_devices.pickle",
+                                                   "torch_real.pickle"};
     for (int i = 0; i < INPUT_COUNT; i++) {
         char path[512];
         FILE *file;

@@ -150,6 +150,7 @@ static int is_positioned(const char *message, int is_pickle) {
 
 /* Allocations take slots that are free and frees give back what was taken. */
 static int event_fits(const trace_reader *reader, const trace_event *event, uint64_t *taken) {
+    if (event->op == TRACE_SHORTAGE) return 1;
     if (event->slot >= trace_reader_slot_count(reader) || event->slot >= SLOTS_MAX) return 0;
     if (event->stream >= trace_reader_stream_count(reader)) return 0;
     if (event->bytes > device_bytes) return 0;
@@ -178,6 +179,7 @@ static int read_mutation(int file, uint64_t seed, uint64_t number) {
     trace_result result = trace_reader_open_descriptor(dup(file), "fuzz", &reader, error);
     if (result == TRACE_EVENT) {
         trace_reader_limit(reader, device_bytes);
+        if (number % 2) (void)trace_reader_want_shortages(reader);
         while ((result = trace_reader_next(reader, &event)) == TRACE_EVENT)
             expect(event_fits(reader, &event, taken), "an event does not fit", seed, number);
         snprintf(error, sizeof(error), "%s", trace_reader_error(reader));

@@ -133,8 +133,10 @@ def real_snapshot():
 
 
 def own_history():
+    os.environ["TENURE_EVENTS"] = "2000"
     tenure("replay", os.path.join(SOURCE, "bench", "traces", "lora.csv.gz"), "--driver", "cuda",
            "--trace", path("own.csv.gz"), "--snapshot", path("own_pool.json"))
+    del os.environ["TENURE_EVENTS"]
     for name in ("own.csv.gz", "own_pool.json"):
         tenure("convert", path(name), path("own.pickle"))
         with open(path("own.pickle"), "rb") as file:
