@@ -223,6 +223,7 @@ tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *block, int is_p
     size_t bytes = 0;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(tn_block_info(block, &bytes, NULL));
+    tn__stream_uses_drop(&adapter->uses, block);
     TN_TRY(tn__late_frees_add(&adapter->late, block, NULL, bytes, is_promised));
     if (tn__late_frees_are_many(&adapter->late)) (void)tn__late_frees_flush(adapter, 1);
     return TN_OK;

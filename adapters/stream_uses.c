@@ -47,6 +47,15 @@ tn_status tn__stream_uses_add(tn__stream_uses *uses, const void *block, tn_strea
     return status;
 }
 
+void tn__stream_uses_drop(tn__stream_uses *uses, const void *block) {
+    tn__stream_use *use = tn__stream_uses_take(uses, block);
+    while (use) {
+        tn__stream_use *next = use->next;
+        tn__host_free(use);
+        use = next;
+    }
+}
+
 tn__stream_use *tn__stream_uses_take(tn__stream_uses *uses, const void *block) {
     tn__stream_use *taken = NULL;
     tn__stream_use **at = bucket_of(uses, block);

@@ -1,5 +1,6 @@
 /* What every framework asks: blocks, stream order, uses that are told before they happen, frees
  * that nobody orders, several devices, shortage. Races on the simulated device fail a test. */
+#include "adapter_device.h"
 #include "adapters_support.h"
 
 #include <sys/wait.h>
@@ -101,6 +102,28 @@ static void memory_freed_without_a_stream_waits_for_all_work(void **state) {
     tn__framework_free_unordered(9, other);
     EXPECT_OK(tn_device_synchronize(device));
     test_close_foreign_stream(device, hidden);
+    adapters_close(device);
+}
+
+/* What was recorded for a block is not held against the next one at its address. */
+static void uses_end_with_their_block(void **state) {
+    tn_device *device = adapters_open(1, 0);
+    tn_stream side = test_open_foreign_stream(device);
+    tn__adapter *adapter = NULL;
+    void *block = NULL;
+    (void)state;
+    EXPECT_OK(tn__framework_segment(0, MIB, NULL, "test", &block));
+    EXPECT_OK(tn__adapter_find(0, &adapter));
+    EXPECT_OK(tn__framework_use(block, side));
+    assert_int_equal(adapter->uses.count, 1);
+    tn__framework_free_unordered(0, block);
+    assert_int_equal(adapter->uses.count, 0);
+    block = adapters_take(MIB, NULL);
+    EXPECT_OK(tn__framework_use(block, side));
+    adapters_give(block, NULL);
+    assert_int_equal(adapter->uses.count, 0);
+    EXPECT_OK(tn_device_synchronize(device));
+    test_close_foreign_stream(device, side);
     adapters_close(device);
 }
 
@@ -304,6 +327,7 @@ int main(void) {
         cmocka_unit_test(a_use_of_a_stream_that_is_gone_waits_for_the_device),
         cmocka_unit_test(memory_freed_without_a_stream_waits_for_all_work),
         cmocka_unit_test(what_waits_for_the_devices_is_bounded),
+        cmocka_unit_test(uses_end_with_their_block),
         cmocka_unit_test(shortage_is_a_status_or_null),
         cmocka_unit_test(a_fraction_limits_the_pool),
         cmocka_unit_test(devices_are_peers_of_each_other),
