@@ -40,7 +40,8 @@ expect 2 "usage: ./run COMMAND"
 expect 2 "there is no command 'tset'" tset
 
 # Without apt-get nothing is done and every package is named.
-expect 1 "cmake ninja-build gcc libc6-dev g++ binutils zlib1g-dev libjemalloc-dev libcjson-dev" build
+packages="cmake ninja-build gcc libc6-dev g++ binutils zlib1g-dev libjemalloc-dev libcjson-dev"
+expect 1 "$packages" build
 
 # With it, but neither root nor sudo, the same.
 play apt-get 'echo "$@" >>'"$work"'/apt.log'

@@ -1,6 +1,6 @@
-"""PyTorch's data-parallel training over NCCL with Tenure as its allocator: two GPUs, a process each,
-once by DDP and once by FSDP2 (whose gathers run on streams of their own). The losses must be those of
-torch's own allocator, to the bit.
+"""PyTorch's data-parallel training over NCCL with Tenure as its allocator: two GPUs, a process
+each, once by DDP and once by FSDP2 (whose gathers run on streams of their own). The losses must be
+those of torch's own allocator, to the bit.
 
 usage: torch_ranks.py BUILD      exit status 1 if something is wrong, 77 without two GPUs
 """
