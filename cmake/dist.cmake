@@ -85,14 +85,12 @@ function(tenure_add_rank_test name)
   endforeach()
 endfunction()
 
-# A test that forks its ranks itself, over the stand-in for NCCL, as dist/<name>.
-function(tenure_add_forked_nccl_test name)
-  tenure_add_rank_test(${name})
-  add_dependencies(dist_test_${name} tenure_stand_in_nccl)
-  add_test(NAME dist/${name} COMMAND dist_test_${name})
-  set_tests_properties(dist/${name} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
-    ENVIRONMENT "${TENURE_SANITIZER_ENVIRONMENT};\
-TENURE_NCCL_LIBRARY=$<TARGET_FILE:tenure_stand_in_nccl>")
+# A test that forks its ranks itself, as dist/<name>; over the stand-in for NCCL, as
+# dist/<name>_nccl or, with the name alone, if the test is of NCCL.
+function(tenure_add_forked_test test name)
+  add_test(NAME dist/${test} COMMAND dist_test_${name})
+  set_tests_properties(dist/${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+    ENVIRONMENT "${TENURE_SANITIZER_ENVIRONMENT};${ARGN}")
 endfunction()
 
 # The same program over sockets, as dist/<name>_tcp_<ranks>.
@@ -188,8 +186,15 @@ function(tenure_add_rank_tests)
   tenure_add_rank_test(staging 1 2 4)
   tenure_add_rank_test(checkpoints 1 2 3 4)
   tenure_add_sim_rank_test(checkpoints 2)
+  tenure_add_rank_test(nccl_faults)
+  tenure_add_rank_test(comm_shrink)
+  tenure_add_forked_test(comm_shrink comm_shrink TENURE_TEST_ENGINE=TCP)
   if(TARGET tenure_stand_in_nccl)
-    tenure_add_forked_nccl_test(nccl_faults)
+    set(stand_in TENURE_TEST_ENGINE=NCCL
+      TENURE_NCCL_LIBRARY=$<TARGET_FILE:tenure_stand_in_nccl>)
+    add_dependencies(dist_test_nccl_faults tenure_stand_in_nccl)
+    tenure_add_forked_test(nccl_faults nccl_faults ${stand_in})
+    tenure_add_forked_test(comm_shrink_nccl comm_shrink ${stand_in} TENURE_TEST_RANKS=2)
   endif()
   tenure_add_nccl_test(collectives 3)
   tenure_add_nccl_test(collectives_uneven 3)

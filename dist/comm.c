@@ -107,7 +107,7 @@ static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engi
 
 /* ---- create and destroy ------------------------------------------------------------------- */
 
-static void free_comm(tn_comm *comm) {
+void tn__comm_free(tn_comm *comm) {
     if (comm->last) (void)comm->driver->event_destroy(comm->on, comm->last);
     tn__batch_free(&comm->list);
     pthread_mutex_destroy(&comm->lock);
@@ -115,7 +115,7 @@ static void free_comm(tn_comm *comm) {
     tn__host_free(comm);
 }
 
-static tn_status make_comm(const tn_comm_config *config, tn_comm **out) {
+tn_status tn__comm_make(const tn_comm_config *config, tn_comm **out) {
     tn_comm *comm = tn__host_alloc(1, sizeof *comm);
     if (!comm) return TN_OUT_OF_HOST_MEMORY;
     pthread_mutex_init(&comm->lock, NULL);
@@ -123,12 +123,13 @@ static tn_status make_comm(const tn_comm_config *config, tn_comm **out) {
     comm->driver = tn__device_driver(config->device);
     comm->on = tn__device_state(config->device);
     comm->timeout_us = config->timeout_us ? config->timeout_us : DEFAULT_TIMEOUT_US;
+    comm->is_shrinkable = config->shrinkable;
     comm->stats = (tn_comm_stats)TN_COMM_STATS_INIT;
     comm->name = tn__host_strdup(config->name ? config->name : "comm");
     tn_status status = comm->name ? TN_OK : TN_OUT_OF_HOST_MEMORY;
     if (status == TN_OK) status = comm->driver->event_create(comm->on, &comm->last);
     if (status != TN_OK) {
-        free_comm(comm);
+        tn__comm_free(comm);
         return status;
     }
     *out = comm;
@@ -146,10 +147,10 @@ static tn_status resolve_id(tn_comm_config *config, const tn__comm_engine *engin
     return TN_OK;
 }
 
-/* The last step of making one: on failure the engine's state has ended. */
-static tn_status begin_watch(tn_comm *comm, tn_rendezvous *ranks) {
+tn_status tn__comm_begin_watch(tn_comm *comm, tn_rendezvous *ranks) {
     tn__saved_error saved;
     if (comm->engine->has_deadlines || comm->engine->in_virtual_time) return TN_OK;
+    if (comm->is_shrinkable && comm->engine->keep) comm->engine->keep(comm->state);
     tn_status status = tn__comm_watch_begin(comm, ranks, &comm->watch);
     if (status == TN_OK) return TN_OK;
     tn__error_save(&saved);
@@ -163,7 +164,7 @@ tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *e
                           tn_comm **out) {
     tn_comm_id id;
     tn_comm *comm;
-    TN_TRY(make_comm(config, &comm));
+    TN_TRY(tn__comm_make(config, &comm));
     tn_comm_config resolved = *config;
     resolved.name = comm->name;
     resolved.timeout_us = comm->timeout_us;
@@ -171,9 +172,9 @@ tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *e
     tn_status status = resolve_id(&resolved, engine, &id);
     if (status == TN_OK)
         status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
-    if (status == TN_OK) status = begin_watch(comm, config->rendezvous);
+    if (status == TN_OK) status = tn__comm_begin_watch(comm, config->rendezvous);
     if (status != TN_OK) {
-        free_comm(comm);
+        tn__comm_free(comm);
         return status;
     }
     tn__device_retain(comm->device);
@@ -204,82 +205,10 @@ tn_status tn_comm_destroy(tn_comm *comm) {
     comm->engine->leave(comm->state);
     tn__saved_error saved;
     tn__error_save(&saved);
-    free_comm(comm);
+    tn__comm_free(comm);
     tn__error_restore(&saved);
     tn__device_release(device);
     return status;
-}
-
-/* ---- sub-groups ------------------------------------------------------------------------------ */
-
-static tn_status check_split_locked(tn_comm *comm) {
-    TN_TRY(tn__comm_check_locked(comm));
-    if (!comm->engine->split) {
-        return TN_FAIL(TN_UNSUPPORTED, "communicator %s: the engine %s splits none", comm->name,
-                       comm->engine->name);
-    }
-    if (!comm->is_grouping) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE,
-                   "communicator %s: it can not be split while a group is open: end or cancel it",
-                   comm->name);
-}
-
-/* What this rank has failed with already it only tells the others. */
-static tn_status split_locked(tn_comm *comm, int color, int key, tn_comm *made, tn_status so_far) {
-    tn_comm nothing = {0};
-    TN_TRY(check_split_locked(comm));
-    if (!made) made = &nothing;
-    tn_status status = comm->engine->split(comm->state, color, key, made->name, so_far, &made->rank,
-                                           &made->rank_count, &made->state);
-    int is_over = status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR;
-    return is_over ? tn__comm_fail_locked(comm, status) : status;
-}
-
-/* Of the configuration only name and timeout are asked for. */
-static tn_status split(tn_comm *comm, int color, int key, const tn_comm_config *config,
-                       int is_watched, tn_comm **out) {
-    tn_comm *made = NULL;
-    if (comm->engine->splits_when_idle) TN_TRY(tn_comm_wait(comm));
-    tn_status status = make_comm(config, &made);
-    pthread_mutex_lock(&comm->lock);
-    status = split_locked(comm, color, key, made, status);
-    pthread_mutex_unlock(&comm->lock);
-    int is_made = made && status == TN_OK && made->state;
-    if (is_made) {
-        made->engine = comm->engine;
-        made->is_part = 1;
-        if (made->engine->limit) made->engine->limit(made->state, made->timeout_us);
-        if (is_watched) status = begin_watch(made, tn__comm_watch_ranks(comm->watch));
-    }
-    if (is_made && status == TN_OK) {
-        tn__device_retain(made->device);
-        *out = made;
-        return TN_OK;
-    }
-    tn__saved_error saved;
-    tn__error_save(&saved);
-    if (made) free_comm(made);
-    tn__error_restore(&saved);
-    if (status == TN_OK) *out = NULL;
-    return status;
-}
-
-tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_comm **out) {
-    TN_REQUIRE(comm && out, "tn_comm_split: comm and out are needed");
-    tn_comm_config config = TN_COMM_CONFIG_INIT;
-    config.device = comm->device;
-    config.name = name ? name : comm->name;
-    config.timeout_us = comm->timeout_us;
-    return split(comm, color, key, &config, 1, out);
-}
-
-/* Without a watch it has the deadlines of whoever waits for it. */
-tn_status tn__comm_make_side(tn_comm *comm, const char *name, uint64_t timeout_us, tn_comm **out) {
-    tn_comm_config config = TN_COMM_CONFIG_INIT;
-    config.device = comm->device;
-    config.name = name;
-    config.timeout_us = timeout_us;
-    return split(comm, 0, comm->rank, &config, 0, out);
 }
 
 /* ---- failure and waiting ------------------------------------------------------------------- */

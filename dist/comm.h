@@ -57,11 +57,19 @@ struct tn_comm {
     tn__flight_recorder flight;
     tn__comm_watch *watch; /* NULL: the engine watches itself */
     int is_part;           /* it was split from another */
+    int is_shrinkable;     /* tn_comm_config.shrinkable */
+    int is_shrunk;         /* under lock: another one has come of it by tn_comm_shrink */
 };
 
 /* Makes and joins it with the engine; the configuration is checked. */
 tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *engine,
                           tn_comm **out);
+
+/* One that has joined nobody yet, with the configuration's device, name and timeout; its last step,
+ * on whose failure the engine's state has ended; and its end, without its engine. */
+tn_status tn__comm_make(const tn_comm_config *config, tn_comm **out);
+tn_status tn__comm_begin_watch(tn_comm *comm, tn_rendezvous *ranks);
+void tn__comm_free(tn_comm *comm);
 
 /* Asks the device how far the collectives are, for the flight recorder. */
 void tn__comm_look_done_locked(tn_comm *comm);

@@ -17,7 +17,7 @@
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 5 };
+enum { TN__COMM_ENGINE_ABI = 6 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
@@ -67,6 +67,17 @@ typedef struct tn__comm_engine {
      * be aborted. */
     tn_status (*split)(tn__comm_state *state, int color, int key, const char *name,
                        tn_status so_far, int *rank, int *rank_count, tn__comm_state **out);
+
+    /* As tn_comm_shrink, whose arguments are checked; the state may have failed and been aborted.
+     * On a TN_COMM_ status the state that is shrunk must be aborted. NULL: it can not. */
+    tn_status (*shrink)(tn__comm_state *state, const int *excluded, int excluded_count,
+                        const char *name, int *rank, int *rank_count, tn__comm_state **out);
+
+    /* For an engine whose states can not be shrunk once they are aborted; else NULL, both. keep:
+     * from now on abort only marks the state, and what is on streams ends by shrink, leave or
+     * expire. */
+    void (*keep)(tn__comm_state *state);
+    void (*expire)(tn__comm_state *state);
 
     /* Puts a batch on the stream, where no other of this communicator runs beside it. The batch is
      * the caller's again when this returns. On failure nothing was put, unless check() fails from

@@ -168,6 +168,18 @@ static tn_status failure_of(tn__comm_watch *watch, tn__saved_error *text) {
     return status;
 }
 
+/* What was kept to be shrunk is kept for as long as a collective may take. */
+static void expire(tn__comm_watch *watch) {
+    tn_comm *comm = watch->comm;
+    uint64_t begin_us = tn__flight_now_us();
+    if (!comm->is_shrinkable || !comm->engine->expire) return;
+    while (!is_ending(watch) && tn__flight_now_us() - begin_us < comm->timeout_us)
+        wait_a_tick(watch);
+    pthread_mutex_lock(&comm->lock);
+    if (!tn__driver_is_gone()) comm->engine->expire(comm->state);
+    pthread_mutex_unlock(&comm->lock);
+}
+
 static void *run(void *argument) {
     tn__comm_watch *watch = argument;
     tn__saved_error text;
@@ -179,6 +191,7 @@ static void *run(void *argument) {
     /* A communicator that has failed and is destroyed at once: the others hear of that, too. */
     if (status == TN_OK) status = failure_of(watch, &text);
     if (status != TN_OK) publish(watch, &text);
+    if (status != TN_OK) expire(watch);
     return NULL;
 }
 

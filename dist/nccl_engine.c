@@ -21,12 +21,23 @@ static uint64_t now_us(void) {
 
 /* ---- failure -------------------------------------------------------------------------------- */
 
-static void nccl_abort(tn__comm_state *state) {
+static void end_comm(tn__comm_state *state) {
     if (state->comm && !state->is_adopted) {
         (void)state->driver->make_current(state->on);
         (void)state->calls->abort(state->comm);
     }
     state->comm = NULL;
+}
+
+static void nccl_abort(tn__comm_state *state) {
+    state->is_marked = 1;
+    if (!state->is_kept) end_comm(state);
+}
+
+static void nccl_keep(tn__comm_state *state) { state->is_kept = !state->is_adopted; }
+
+static void nccl_expire(tn__comm_state *state) {
+    if (state->is_marked) end_comm(state);
 }
 
 /* Remembers this thread's last error, and aborts. */
@@ -110,12 +121,13 @@ static tn_status read_ranks(tn__comm_state *state) {
 
 static void nccl_leave(tn__comm_state *state) {
     (void)state->driver->make_current(state->on);
+    if (state->is_marked) end_comm(state);
     if (state->comm && !state->is_adopted) {
         int code = state->calls->finalize(state->comm);
         if (tn__nccl_finish(state, code, "ncclCommFinalize") == TN_OK)
             (void)state->calls->destroy(state->comm);
         else
-            nccl_abort(state);
+            end_comm(state);
     }
     if (state->barrier_word) (void)state->driver->mem_free(state->on, state->barrier_word);
     tn__host_free(state);
@@ -210,6 +222,47 @@ static tn_status nccl_split(tn__comm_state *state, int color, int key, const cha
     return TN_OK;
 }
 
+/* ---- shrinking ------------------------------------------------------------------------------ */
+
+static tn_status check_shrink(const tn__comm_state *state) {
+    if (!state->calls->shrink)
+        return TN_FAIL(TN_UNSUPPORTED, "the loaded NCCL has no ncclCommShrink: it is of 2.27 and "
+                                       "later; make a communicator of the ranks that are left");
+    if (state->comm) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "the NCCL communicator ended with its failure: one that is to be shrunk then is "
+                   "made with tn_comm_config.shrinkable, and shrunk within its timeout");
+}
+
+static tn_status shrink_into(tn__comm_state *state, const int *excluded, int excluded_count,
+                             tn__comm_state *made) {
+    tn__nccl_config nccl_config = non_blocking;
+    int flags = state->is_marked ? TN__NCCL_SHRINK_ABORT : 0;
+    int code = state->calls->shrink(state->comm, (int *)(uintptr_t)excluded, excluded_count,
+                                    &made->comm, &nccl_config, flags);
+    TN_TRY(tn__nccl_finish(state, code, "ncclCommShrink"));
+    if (!made->comm) return TN_FAIL(TN_COMM_ERROR, "ncclCommShrink has made no communicator");
+    TN_TRY(tn__nccl_finish(made, TN__NCCL_IN_PROGRESS, "ncclCommShrink"));
+    return read_ranks(made);
+}
+
+static tn_status nccl_shrink(tn__comm_state *state, const int *excluded, int excluded_count,
+                             const char *name, int *rank, int *rank_count, tn__comm_state **out) {
+    tn__comm_state *made;
+    (void)name;
+    TN_TRY(check_shrink(state));
+    TN_TRY(make_state(state->driver, state->on, state->timeout_us, &made));
+    tn_status status = shrink_into(state, excluded, excluded_count, made);
+    if (status != TN_OK) {
+        drop_state(made);
+        return status;
+    }
+    *rank = made->rank;
+    *rank_count = made->rank_count;
+    *out = made;
+    return TN_OK;
+}
+
 static void nccl_limit(tn__comm_state *state, uint64_t timeout_us) {
     state->timeout_us = timeout_us;
 }
@@ -222,6 +275,9 @@ static const tn__comm_engine engine = {
     .joins_by_id = 1,
     .join = nccl_join,
     .split = nccl_split,
+    .shrink = nccl_shrink,
+    .keep = nccl_keep,
+    .expire = nccl_expire,
     .start = tn__nccl_batch_start,
     .check = nccl_check,
     .abort = nccl_abort,

@@ -18,7 +18,9 @@ struct tn__comm_state {
     int rank_count;
     uint64_t timeout_us;
     void *barrier_word; /* device memory: NCCL has no barrier, an all-reduce of one float is one */
-    tn_status failure;  /* of an aborted communicator */
+    int is_kept;        /* a failure only marks it, and leaves it to be shrunk */
+    int is_marked;
+    tn_status failure; /* of an aborted communicator */
     tn__saved_error failure_text;
 };
 

@@ -68,11 +68,26 @@ tn_status tn__tcp_state_make(const tn__tcp_state_config *config, tn__comm_state 
     return TN_OK;
 }
 
+tn_status tn__tcp_state_meet(tn__comm_state *state, const char *what) {
+    state->deadline_ns = tn__tcp_deadline_ns(state->timeout_us);
+    snprintf(state->what, sizeof state->what, "%s", what);
+    tn__tcp_lanes_clear(state);
+    for (int rank = 0; rank < state->rank_count; rank++) {
+        if (rank == state->rank) continue;
+        tn__tcp_lane_block(tn__tcp_lane_to(state, rank), &state->split_words[state->rank],
+                           sizeof *state->split_words);
+        tn__tcp_lane_block(tn__tcp_lane_from(state, rank), &state->split_words[rank],
+                           sizeof *state->split_words);
+    }
+    return tn__tcp_exchange(state);
+}
+
 tn_status tn__tcp_state_connect(tn__comm_state *state, int rank, int rank_count,
                                 const tn__tcp_gather *by) {
     state->rank = rank;
     state->rank_count = rank_count;
-    return tn__tcp_mesh_connect(state->mesh, rank, rank_count, by, state->timeout_us);
+    TN_TRY(tn__tcp_mesh_connect(state->mesh, rank, rank_count, by, state->timeout_us));
+    return tn__tcp_state_meet(state, "connect");
 }
 
 /* ---- failure -------------------------------------------------------------------------------- */
@@ -185,6 +200,7 @@ static const tn__comm_engine engine = {
     .splits_when_idle = 1,
     .join = tcp_join,
     .split = tn__tcp_split,
+    .shrink = tn__tcp_shrink,
     .start = tcp_start,
     .check = tcp_check,
     .abort = tcp_abort,

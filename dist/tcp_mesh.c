@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "host_alloc.h"
+#include "rendezvous.h"
 #include "text_sink.h"
 
 enum { DATA, NOTICE, CHANNELS, VISITORS_MAX = 32, HEAR_US = 2 * 1000 * 1000, TEXT_BYTES = 256 };
@@ -217,6 +218,36 @@ tn_status tn__tcp_mesh_connect(tn__tcp_mesh *mesh, int rank, int rank_count,
     TN_TRY(fill_card(mesh, by, &card));
     TN_TRY(by->gather(by->context, &card, sizeof card, mesh->cards));
     return connect_all(&make, by);
+}
+
+static void swap_listeners(tn__tcp_mesh *a, tn__tcp_mesh *b) {
+    int listener = a->listener;
+    a->listener = b->listener;
+    b->listener = listener;
+}
+
+/* The word is that of just these ranks: whoever comes with another list is shown out. */
+static uint64_t word_of(const tn__tcp_mesh *from, const int *rank_of, int rank_count) {
+    uint64_t word = from->cards[0].word;
+    return tn__hash_bytes(word, rank_of, (size_t)rank_count * sizeof *rank_of);
+}
+
+tn_status tn__tcp_mesh_connect_anew(tn__tcp_mesh *mesh, tn__tcp_mesh *from, const int *rank_of,
+                                    int rank, int rank_count, uint64_t timeout_us) {
+    mesh_maker make = {.mesh = mesh, .deadline_ns = tn__tcp_deadline_ns(timeout_us)};
+    TN_ASSERT(rank_count <= mesh->capacity);
+    mesh->rank = rank;
+    mesh->rank_count = rank_count;
+    for (int i = 0; i < rank_count; i++)
+        mesh->cards[i] = from->cards[rank_of[i]];
+    make.word = mesh->cards[0].word = word_of(from, rank_of, rank_count);
+    swap_listeners(mesh, from);
+    tn_status status = TN_OK;
+    for (int lower = 0; lower < rank && status == TN_OK; lower++)
+        status = connect_to(&make, lower);
+    if (status == TN_OK) status = take_in_others(&make);
+    if (status != TN_OK) swap_listeners(mesh, from);
+    return status;
 }
 
 /* ---- notices -------------------------------------------------------------------------------- */

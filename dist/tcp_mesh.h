@@ -54,6 +54,12 @@ tn_status tn__tcp_mesh_begin(int capacity, tn__tcp_mesh **out);
 tn_status tn__tcp_mesh_connect(tn__tcp_mesh *mesh, int rank, int rank_count,
                                const tn__tcp_gather *by, uint64_t timeout_us);
 
+/* Connects it among some ranks of another mesh, whose connections may have ended: they are
+ * reached where that mesh has listened, which this one does from then on. rank_of: their ranks
+ * there, in the order of the new ones. On failure the other mesh is as it was. */
+tn_status tn__tcp_mesh_connect_anew(tn__tcp_mesh *mesh, tn__tcp_mesh *from, const int *rank_of,
+                                    int rank, int rank_count, uint64_t timeout_us);
+
 /* Ends what is left of the connections. NULL is a no-op. */
 void tn__tcp_mesh_free(tn__tcp_mesh *mesh);
 

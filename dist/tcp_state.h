@@ -88,6 +88,10 @@ typedef struct tn__tcp_state_config {
  * yet. */
 tn_status tn__tcp_state_make(const tn__tcp_state_config *config, tn__comm_state **out);
 
+/* All hear of all that they are connected, so that no rank goes on, to connect again, while another
+ * still takes connections in. `what` is what ranks that do not come do not do. */
+tn_status tn__tcp_state_meet(tn__comm_state *state, const char *what);
+
 /* Connects it: every rank calls. */
 tn_status tn__tcp_state_connect(tn__comm_state *state, int rank, int rank_count,
                                 const tn__tcp_gather *by);
@@ -110,5 +114,9 @@ tn_status tn__tcp_batch_run(tn__comm_state *state, tn__flow_plan *plan);
 /* tn__comm_engine's split. */
 tn_status tn__tcp_split(tn__comm_state *state, int color, int key, const char *name,
                         tn_status so_far, int *rank, int *rank_count, tn__comm_state **out);
+
+/* tn__comm_engine's shrink. */
+tn_status tn__tcp_shrink(tn__comm_state *state, const int *excluded, int excluded_count,
+                         const char *name, int *rank, int *rank_count, tn__comm_state **out);
 
 #endif

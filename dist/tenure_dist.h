@@ -45,14 +45,15 @@
  * others fail, once and for good: every later call on it gives the same status and text,
  * TN_COMM_TIMEOUT or TN_COMM_ERROR. What was on streams then ends by itself, results undefined,
  * and never touches memory again, so that blocks are freed as ever. A failed communicator is
- * destroyed and made again. Where it is noticed: MPI and TCP count the deadline of each collective
- * from where its stream comes to it, and see calls that do not match; TCP sees a rank that dies at
- * once, and a rank that gives up tells the others why. NCCL has the deadline in tn_comm_create,
- * in the first collectives (which connect), in tn_comm_wait and tn_comm_destroy, and a thread
- * watches what is on streams: a collective that has begun and does not end within the timeout fails
- * and, with a rendezvous, so does one whose rank has died or failed elsewhere, on all ranks at
- * about the same time. Calls of NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1
- * compares them first, on the host.
+ * destroyed and made again, or shrunk to the ranks that are left (tn_comm_shrink). Where it is
+ * noticed: MPI and TCP count the deadline of each collective from where its stream comes to it,
+ * and see calls that do not match; TCP sees a rank that dies at once, and a rank that gives up
+ * tells the others why. NCCL has the deadline in tn_comm_create, in the first collectives (which
+ * connect), in tn_comm_wait and tn_comm_destroy, and a thread watches what is on streams: a
+ * collective that has begun and does not end within the timeout fails and, with a rendezvous, so
+ * does one whose rank has died or failed elsewhere, on all ranks at about the same time. Calls of
+ * NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1 compares them first, on the
+ * host.
  *
  * Threads: any thread may call; the order of calls is then the program's business.
  */
@@ -104,9 +105,12 @@ typedef struct tn_comm_config {
     const struct tn_simulated_links *links; /* SIMULATED: how fast they are; NULL: the defaults */
     /* TCP, or NCCL instead of an id: ranks and count come from it. */
     tn_rendezvous *rendezvous;
+    /* NCCL: 1: after a failure it can be shrunk, for timeout_us. What is on streams ends only then,
+     * by tn_comm_shrink or by tn_comm_destroy, whichever comes first. */
+    int shrinkable;
 } tn_comm_config;
 #define TN_COMM_CONFIG_INIT                                                                        \
-    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0, NULL, NULL }
+    { sizeof(tn_comm_config), NULL, TN_COMM_AUTO, NULL, 0, 0, NULL, NULL, 0, NULL, NULL, 0 }
 
 /* Joins the others: every rank calls, and several communicators are made in the same order.
  * Errors: TN_UNSUPPORTED (no such engine here, or not for this device: the text says what is
@@ -245,6 +249,25 @@ TN_API void tn_comm_group_cancel(tn_comm *comm);
  * TN_COMM_ERROR are comm's failure too. */
 TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name,
                                            tn_comm **out);
+
+/* A communicator of comm's ranks but those that are listed, in their order: to go on after ranks
+ * have died or hung, or with fewer ranks by choice. Every rank that stays calls with the same
+ * list (in any order), within comm's timeout of each other; the others need not live. The call
+ * first waits for comm's collectives, or for their failure. The new communicator is as with
+ * tn_comm_split. comm stays as it is, to be destroyed, or used on if it has not failed, but it is
+ * not shrunk again: shrink the new one.
+ *
+ * TCP makes new connections. NCCL calls ncclCommShrink (2.27 and later), after a failure with its
+ * flag to abort, for which comm was made with config.shrinkable; the new one then hears of other
+ * ranks by its own deadlines only. MPI and simulated ranks: TN_UNSUPPORTED; the first ends a job
+ * of which a rank dies.
+ *
+ * Errors: TN_INVALID_ARGUMENT (a rank that there is not, twice, or this one), TN_INVALID_STATE
+ * (in a group; it was shrunk before), TN_UNSUPPORTED (the text says what is missing), out of
+ * memory. TN_COMM_TIMEOUT (not all of them came, or with another list) and TN_COMM_ERROR (one
+ * that was to stay has died) are comm's failure too; after that it may be shrunk further. */
+TN_API TN_MUST_USE tn_status tn_comm_shrink(tn_comm *comm, const int *excluded,
+                                            size_t excluded_count, const char *name, tn_comm **out);
 
 /* ---- statistics --------------------------------------------------------------------------- */
 

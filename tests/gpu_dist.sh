@@ -22,7 +22,7 @@ rank_tests="sharded_lifetimes sharded_training sharded_uneven sharded_experts sh
     parallel_bytes parallel_training expert_exchange collectives collectives_uneven all_to_all
     comm_groups comm_split collective_order collective_arguments"
 # Their ranks are processes of their own, which are killed and hung.
-fault_tests="nccl_faults"
+fault_tests="nccl_faults comm_shrink"
 counts="2 4 8"
 
 usage() {

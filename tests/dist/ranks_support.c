@@ -2,6 +2,7 @@
 #include "ranks_support.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,11 +10,17 @@
 #include "host_alloc.h"
 
 enum { LONG_US = 20 * 1000 * 1000 };
+#define LOCAL_RANK "OMPI_COMM_WORLD_LOCAL_RANK"
 
 tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeout_us) {
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_comm *comm = NULL;
+    if (ranks->engine != TN_COMM_MPI && !ranks->rendezvous) {
+        EXPECT_OK(tn_comm_split(ranks->comm, 0, 0, name, &comm));
+        return comm;
+    }
     config.device = ranks->device;
+    config.shrinkable = ranks->is_shrinkable;
     config.engine = ranks->engine;
     config.name = name;
     config.timeout_us = timeout_us ? timeout_us : LONG_US;
@@ -95,7 +102,7 @@ static ranks_place place_of_ranks(void) {
 /* The number of the rank in its machine is what Open MPI tells its children. */
 static tn_device *open_cuda(tn_comm_engine engine) {
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
-    const char *rank = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const char *rank = getenv(LOCAL_RANK);
     tn_device *device = NULL;
     config.driver = TN_DRIVER_CUDA;
     config.ordinal = test_gpu_of_rank(rank ? atoi(rank) : 0);
@@ -135,6 +142,39 @@ rank_fixture ranks_open(void) {
     ranks.rank = tn_comm_rank(ranks.comm);
     ranks.count = tn_comm_size(ranks.comm);
     return ranks;
+}
+
+rank_fixture ranks_open_forked(const test_meeting *meeting, uint64_t timeout_us) {
+    rank_fixture ranks = {.place = place_of_ranks(), .engine = engine_of_ranks()};
+    tn_rendezvous_config how = TN_RENDEZVOUS_CONFIG_INIT;
+    char number[16];
+    snprintf(number, sizeof number, "%d", meeting->rank);
+    setenv(LOCAL_RANK, number, 1);
+    if (ranks.engine == TN_COMM_MPI) ranks.engine = TN_COMM_TCP;
+    ranks.device = open_device(ranks.place, ranks.engine);
+    ranks.pool = test_open_pool(ranks.device, TN_BACKING_AUTO, 0);
+    ranks.stream = test_open_stream(ranks.device);
+    ranks.other = test_open_stream(ranks.device);
+    how.rank = ranks.rank = meeting->rank;
+    how.rank_count = ranks.count = meeting->rank_count;
+    how.host = "127.0.0.1";
+    how.port = meeting->port;
+    how.listen_file = meeting->rank ? -1 : meeting->listener;
+    how.timeout_us = LONG_US;
+    EXPECT_OK(tn_rendezvous_create(&how, &ranks.rendezvous));
+    ranks.is_shrinkable = 1;
+    ranks.comm = ranks_comm(&ranks, "ranks", timeout_us);
+    ranks.is_shrinkable = 0;
+    return ranks;
+}
+
+void ranks_go_on(rank_fixture *ranks, tn_comm *shrunk, tn_status old_status) {
+    EXPECT_STATUS(tn_comm_destroy(ranks->comm), old_status);
+    tn_rendezvous_destroy(ranks->rendezvous);
+    ranks->rendezvous = NULL;
+    ranks->comm = shrunk;
+    ranks->rank = tn_comm_rank(shrunk);
+    ranks->count = tn_comm_size(shrunk);
 }
 
 void ranks_close(rank_fixture *ranks) {

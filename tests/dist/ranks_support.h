@@ -11,6 +11,7 @@
 
 #include "tenure_rendezvous.h"
 #include "test_pools.h"
+#include "test_processes.h"
 
 typedef enum ranks_place { RANKS_ON_HOST, RANKS_ON_SIM, RANKS_ON_CUDA } ranks_place;
 
@@ -26,10 +27,19 @@ typedef struct rank_fixture {
     int rank;
     int count;
     long host_blocks; /* of the library's own memory, before anything was opened */
+    int is_shrinkable;
     int has_given_up; /* a test set it: MPI may hold on to a given-up request's buffers */
 } rank_fixture;
 
 rank_fixture ranks_open(void);
+
+/* That of a forked rank, whose ranks meet at the test's own store: TCP's, or NCCL's, and then
+ * shrinkable. timeout_us as below. */
+rank_fixture ranks_open_forked(const test_meeting *meeting, uint64_t timeout_us);
+
+/* `shrunk` takes the place of the communicator, which ends with old_status; without a rendezvous
+ * any further one is split from it. */
+void ranks_go_on(rank_fixture *ranks, tn_comm *shrunk, tn_status old_status);
 
 /* Fails unless the communicator is in order, no block is live, the books balance and no
  * host memory of the library is left. */

@@ -146,6 +146,18 @@ int split_call(void *comm, int color, int key, void **out, tn__nccl_config *conf
     return occupy(comm);
 }
 
+int shrink_call(void *comm, int *excluded, int excluded_count, void **out, tn__nccl_config *config,
+                int flags) {
+    if (config->magic != TN__NCCL_CONFIG_MAGIC || config->blocking)
+        return TN__NCCL_INVALID_ARGUMENT;
+    write_down("shrink");
+    for (int i = 0; i < excluded_count; i++)
+        write_down(" %d", excluded[i]);
+    write_down(" flags %d ", flags);
+    (void)comm, STATE.split++, *out = &STATE.split;
+    return begin();
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static char segment[1];

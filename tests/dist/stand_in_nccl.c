@@ -462,6 +462,21 @@ int split_call(void *handle, int color, int key, void **out, tn__nccl_config *co
     return TN__NCCL_IN_PROGRESS;
 }
 
+int shrink_call(void *handle, int *excluded, int excluded_count, void **out,
+                tn__nccl_config *config, int flags) {
+    communicator *comm = handle;
+    int rank = 0, mask = 0;
+    if (config->magic != TN__NCCL_CONFIG_MAGIC || comm->is_splitting) return INVALID_USAGE;
+    if (flags & TN__NCCL_SHRINK_ABORT) atomic_store(&comm->is_aborted, 1);
+    for (int i = 0; i < excluded_count; i++) {
+        mask |= 1 << excluded[i];
+        rank -= excluded[i] < comm->rank;
+    }
+    *out = enter_child(comm, mask, comm->rank + rank, comm->rank_count - excluded_count);
+    comm->children++;
+    return *out ? TN__NCCL_SUCCESS : UNHANDLED;
+}
+
 int finalize_call(void *comm) { return (void)comm, TN__NCCL_SUCCESS; }
 
 int destroy_call(void *comm) { return drop(comm), TN__NCCL_SUCCESS; }

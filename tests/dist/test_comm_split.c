@@ -229,6 +229,18 @@ static void wrong_arguments_are_refused(void **state) {
     assert_null(none);
 }
 
+/* Comm_shrink has what the other engines do. */
+static void mpi_shrinks_none(void **state) {
+    (void)state;
+    tn_comm *none = NULL;
+    if (all.engine != TN_COMM_MPI) return;
+    EXPECT_STATUS(tn_comm_shrink(all.comm, NULL, 0, NULL, &none), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the engine MPI shrinks none, NCCL and TCP do");
+    assert_null(none);
+    EXPECT_OK(tn_barrier(all.comm, all.stream));
+    ranks_wait(&all);
+}
+
 static int open_ranks(void **state) {
     (void)state;
     all = ranks_open();
@@ -251,6 +263,7 @@ int main(void) {
         cmocka_unit_test(replicas_shards_and_all_work_at_once),
         cmocka_unit_test(a_rank_without_memory_is_everyones_failure_and_nobodys_loss),
         cmocka_unit_test(wrong_arguments_are_refused),
+        cmocka_unit_test(mpi_shrinks_none),
         cmocka_unit_test(statistics_and_failure_are_each_ones_own),
     };
     return cmocka_run_group_tests(tests, open_ranks, close_ranks);

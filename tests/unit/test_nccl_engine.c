@@ -374,6 +374,63 @@ static void a_split_that_takes_too_long_fails_the_old_one_for_good(void **state)
     assert_int_equal(script->destroyed, 0);
 }
 
+/* ---- shrinking ------------------------------------------------------------------------------ */
+
+static tn_status shrink(tn__comm_state *comm, tn__comm_state **out) {
+    const int excluded[] = {0, 3};
+    int rank = -1, count = -1;
+    TN_TRY(engine->shrink(comm, excluded, 2, "part", &rank, &count, out));
+    assert_int_equal(rank * 10 + count, 12);
+    return TN_OK;
+}
+
+static void a_communicator_is_shrunk_by_choice(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    script->polls_in_progress = 2;
+    EXPECT_OK(shrink(comm, &part));
+    assert_string_equal(script->log, "shrink 0 3 flags 0 ");
+    EXPECT_OK(barrier(comm));
+    engine->leave(comm);
+    engine->leave(part);
+    assert_int_equal(script->destroyed, 2);
+    assert_int_equal(script->aborted, 0);
+}
+
+static void what_has_failed_is_kept_to_be_shrunk(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    engine->keep(comm);
+    engine->abort(comm);
+    assert_int_equal(script->aborted, 0);
+    EXPECT_OK(shrink(comm, &part));
+    assert_string_equal(script->log, "shrink 0 3 flags 1 ");
+    engine->leave(comm);
+    assert_int_equal(script->aborted, 1);
+    engine->leave(part);
+    assert_int_equal(script->destroyed, 1);
+}
+
+static void what_is_kept_expires(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    engine->keep(comm);
+    engine->expire(comm);
+    assert_int_equal(script->aborted, 0);
+    engine->abort(comm);
+    engine->expire(comm);
+    assert_int_equal(script->aborted, 1);
+    EXPECT_STATUS(shrink(comm, &part), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("tn_comm_config.shrinkable");
+    assert_null(part);
+    engine->leave(comm);
+    assert_int_equal(script->aborted, 1);
+    assert_int_equal(script->destroyed, 0);
+}
+
 static int begin_script(void **state) {
     (void)state;
     *script = (scripted_nccl){.rank = 1, .rank_count = 2};
@@ -412,6 +469,9 @@ int main(void) {
         SCRIPTED(a_split_communicator_is_its_own),
         SCRIPTED(splits_follow_each_other),
         SCRIPTED(a_split_that_takes_too_long_fails_the_old_one_for_good),
+        SCRIPTED(a_communicator_is_shrunk_by_choice),
+        SCRIPTED(what_has_failed_is_kept_to_be_shrunk),
+        SCRIPTED(what_is_kept_expires),
     };
     setenv("TENURE_NCCL_LIBRARY", path, 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
