@@ -28,14 +28,15 @@ typedef struct moment_text {
     char text[96];
 } moment_text;
 
-/* "event 17, 3.250 ms" */
+/* "event 17, 3.250 ms", from a second on "event 17, 1.250 s" */
 static moment_text moment(const memory_history *history, uint32_t event) {
     moment_text out;
     double us = history->events[event].time_us - history->events[0].time_us;
+    uint64_t thousandths = (uint64_t)(us < 1e6 ? us : us / 1000.0);
     int used = snprintf(out.text, sizeof out.text, "event %s", text_count(event + 1).text);
     if (history->has_times)
-        snprintf(out.text + used, sizeof out.text - (size_t)used, ", %" PRIu64 ".%03u ms",
-                 (uint64_t)(us / 1000.0), (unsigned)((uint64_t)us % 1000));
+        snprintf(out.text + used, sizeof out.text - (size_t)used, ", %" PRIu64 ".%03u %s",
+                 thousandths / 1000, (unsigned)(thousandths % 1000), us < 1e6 ? "ms" : "s");
     return out;
 }
 

@@ -23,7 +23,9 @@ BEGIN {
         place = free_count > 0 ? places[--free_count] : place_count++
         bytes = int(1024 * exp(random() * 11))
         owner = i % 2000 == 0 ? "growing list" : "layer " int(random() * 39) " activations"
-        printf "a,%d,%d,%d,%d,0x%x,%s\n", i, bytes, i % 3, time, 4294967296 + place * 67108864, owner
+        # In halves: some awks have hexadecimals of 32 bits only.
+        printf "a,%d,%d,%d,%d,0x%x%08x,%s\n", i, bytes, i % 3, time, 1 + int(place / 32),
+            place % 32 * 67108864, owner
         if (owner == "growing list") continue
         ids[alive] = i
         held[alive++] = place
