@@ -21,6 +21,7 @@ with gradients set to None; peak_bytes, reserved_bytes: the allocator's own peak
 the device, as the driver says. wire_bytes: what the collectives have to send, of the shapes.
 """
 import argparse
+import gc
 import os
 import statistics
 import sys
@@ -211,8 +212,9 @@ def run_rank(rank, options):
     os.environ.setdefault("MASTER_PORT", "29463")
     if options.device == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group("nccl" if options.device == "cuda" else "gloo", rank=rank,
-                            world_size=options.ranks)
+    place = torch.device("cuda", rank) if options.device == "cuda" else None
+    dist.init_process_group("nccl" if place else "gloo", rank=rank, world_size=options.ranks,
+                            device_id=place)
     bench = Bench(rank, options)
     layers_us = bench.layers_alone()
     if options.device == "cuda":
@@ -222,6 +224,7 @@ def run_rank(rank, options):
     for has_prefetch in (True, False):
         if options.prefetch in ("both", "on" if has_prefetch else "off"):
             bench.measure(layers_us, has_prefetch)
+            gc.collect()  # FSDP2's modules and hooks are cycles
             if options.device == "cuda":
                 torch.cuda.empty_cache()
     dist.destroy_process_group()
