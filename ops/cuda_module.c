@@ -374,6 +374,10 @@ static void adamw_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
              fp8_names[index % 2]);
 }
 
+static void adamw_flat_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    by_type_name("adamw_flat", index, name);
+}
+
 static void adamw_advance_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     (void)index;
     snprintf(name, TN__KERNEL_NAME_BYTES, "adamw_advance");
@@ -460,6 +464,7 @@ static const struct kernel_family {
     {TN__KERNEL_NORM_GRADIENT, NORM_GRADIENT_IMAGE, norm_gradient_name},
     {TN__KERNEL_NORM_GRADIENT_MEANS, NORM_GRADIENT_IMAGE, norm_gradient_means_name},
     {TN__KERNEL_ADAMW, TRAIN_IMAGE, adamw_name},
+    {TN__KERNEL_ADAMW_FLAT, TRAIN_IMAGE, adamw_flat_name},
     {TN__KERNEL_ADAMW_ADVANCE, TRAIN_IMAGE, adamw_advance_name},
     {TN__KERNEL_CLIP_FACTOR, TRAIN_IMAGE, clip_factor_name},
     {TN__KERNEL_SQUARE_SUMS, TRAIN_IMAGE, square_sums_name},

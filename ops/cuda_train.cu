@@ -47,14 +47,14 @@ __device__ __forceinline__ void store_four(const float (&values)[4], int dtype, 
 /* Four neighbours of one row: all that there is of them is updated, and the new master copy left in
  * the words of the patch. */
 __device__ __forceinline__ void update_four(const tn__cuda_adamw_arguments &a,
-                                            const tn__adamw_factors &factors, int64_t at, int count,
-                                            uint32_t *words) {
+                                            const tn__adamw_factors &factors, int gradient_dtype,
+                                            int64_t at, int count, uint32_t *words) {
     const int vectors = a.cast.src_vectors;
     float gradient[4], first[4], second[4], weight[4];
-    load_four(gradient, a.gradient_dtype, a.gradient, at, count, vectors);
     load_four(first, 0, a.first, at, count, vectors);
     load_four(second, 0, a.second, at, count, vectors);
     load_four(weight, 0, a.cast.src, at, count, vectors);
+    load_four(gradient, gradient_dtype, a.gradient, at, count, vectors); /* last: it is converted */
 #pragma unroll
     for (int v = 0; v < 4; v++) {
         weight[v] = canonical_of<float>(
@@ -86,7 +86,7 @@ __device__ __forceinline__ void adamw(const tn__cuda_adamw_arguments &a) {
             for (int v = 0; v < 4; v++)
                 words[i][p * 4 + v] = 0;
             if (left > 0)
-                update_four(a, factors, (at.row + i) * a.cast.cols + col,
+                update_four(a, factors, a.gradient_dtype, (at.row + i) * a.cast.cols + col,
                             (int)min(left, (int64_t)4), &words[i][p * 4]);
         }
     }
@@ -95,6 +95,19 @@ __device__ __forceinline__ void adamw(const tn__cuda_adamw_arguments &a) {
         quantize_patches_1d<float, F, true, true>(a.cast, at, words);
     else
         quantize_patches_2d<float, F, true, true>(a.cast, at, words);
+}
+
+/* Without a plane to make there are no tiles: a thread takes four neighbours, of which as many are
+ * under way at one time as the memory needs. */
+template <int GRADIENT_DTYPE>
+__device__ __forceinline__ void adamw_flat(const tn__cuda_adamw_arguments &a) {
+    uint32_t words[4];
+    const int64_t at = ((int64_t)blockIdx.x * TN__FLAT_THREADS + threadIdx.x) * 4;
+    const int64_t left = a.cast.rows * a.cast.cols - at;
+    if (left <= 0 || is_skipped(a.cast.skip)) return;
+    const tn__adamw_factors factors =
+        tn__adamw_factors_of(a.constants, a.step, a.rate, a.gradient_scale);
+    update_four(a, factors, GRADIENT_DTYPE, at, (int)min(left, (int64_t)4), words);
 }
 
 #define ADAMW(name, F, is_1d)                                                                      \
@@ -242,6 +255,10 @@ extern "C" __global__ void __launch_bounds__(32)
 }
 
 #define BY_TYPE(source, T)                                                                         \
+    extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                                 \
+        adamw_flat_##source(const __grid_constant__ tn__cuda_adamw_arguments a) {                  \
+        adamw_flat<float_number_of<T>::VALUE>(a);                                                  \
+    }                                                                                              \
     extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)                                 \
         embed_gradient_##source(const __grid_constant__ tn__cuda_embed_gradient_arguments a) {     \
         embed_gradient<T>(a);                                                                      \

@@ -127,9 +127,25 @@ static int moves_fours(const void *data, tn_dtype dtype, int64_t cols) {
     return tn__is_made_of(data, cols * bytes, 4 * bytes);
 }
 
+/* Everything of an update that moves with the weight, in lines of `cols`. */
+static int update_moves_fours(const tn__adamw_work *work, int64_t cols) {
+    return moves_fours(work->cast.src.data, TN_FP32, cols) &&
+           moves_fours(work->first, TN_FP32, cols) && moves_fours(work->second, TN_FP32, cols) &&
+           moves_fours(work->gradient.data, work->gradient.dtype, cols) &&
+           moves_fours(work->plain.data, work->plain.dtype, cols);
+}
+
+static tn_status adamw_flat(tn__cuda_context *context, const tn__adamw_work *work,
+                            tn__cuda_adamw_arguments *argument, tn_stream stream) {
+    const int64_t count = work->cast.src.rows * work->cast.src.cols;
+    const int64_t of_block = 4 * (int64_t)TN__FLAT_THREADS;
+    argument->cast.src_vectors = update_moves_fours(work, count);
+    return tn__kernel_launch(context, TN__KERNEL_ADAMW_FLAT + float_number(work->gradient.dtype),
+                             (count + of_block - 1) / of_block, TN__FLAT_THREADS, argument, stream);
+}
+
 tn_status tn__cuda_adamw(tn_device *device, const tn__adamw_work *work, tn_stream stream) {
     const tn__quantize_work *cast = &work->cast;
-    const int64_t cols = cast->src.cols;
     tn__cuda_context *context;
     tn__cuda_adamw_arguments argument = {.cast = tn__cuda_quantize_argument(cast),
                                          .gradient = work->gradient.data,
@@ -143,15 +159,12 @@ tn_status tn__cuda_adamw(tn_device *device, const tn__adamw_work *work, tn_strea
                                          .gradient_dtype = float_number(work->gradient.dtype),
                                          .plain_dtype = float_number(work->plain.dtype)};
     argument.cast.skip = work->skip;
-    argument.cast.src_vectors = moves_fours(cast->src.data, TN_FP32, cols) &&
-                                moves_fours(work->first, TN_FP32, cols) &&
-                                moves_fours(work->second, TN_FP32, cols) &&
-                                moves_fours(work->gradient.data, work->gradient.dtype, cols) &&
-                                moves_fours(work->plain.data, work->plain.dtype, cols);
-    if (cast->has_row) argument.cast.row = tn__cuda_plane_of(&cast->row, tn__vector_of(TN_FP32));
+    TN_TRY(tn__cuda_context_of(device, &context));
+    if (!cast->has_row) return adamw_flat(context, work, &argument, stream);
+    argument.cast.src_vectors = update_moves_fours(work, cast->src.cols);
+    argument.cast.row = tn__cuda_plane_of(&cast->row, tn__vector_of(TN_FP32));
     const int kernel =
         TN__KERNEL_ADAMW + (cast->format == TN_FORMAT_FP8_BLOCK_2D) * 2 + (cast->dtype == TN_E5M2);
-    TN_TRY(tn__cuda_context_of(device, &context));
     return tn__kernel_launch(context, kernel, tn__matrix_tiles(&cast->src), TN__TILE_THREADS,
                              &argument, stream);
 }
