@@ -201,6 +201,7 @@ tn_status tn_comm_destroy(tn_comm *comm) {
     tn__error_save(&waited);
     tn__comm_watch_end(comm->watch);
     tn__comm_end_registrations(comm);
+    tn__comm_end_agreement(comm);
     tn__error_restore(&waited);
     comm->engine->leave(comm->state);
     tn__saved_error saved;

@@ -48,7 +48,10 @@ struct tn_comm {
     tn__batch_list list;
     int is_grouping;
     struct tn_registration *registrations; /* comm_registration.c */
+    struct tn_registration *spare;         /* for the next one; NULL: there is none */
     uint64_t registration_count;           /* that were begun: the number of the next */
+    tn_stream agreement_stream;            /* comm_window.c; NULL: nothing was agreed on yet */
+    void *agreement_word;                  /* a float of the device's memory */
     tn__window_knowledge windows;          /* comm_window.c */
     tn_stream group_stream;
     tn_status failure;
@@ -98,9 +101,16 @@ tn_status tn__collective_check_reduction(const tn__collective_call *call);
  * nobody else's. Every rank calls, with nothing on streams; to be destroyed as any other. */
 tn_status tn__comm_make_side(tn_comm *comm, const char *name, uint64_t timeout_us, tn_comm **out);
 
-/* Every rank calls, with what it comes with: *failed is the lowest rank that comes with a failure,
- * -1 if none does. One all-reduce, for which the host waits. */
+/* What agreements and the next registration take, once: a rank that has no memory for it says so
+ * here, where no other waits for it yet. May be called again. */
+tn_status tn__comm_prepare_agreement(tn_comm *comm);
+tn_status tn__comm_prepare_registration(tn_comm *comm);
+
+/* Every rank calls, prepared, with what it comes with: *failed is the lowest rank that comes with a
+ * failure, -1 if none does. One all-reduce, for which the host waits. A rank that can not take part
+ * has the communicator fail. */
 tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed);
+void tn__comm_end_agreement(tn_comm *comm);
 
 /* Every rank calls, before memory is registered as a window: TN_OK if windows work and this memory
  * can be one, on all ranks; else TN_UNSUPPORTED or the communicator's failure, on all ranks. Tries
@@ -109,5 +119,8 @@ tn_status tn__comm_check_window(tn_comm *comm, void *address, size_t bytes);
 
 /* Ends what is still registered; nothing is on streams. */
 void tn__comm_end_registrations(tn_comm *comm);
+
+/* tn_comm_deregister of what not all ranks have registered: it is compared with nobody's. */
+tn_status tn__comm_undo_registration(struct tn_registration *registration);
 
 #endif

@@ -3,6 +3,7 @@
  * Invariants, under the communicator's lock: its records are in a list in the order in which they
  * were made; nothing of the communicator is on a stream while one is made or ended.
  */
+#include <string.h>
 #include <time.h>
 
 #include "comm_watch.h"
@@ -84,6 +85,38 @@ static tn_status do_register(tn_registration *record) {
     return status;
 }
 
+/* ---- its record ----------------------------------------------------------------------------- */
+
+tn_status tn__comm_prepare_registration(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    if (!comm->spare) comm->spare = tn__host_alloc(1, sizeof *comm->spare);
+    tn_status status = comm->spare ? TN_OK : TN_OUT_OF_HOST_MEMORY;
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+static tn_registration *take_record(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    tn_registration *record = comm->spare;
+    comm->spare = NULL;
+    pthread_mutex_unlock(&comm->lock);
+    return record ? record : tn__host_alloc(1, sizeof *record);
+}
+
+/* For the next one, which so needs no memory. */
+static void give_record(tn_comm *comm, tn_registration *record) {
+    pthread_mutex_lock(&comm->lock);
+    if (!comm->spare) {
+        memset(record, 0, sizeof *record);
+        comm->spare = record;
+        record = NULL;
+    }
+    pthread_mutex_unlock(&comm->lock);
+    tn__host_free(record);
+}
+
+/* ---- registering, for callers --------------------------------------------------------------- */
+
 static tn_status check_engine(const tn_comm *comm) {
     if (comm->engine->enroll) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED, "communicator %s: the engine %s registers no memory, NCCL does",
@@ -99,7 +132,8 @@ tn_status tn_comm_register(tn_comm *comm, void *address, size_t bytes, tn_regist
                "tn_comm_register: %d is no kind of registration", (int)kind);
     TN_TRY(check_engine(comm));
     TN_TRY(tn_comm_wait(comm));
-    tn_registration *record = tn__host_alloc(1, sizeof *record);
+    if (kind == TN_REGISTER_WINDOW) TN_TRY(tn__comm_prepare_agreement(comm));
+    tn_registration *record = take_record(comm);
     if (!record) return TN_OUT_OF_HOST_MEMORY;
     record->comm = comm;
     record->info = (tn_registration_info)TN_REGISTRATION_INFO_INIT;
@@ -108,7 +142,7 @@ tn_status tn_comm_register(tn_comm *comm, void *address, size_t bytes, tn_regist
     record->info.bytes = bytes;
     tn_status status = do_register(record);
     if (status != TN_OK) {
-        tn__host_free(record);
+        give_record(comm, record);
         return status;
     }
     *out = record;
@@ -131,10 +165,10 @@ static void remove_locked(tn_registration *record) {
     *at = record->next;
 }
 
-static tn_status deregister_locked(tn_registration *record) {
+static tn_status deregister_locked(tn_registration *record, int is_of_all) {
     tn_comm *comm = record->comm;
     tn_status status = TN_OK;
-    if (comm->failure == TN_OK) status = compare_locked(record, TN__FLOW_DEREGISTER);
+    if (comm->failure == TN_OK && is_of_all) status = compare_locked(record, TN__FLOW_DEREGISTER);
     if (status == TN_OK) status = withdraw_locked(record);
     if (status == TN_OK) return TN_OK;
     tn__saved_error saved;
@@ -144,19 +178,26 @@ static tn_status deregister_locked(tn_registration *record) {
     return status;
 }
 
-tn_status tn_comm_deregister(tn_registration *registration) {
-    if (!registration) return TN_OK;
+static tn_status deregister(tn_registration *registration, int is_of_all) {
     tn_comm *comm = registration->comm;
     tn_status waited = tn_comm_wait(comm);
     (void)waited; /* a failure is no reason to keep it */
     pthread_mutex_lock(&comm->lock);
-    tn_status status = deregister_locked(registration);
+    tn_status status = deregister_locked(registration, is_of_all);
     /* With the communicator all of it has ended. */
     int is_over = status == TN_OK || comm->failure != TN_OK;
     if (is_over) remove_locked(registration);
     pthread_mutex_unlock(&comm->lock);
-    if (is_over) tn__host_free(registration);
+    if (is_over) give_record(comm, registration);
     return status;
+}
+
+tn_status tn_comm_deregister(tn_registration *registration) {
+    return registration ? deregister(registration, 1) : TN_OK;
+}
+
+tn_status tn__comm_undo_registration(tn_registration *registration) {
+    return registration ? deregister(registration, 0) : TN_OK;
 }
 
 void tn__comm_end_registrations(tn_comm *comm) {
@@ -166,6 +207,8 @@ void tn__comm_end_registrations(tn_comm *comm) {
         comm->registrations = record->next;
         tn__host_free(record);
     }
+    tn__host_free(comm->spare);
+    comm->spare = NULL;
 }
 
 /* ---- what it is, and memory for it ---------------------------------------------------------- */

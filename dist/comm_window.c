@@ -35,34 +35,73 @@ static uint64_t now_us(void) {
 
 /* ---- agreement ------------------------------------------------------------------------------- */
 
-/* The maximum of what all ranks bring, by way of a word of the device's memory. The stream has done
- * all when it returns. */
-static tn_status reduce_word(tn_comm *comm, void *word, float *value, tn_stream stream) {
-    tn_status status = tn_copy(comm->device, word, value, sizeof *value, stream);
-    if (status == TN_OK)
-        status = tn_all_reduce(comm, word, word, 1, TN_FP32, TN_REDUCE_MAX, stream);
-    if (status == TN_OK) status = tn_copy(comm->device, value, word, sizeof *value, stream);
-    tn_status waited = status == TN_OK ? tn_comm_wait(comm) : TN_OK;
-    if (status == TN_OK) status = waited;
+/* Room for one call, which stays. */
+static tn_status make_room_locked(tn_comm *comm) {
+    const tn__collective_call none = {0};
+    tn_status status = tn__batch_add(&comm->list, &none, NULL, 0);
+    tn__batch_clear(&comm->list);
+    return status;
+}
+
+static tn_status prepare_locked(tn_comm *comm) {
+    /* It would be a part of the group, and not put. */
+    if (comm->is_grouping)
+        return TN_FAIL(
+            TN_INVALID_STATE,
+            "communicator %s: ranks can not agree while a group is open: end or cancel it",
+            comm->name);
+    if (comm->rank_count == 1) return TN_OK;
+    TN_TRY(make_room_locked(comm));
+    if (!comm->agreement_word)
+        TN_TRY(comm->driver->mem_alloc(comm->on, sizeof(float), &comm->agreement_word));
+    if (comm->agreement_stream) return TN_OK;
+    return tn_stream_create(comm->device, &comm->agreement_stream);
+}
+
+tn_status tn__comm_prepare_agreement(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = prepare_locked(comm);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+void tn__comm_end_agreement(tn_comm *comm) {
+    if (comm->agreement_word) (void)comm->driver->mem_free(comm->on, comm->agreement_word);
+    if (comm->agreement_stream) (void)tn_stream_destroy(comm->device, comm->agreement_stream);
+    comm->agreement_word = NULL;
+    comm->agreement_stream = NULL;
+}
+
+static tn_status put_reduction(tn_comm *comm, float *value) {
+    tn_stream stream = comm->agreement_stream;
+    void *word = comm->agreement_word;
+    TN_TRY(tn_copy(comm->device, word, value, sizeof *value, stream));
+    TN_TRY(tn_all_reduce(comm, word, word, 1, TN_FP32, TN_REDUCE_MAX, stream));
+    TN_TRY(tn_copy(comm->device, value, word, sizeof *value, stream));
+    return tn_comm_wait(comm);
+}
+
+/* The maximum of what all ranks bring. The stream has done all when it returns. */
+static tn_status reduce_value(tn_comm *comm, float *value) {
     tn__saved_error saved;
+    tn_status status = put_reduction(comm, value);
     tn__error_save(&saved);
-    tn_status ended = tn_stream_synchronize(comm->device, stream);
+    tn_status ended = tn_stream_synchronize(comm->device, comm->agreement_stream);
     if (status == TN_OK) return ended;
     tn__error_restore(&saved);
     return status;
 }
 
-static tn_status reduce_value(tn_comm *comm, float *value) {
-    tn_stream stream = NULL;
-    void *word = NULL;
-    TN_TRY(tn_stream_create(comm->device, &stream));
-    tn_status status = comm->driver->mem_alloc(comm->on, sizeof *value, &word);
-    if (status == TN_OK) status = reduce_word(comm, word, value, stream);
+/* The others wait in it for this rank, which will not come: they are told. */
+static tn_status give_up(tn_comm *comm, tn_status status) {
     tn__saved_error saved;
     tn__error_save(&saved);
-    if (word) (void)comm->driver->mem_free(comm->on, word);
-    tn_status ended = tn_stream_destroy(comm->device, stream);
-    if (status == TN_OK) return ended;
+    pthread_mutex_lock(&comm->lock);
+    if (comm->failure == TN_OK)
+        (void)tn__comm_fail_locked(
+            comm, TN_FAIL(TN_COMM_ERROR, "communicator %s, rank %d of %d: no agreement: %s",
+                          comm->name, comm->rank, comm->rank_count, saved.text));
+    pthread_mutex_unlock(&comm->lock);
     tn__error_restore(&saved);
     return status;
 }
@@ -72,7 +111,8 @@ tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed) {
     *failed = mine == TN_OK ? -1 : comm->rank;
     if (comm->rank_count == 1) return TN_OK;
     float value = mine == TN_OK ? 0.0f : (float)(comm->rank_count - comm->rank);
-    TN_TRY(reduce_value(comm, &value));
+    tn_status status = reduce_value(comm, &value);
+    if (status != TN_OK) return give_up(comm, status);
     *failed = value > 0.0f ? comm->rank_count - (int)value : -1;
     return TN_OK;
 }

@@ -314,7 +314,7 @@ static tn_status make_all(tn_ring *ring, const size_found *size) {
     TN_TRY(make_slots(ring, size));
     TN_TRY(tn__ring_buffer_take(ring, size->bytes));
     ring->stride = size->stride;
-    return TN_OK;
+    return tn__ring_prepare_registration(ring);
 }
 
 static tn_status seal(tn_ring *ring) {
@@ -323,9 +323,11 @@ static tn_status seal(tn_ring *ring) {
         return TN_FAIL(TN_INVALID_STATE, "tn_ring_seal: ring %s is sealed", ring->name);
     tn_status status = size_up(ring, &size);
     if (status == TN_OK) status = make_all(ring, &size);
-    tn__ring_register(ring, status);
     ring->is_sealed = status == TN_OK;
-    if (status != TN_OK) unseal(ring);
+    if (status == TN_OK)
+        tn__ring_register(ring);
+    else
+        unseal(ring);
     return status;
 }
 

@@ -1,11 +1,12 @@
 /* The buffer of a ring, and its registration with the communicator.
  *
- *     seal   ->  taken, leased  ->  (all ranks have one)  ->  window, else buffer, else neither
+ *     seal   ->  taken, leased  ->  (all ranks come)  ->  window, else buffer, else neither
  *     end    ->  deregistered   ->  freed
  *
  * Invariants: all ranks have it registered in the same way, or none has; there is a registration
  * only while there is the buffer; every failure of it is in the statistics, and is no failure of
- * the seal's.
+ * the seal's. What a rank has no memory for fails its seal before it comes: the others wait for it,
+ * and it can seal again.
  */
 #include <time.h>
 
@@ -61,12 +62,18 @@ tn_status tn__ring_buffer_take(tn_ring *ring, size_t bytes) {
 }
 
 /* With its communicator, if that has failed, a registration is gone, too. */
-static tn_status end_registration(tn_ring *ring) {
-    tn_status status = tn_comm_deregister(ring->registration);
+static tn_status note_end(tn_ring *ring, tn_status status) {
     if (status != TN_OK && status != TN_COMM_ERROR && status != TN_COMM_TIMEOUT) return status;
     ring->registration = NULL;
     ring->stats.registered = TN_RING_UNREGISTERED;
     return TN_OK;
+}
+
+/* What not all ranks have is left over from a seal: no other rank ends it with this one. */
+static tn_status end_registration(tn_ring *ring) {
+    const int is_of_all = ring->stats.registered != TN_RING_UNREGISTERED;
+    return note_end(ring, is_of_all ? tn_comm_deregister(ring->registration)
+                                    : tn__comm_undo_registration(ring->registration));
 }
 
 tn_status tn__ring_buffer_free(tn_ring *ring) {
@@ -107,8 +114,7 @@ static tn_status try_kind(tn_ring *ring, tn_registration_kind kind) {
     }
     tn__saved_error error;
     tn__error_save(&error);
-    (void)end_registration(
-        ring); /* if it can not be ended now, the end of the buffer tries again */
+    (void)end_registration(ring); /* or the end of the buffer tries again */
     tn__error_restore(&error);
     return status;
 }
@@ -135,15 +141,19 @@ static void forget_failure(tn_ring *ring) {
     ring->register_text = NULL;
 }
 
-void tn__ring_register(tn_ring *ring, tn_status made) {
+tn_status tn__ring_prepare_registration(tn_ring *ring) {
+    if (!is_wanted(ring)) return TN_OK;
+    TN_TRY(tn__comm_prepare_agreement(ring->comm));
+    return tn__comm_prepare_registration(ring->comm);
+}
+
+void tn__ring_register(tn_ring *ring) {
     uint64_t start_us = now_us();
     tn__saved_error error;
     if (!is_wanted(ring)) return;
     tn__error_save(&error);
     forget_failure(ring);
-    tn_status status = agree(ring, made);
-    note(ring, status);
-    if (status == TN_OK && ring->buffer_bytes) try_all(ring);
+    if (ring->buffer_bytes) try_all(ring);
     ring->stats.register_us = now_us() - start_us;
     tn__error_restore(&error);
 }

@@ -243,9 +243,10 @@ tn_status tn__ring_unit_add(tn_ring *ring, const char *name, const tn__ring_sour
 /* The buffer, whose memory fits its registration; leased. */
 tn_status tn__ring_buffer_take(tn_ring *ring, size_t bytes);
 
-/* Registers the buffer as far as that can be. Every rank calls, also one whose seal has failed so
- * far (`made`), and then none has it registered. Never fails: statistics have what it comes to. */
-void tn__ring_register(tn_ring *ring, tn_status made);
+/* Registers the buffer as far as that can be. Every rank calls, prepared. Never fails: statistics
+ * have what it comes to. */
+tn_status tn__ring_prepare_registration(tn_ring *ring);
+void tn__ring_register(tn_ring *ring);
 
 /* Ends the registration, and then the buffer. */
 tn_status tn__ring_buffer_free(tn_ring *ring);

@@ -174,9 +174,10 @@ TN_API TN_MUST_USE tn_status tn_ring_schedule_check(tn_ring *ring, const tn_ring
 
 /* No unit is added any more, and all memory is taken: the buffer of slots x the largest unit, or of
  * what the schedules need. From here on no call takes any from the pool or the driver, but
- * tn_ring_verify. Where the buffer is registered every rank calls, and this waits on the host for
- * the communicator, as tn_ring_destroy does. TN_OUT_OF_DEVICE_MEMORY if it is more than the budget.
- * */
+ * tn_ring_verify. Where the buffer is registered every rank calls, with a buffer of the same size,
+ * and this waits on the host for the communicator, as tn_ring_destroy does. A rank that fails can
+ * call again, for which the others wait. TN_OUT_OF_DEVICE_MEMORY if it is more than the budget,
+ * TN_INVALID_STATE while a group is open. */
 TN_API TN_MUST_USE tn_status tn_ring_seal(tn_ring *ring);
 
 /* ---- units come and go --------------------------------------------------------------------- */

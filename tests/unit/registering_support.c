@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host_alloc.h"
+
 registering_script registering;
 
 enum { STATES_MAX = 8 };
@@ -45,6 +47,12 @@ static void remember(tn__comm_state *state, const tn__driver *driver, tn__driver
     *place = (known_state){.state = state, .driver = driver, .on = on};
 }
 
+/* From here on the other ranks are in it. */
+static void end_fault(void) {
+    if (registering.ends_fault) tn__host_alloc_fault(0, 0);
+    registering.ends_fault = 0;
+}
+
 /* ---- as the engine below --------------------------------------------------------------------- */
 
 static tn_status join(const tn_comm_config *config, int *rank, int *rank_count,
@@ -57,6 +65,7 @@ static tn_status join(const tn_comm_config *config, int *rank, int *rank_count,
 static tn_status split(tn__comm_state *state, int color, int key, const char *name,
                        tn_status so_far, int *rank, int *rank_count, tn__comm_state **out) {
     const known_state *of = find(state);
+    end_fault();
     write_down("split ");
     TN_TRY(below->split(state, color, key, name, so_far, rank, rank_count, out));
     if (*out) remember(*out, of->driver, of->on);
@@ -95,6 +104,7 @@ static void change_byte(void *argument) { *(unsigned char *)argument ^= 1; }
 static tn_status start(tn__comm_state *state, const tn__batch *batch, tn_stream stream) {
     known_state *of = find(state);
     const tn__collective_call *call = &batch->calls[0];
+    end_fault();
     if (of->windows && registering.hangs)
         return of->driver->host_task(of->on, end_when_aborted, of, stream);
     TN_TRY(below->start(state, batch, stream));

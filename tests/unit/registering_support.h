@@ -14,6 +14,7 @@ typedef struct registering_script {
     int refused_end;    /* likewise, of what ends either */
     int hangs;          /* collectives of a communicator that has a window do not end */
     int corrupts;       /* the last byte that they bring is another one */
+    int ends_fault;     /* the first split or collective ends what fails host allocations */
     int registered;     /* buffers and windows that are registered now */
     int allocated;      /* segments of the engine's memory */
     void (*on_end)(const void *address); /* of what ends; NULL: nobody looks */
