@@ -155,8 +155,8 @@ void tn__dropin_give(tn__dropin_block *block) {
 
 int tn__dropin_owns(tn__cu_address address) {
     if (!address) return 0;
-    return tn__page_map_find((const void *)(uintptr_t)address) != NULL ||
-           tn__dropin_whole_holds((uintptr_t)address);
+    if (tn__page_map_find((const void *)(uintptr_t)address)) return 1;
+    return !tn__dropin.is_over && tn__dropin_whole_holds((uintptr_t)address);
 }
 
 /* Once exit has begun, and in a forked child, there is nothing to give back to. */

@@ -165,7 +165,7 @@ static tn__cu_result hook_ipc_open(tn__cu_address *out, tn__cu_ipc_handle handle
     tn__cu_address base = 0, address;
     tn__cu_result result;
     memcpy(&tail, handle.bytes + TAIL_AT, sizeof tail);
-    if (!out || tail.magic != TAIL_MAGIC) {
+    if (!out || tail.magic != TAIL_MAGIC || tn__dropin.is_over) {
         return TN__REAL(cuIpcOpenMemHandle_v2)(out, handle, flags);
     }
     memset(handle.bytes + TAIL_AT, 0, sizeof tail);
@@ -184,6 +184,7 @@ static tn__cu_result hook_ipc_open(tn__cu_address *out, tn__cu_ipc_handle handle
 
 static tn__cu_result hook_ipc_close(tn__cu_address address) {
     tn__cu_address base = address;
+    if (tn__dropin.is_over) return TN__REAL(cuIpcCloseMemHandle)(address);
     pthread_mutex_lock(&opened_mutex);
     opened **at = opened_at(address);
     opened *one = *at;

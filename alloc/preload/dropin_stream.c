@@ -48,6 +48,7 @@ int tn__dropin_is_capturing(void *stream) {
     static tn__cu_result (*_Atomic is_capturing)(void *, int *);
     int status = TN__CU_STREAM_CAPTURE_STATUS_NONE;
     int is_any;
+    if (tn__dropin.is_over) return 0;
     pthread_mutex_lock(&captures_mutex);
     is_any = capture_count > 0;
     pthread_mutex_unlock(&captures_mutex);
@@ -64,6 +65,7 @@ int tn__dropin_is_capturing(void *stream) {
 #define BEGIN_CAPTURE(call, stream, is_per_thread)                                                 \
     do {                                                                                           \
         tn__cu_result result_;                                                                     \
+        if (tn__dropin.is_over) return (call);                                                     \
         pthread_mutex_lock(&captures_mutex);                                                       \
         result_ = (call);                                                                          \
         if (result_ == TN__CU_SUCCESS) {                                                           \
@@ -97,6 +99,7 @@ static tn__cu_result hook_begin_to_graph_ptsz(void *stream, void *graph, const v
 /* These failures leave the capture as it is; any other end of it is one. */
 static tn__cu_result note_end(tn__cu_result result, const void *stream) {
     enum { ILLEGAL_STATE = 401, UNMATCHED = 903, WRONG_THREAD = 908 };
+    if (tn__dropin.is_over) return result;
     if (result == TN__CU_ERROR_INVALID_VALUE || result == TN__CU_ERROR_INVALID_HANDLE) {
         return result;
     }

@@ -27,6 +27,8 @@ PROGRAMS = [
     ("static cudart", None, ["{build}/tenure-cuda-program", "work"], {}, True),
     ("captures", None, ["{build}/tenure-cuda-program", "graph"], {}, True),
     ("processes", None, ["{build}/tenure-cuda-program", "share"], {}, True),
+    ("shapes", None, ["{build}/tenure-cuda-program", "shapes"], {}, True),
+    ("ctypes", None, ["{python}", "driver_program.py"], {}, True),
     ("torch native", "torch", ["{python}", "torch_program.py"], {}, True),
     ("torch no caching", "torch", ["{python}", "torch_program.py"],
      {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, True),

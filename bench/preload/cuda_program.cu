@@ -9,6 +9,7 @@
  *     tenure-cuda-program plant ROUNDS     the same with memory that is used again too early, as a
  *                                          wrong cudaFree would have it: must find errors
  *     tenure-cuda-program graph            allocates and frees while streams capture: checksum
+ *     tenure-cuda-program shapes           pitches and attributes, and a reset: checksum
  *     tenure-cuda-program share            a second process writes what this one has (CUDA IPC):
  *                                          checksum
  *
@@ -242,6 +243,50 @@ static void graph() {
     printf("checksum %08x\n", host);
 }
 
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+static void add_told(unsigned long long *sum, unsigned long long told) {
+    *sum = *sum * 1099511628211ull + told;
+}
+
+/* What the runtime says of memory: pitches, kinds, devices. */
+static void shapes() {
+    static const size_t widths[] = {1, 100, 511, 512, 513, 4097, 100000};
+    unsigned long long sum = 14695981039346656037ull;
+    for (size_t width : widths) {
+        void *memory;
+        size_t pitch;
+        cudaPitchedPtr box;
+        cudaPointerAttributes attributes;
+        CHECK(cudaMallocPitch(&memory, &pitch, width, 33));
+        add_told(&sum, pitch);
+        CHECK(cudaMemset2D(memory, pitch, 7, width, 33));
+        CHECK(cudaPointerGetAttributes(&attributes, (char *)memory + pitch * 32));
+        add_told(&sum, (unsigned long long)attributes.type);
+        add_told(&sum, (unsigned long long)attributes.device);
+        add_told(&sum, attributes.hostPointer == NULL);
+        CHECK(cudaFree(memory));
+        CHECK(cudaMalloc3D(&box, make_cudaExtent(width, 5, 3)));
+        add_told(&sum, box.pitch);
+        add_told(&sum, box.ysize);
+        CHECK(cudaFree(box.ptr));
+    }
+    void *managed, *host_only = &sum;
+    cudaPointerAttributes attributes;
+    CHECK(cudaMallocManaged(&managed, 1 << 20));
+    CHECK(cudaPointerGetAttributes(&attributes, managed));
+    add_told(&sum, (unsigned long long)attributes.type);
+    CHECK(cudaFree(managed));
+    CHECK(cudaPointerGetAttributes(&attributes, host_only));
+    add_told(&sum, (unsigned long long)attributes.type);
+    CHECK(cudaDeviceReset());
+    void *after;
+    CHECK(cudaMalloc(&after, 1 << 20));
+    CHECK(cudaMemset(after, 1, 1 << 20));
+    CHECK(cudaFree(after));
+    printf("checksum %llx\n", sum);
+}
+
 /* ---- share ----------------------------------------------------------------------------------- */
 
 static const size_t shared_bytes[] = {4096, 4096, 1 << 20, 20 << 20};
@@ -298,9 +343,11 @@ int main(int argc, char **argv) {
     if (strcmp(what, "poison") == 0) return poison_rounds(rounds, 0);
     if (strcmp(what, "plant") == 0) return poison_rounds(rounds, 1);
     if (strcmp(what, "graph") == 0) return graph(), 0;
+    if (strcmp(what, "shapes") == 0) return shapes(), 0;
     if (strcmp(what, "share") == 0) return share(), 0;
     if (strcmp(what, "share-with") == 0) return share_with(), 0;
-    fprintf(stderr, "usage: %s pairs | work | poison ROUNDS | plant ROUNDS | graph | share\n",
+    fprintf(stderr,
+            "usage: %s pairs | work | poison ROUNDS | plant ROUNDS | graph | shapes | share\n",
             argv[0]);
     return 2;
 }

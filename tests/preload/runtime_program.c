@@ -309,6 +309,52 @@ static void forked(void) {
     EXPECT_OK(cudaFree(allocate(4096)));
 }
 
+static _Atomic int is_enough;
+
+static void *keep_busy(void *argument) {
+    CUstream stream = argument;
+    while (!is_enough) {
+        void *ordered = NULL;
+        CUgraph graph = NULL;
+        EXPECT_OK(cudaFree(allocate(20 * MIB)));
+        EXPECT_OK(cudaMallocAsync(&ordered, 4096, stream));
+        EXPECT_OK(cudaFreeAsync(ordered, stream));
+        EXPECT_OK(DRIVER(cuStreamBeginCapture_v2)(stream, 2));
+        EXPECT_OK(DRIVER(cuStreamEndCapture)(stream, &graph));
+        EXPECT_OK(DRIVER(cuGraphDestroy)(graph));
+    }
+    return NULL;
+}
+
+/* A child ends, whatever locks other threads of the parent had when it was made. */
+static void forked_under_threads(void) {
+    pthread_t all[2];
+    CUstream streams[2] = {new_stream(1), new_stream(1)};
+    void *memory = allocate(4096), *nothing = NULL;
+    __typeof__(&cuStreamBeginCapture_v2) begin = DRIVER(cuStreamBeginCapture_v2);
+    EXPECT_OK(cudaMallocAsync(&nothing, 4096, NULL)); /* the runtime has looked all up */
+    EXPECT_OK(cudaFreeAsync(nothing, NULL));
+    for (size_t i = 0; i < 2; i++)
+        EXPECT(pthread_create(&all[i], NULL, keep_busy, streams[i]) == 0);
+    for (int i = 0; i < 60; i++) {
+        int status = 0;
+        pid_t child = fork();
+        EXPECT(child >= 0);
+        if (child == 0) {
+            (void)begin(NULL, 2);
+            (void)cudaFreeAsync(&status, NULL);
+            (void)cudaMallocAsync(&nothing, 4096, NULL);
+            if (cudaFree(&status) == 0) _exit(11);
+            _exit(cudaFree(memory));
+        }
+        EXPECT(waitpid(child, &status, 0) == child);
+        EXPECT_CODE(status, 0);
+    }
+    is_enough = 1;
+    for (size_t i = 0; i < 2; i++)
+        EXPECT(pthread_join(all[i], NULL) == 0);
+}
+
 static void *at_exit;
 
 static void free_late(void) {
@@ -351,6 +397,7 @@ static const program_case cases[] = {
     {"reset", reset},
     {"doomed_streams", doomed_streams},
     {"shared_pool", shared_pool},
+    {"forked_under_threads", forked_under_threads},
 };
 
 int main(int argc, char **argv) {

@@ -4,7 +4,7 @@
 . "$2/tests/preload/preload_support.sh"
 
 cases="reuse planted_race shapes misuse in_order capture threads forked exiting reset
-    doomed_streams shared_pool"
+    doomed_streams shared_pool forked_under_threads"
 for case in $cases; do
     run_under "" preload_static_program "$case"
     expect_status 0
