@@ -33,7 +33,8 @@ TN_SISTER_API uint64_t tn__trace_alloc(tn__trace_writer *trace, const tn__trace_
 TN_SISTER_API void tn__trace_free(tn__trace_writer *trace, uint64_t id, double now_us);
 
 /* A request that could not be served; block->address is not looked at. */
-void tn__trace_shortage(tn__trace_writer *trace, const tn__trace_block *block, double now_us);
+TN_SISTER_API void tn__trace_shortage(tn__trace_writer *trace, const tn__trace_block *block,
+                                      double now_us);
 
 /* Closes the file and ends the writer, also on TN_IO. A forked child leaves the file alone. */
 TN_SISTER_API tn_status tn__trace_close(tn__trace_writer *trace);

@@ -113,6 +113,9 @@ void tn__dropin_record_open(void);
 void tn__dropin_record_alloc(tn__dropin_block *block, void *stream);
 void tn__dropin_record_free(const tn__dropin_block *block);
 
+/* A request that was refused for want of memory; it is counted too. */
+void tn__dropin_record_refusal(size_t bytes);
+
 /* Ends the trace and writes the report. */
 void tn__dropin_record_close(void);
 

@@ -70,7 +70,7 @@ tn__cu_result tn__dropin_alloc(tn__dropin_device *device, size_t bytes, tn__cu_a
     if (status != TN_OK) {
         tn__host_free(block);
         if (status != TN_OUT_OF_DEVICE_MEMORY) return TN__CU_ERROR_NOT_SUPPORTED;
-        tn__dropin_count(&tn__dropin.counts.refused);
+        tn__dropin_record_refusal(bytes);
         return TN__CU_ERROR_OUT_OF_MEMORY;
     }
     tn__dropin_count(&tn__dropin.counts.allocations);

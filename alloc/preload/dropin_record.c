@@ -103,6 +103,14 @@ void tn__dropin_record_free(const tn__dropin_block *block) {
     pthread_mutex_unlock(&mutex);
 }
 
+void tn__dropin_record_refusal(size_t bytes) {
+    const tn__trace_block traced = {bytes, 0, NULL};
+    tn__dropin_count(&tn__dropin.counts.refused);
+    pthread_mutex_lock(&mutex);
+    if (trace) tn__trace_shortage(trace, &traced, now_us());
+    pthread_mutex_unlock(&mutex);
+}
+
 void tn__dropin_record_lock(void) { pthread_mutex_lock(&mutex); }
 void tn__dropin_record_unlock(void) { pthread_mutex_unlock(&mutex); }
 

@@ -287,7 +287,7 @@ static tn__cu_result alloc_in_order(tn__cu_address *out, size_t bytes, void *str
     if (status != TN_OK) {
         tn__host_free(block);
         if (status != TN_OUT_OF_DEVICE_MEMORY) return TN__CU_ERROR_NOT_SUPPORTED;
-        tn__dropin_count(&tn__dropin.counts.refused);
+        tn__dropin_record_refusal(bytes);
         return TN__CU_ERROR_OUT_OF_MEMORY;
     }
     block->address = (uintptr_t)address;

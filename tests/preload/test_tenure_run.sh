@@ -96,8 +96,12 @@ checks=$((checks + 1))
 # A limit is what the program has, and sees.
 run_under "--limit 64MiB" preload_lookup_program one_pair
 expect_status 0
-run_under "--limit 256MiB" preload_static_program shortage
+run_under "--limit 256MiB --trace $work_dir/s.csv" preload_static_program shortage
 expect_status 0
+checks=$((checks + 1))
+[ "$(grep -c '^o,,50331648,,' "$work_dir/s.csv")" -eq 3 ] || complain "three refusals are recorded"
+run_tenure report "$work_dir/s.csv"
+expect_output "<b>3</b><span>times out of memory"
 
 # The check: by itself, in a program, in one without CUDA, switched off.
 run_tenure run --check
