@@ -54,10 +54,10 @@ typedef struct sharded_place {
     sim_library sim; /* closed: a real device, or the host */
 } sharded_place;
 
-/* engine: TN_COMM_MPI, or TN_COMM_NCCL by a rendezvous. After a failure, too, there is to be a
- * close. */
+/* engine: TN_COMM_MPI, or TN_COMM_NCCL by a rendezvous; then, if they share it, all ranks have the
+ * first GPU. After a failure, too, there is to be a close. */
 TN_MUST_USE tn_status sharded_place_open(sharded_place *place, tn_driver_kind driver,
-                                         tn_comm_engine engine);
+                                         tn_comm_engine engine, int shares_gpu);
 
 /* One of the ranks on a simulated device: no data, and all bytes. */
 TN_MUST_USE tn_status sharded_place_open_simulated(sharded_place *place, int rank, int rank_count);

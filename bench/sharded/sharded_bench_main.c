@@ -4,6 +4,7 @@
  *
  *     --driver host|cuda     host: shapes are small
  *     --engine mpi|nccl      host: mpi; cuda: nccl, or mpi, with which ranks can share a GPU
+ *     --share-gpu            nccl: all ranks on the first GPU, over sockets: it works, at no speed
  *     --weights fp8|bf16|both        --prefetch on|off|both
  *     --layout auto|tiles|ragged|flat        how a layer is cut: tenure_shard.h
  *     --layers N --hidden N --heads N --ffn N --tokens N      tokens: of each rank
@@ -38,7 +39,7 @@ typedef struct bench_options {
     long layers, hidden, heads, ffn, tokens, sequence, rounds; /* -1: not given */
     tn_dtype gradient_dtype;
     tn_shard_layout layout;
-    int tunes, checks;
+    int tunes, checks, shares_gpu;
 } bench_options;
 
 /* ---- options --------------------------------------------------------------------------------- */
@@ -49,7 +50,8 @@ static int bad_usage(const char *what, const char *value) {
             "[--driver host|cuda] [--engine mpi|nccl] [--weights fp8|bf16|both] "
             "[--prefetch on|off|both] [--layout auto|tiles|ragged|flat] [--layers N] [--hidden N] "
             "[--heads N] [--ffn N] [--tokens N] "
-            "[--sequence N] [--gradients bf16|fp32] [--rounds 1-%d] [--tune] [--check]\n",
+            "[--sequence N] [--gradients bf16|fp32] [--rounds 1-%d] [--tune] [--check] "
+            "[--share-gpu]\n",
             what, value, SHARDED_ROUNDS_MAX);
     return EXIT_BAD_USAGE;
 }
@@ -104,15 +106,23 @@ static int parse_number(int option, bench_options *options) {
     }
 }
 
-static const struct option option_names[] = {
-    {"driver", required_argument, NULL, 'd'},    {"engine", required_argument, NULL, 'e'},
-    {"weights", required_argument, NULL, 'w'},   {"prefetch", required_argument, NULL, 'p'},
-    {"gradients", required_argument, NULL, 'g'}, {"layout", required_argument, NULL, 'c'},
-    {"layers", required_argument, NULL, 'l'},    {"hidden", required_argument, NULL, 'h'},
-    {"heads", required_argument, NULL, 'a'},     {"ffn", required_argument, NULL, 'f'},
-    {"tokens", required_argument, NULL, 't'},    {"sequence", required_argument, NULL, 's'},
-    {"rounds", required_argument, NULL, 'r'},    {"tune", no_argument, NULL, 'T'},
-    {"check", no_argument, NULL, 'C'},           {NULL, 0, NULL, 0}};
+static const struct option option_names[] = {{"driver", required_argument, NULL, 'd'},
+                                             {"engine", required_argument, NULL, 'e'},
+                                             {"weights", required_argument, NULL, 'w'},
+                                             {"prefetch", required_argument, NULL, 'p'},
+                                             {"gradients", required_argument, NULL, 'g'},
+                                             {"layout", required_argument, NULL, 'c'},
+                                             {"layers", required_argument, NULL, 'l'},
+                                             {"hidden", required_argument, NULL, 'h'},
+                                             {"heads", required_argument, NULL, 'a'},
+                                             {"ffn", required_argument, NULL, 'f'},
+                                             {"tokens", required_argument, NULL, 't'},
+                                             {"sequence", required_argument, NULL, 's'},
+                                             {"rounds", required_argument, NULL, 'r'},
+                                             {"tune", no_argument, NULL, 'T'},
+                                             {"check", no_argument, NULL, 'C'},
+                                             {"share-gpu", no_argument, NULL, 'G'},
+                                             {NULL, 0, NULL, 0}};
 
 static const char *name_of(int option) {
     for (const struct option *of = option_names; of->name; of++)
@@ -154,6 +164,8 @@ static int parse(int argc, char **argv, bench_options *options) {
             options->tunes = 1;
         else if (option == 'C')
             options->checks = 1;
+        else if (option == 'G')
+            options->shares_gpu = 1;
         else
             is_taken = strchr("dewpgc", option) ? parse_names(option, options)
                                                 : parse_number(option, options);
@@ -300,7 +312,8 @@ int main(int argc, char **argv) {
     sharded_place place;
     const int status = parse(argc, argv, &options);
     if (status != 0) return status;
-    int is_done = sharded_place_open(&place, options.driver, options.engine) == TN_OK;
+    int is_done =
+        sharded_place_open(&place, options.driver, options.engine, options.shares_gpu) == TN_OK;
     if (is_done && tn_comm_size(place.comm) > SHARDED_RANKS_MAX) {
         fprintf(stderr, "tenure-bench-sharded: more than %d ranks\n", SHARDED_RANKS_MAX);
         is_done = 0;

@@ -29,12 +29,20 @@ static tn_status meet(sharded_place *place) {
     return tn_rendezvous_create(&config, &place->rendezvous);
 }
 
+/* NCCL takes no two ranks of one machine on a GPU: each is on a machine of its own, it is told. */
+static void share_gpu(const sharded_place *place) {
+    char host[32];
+    snprintf(host, sizeof host, "tenure-rank-%d", tn_rendezvous_rank(place->rendezvous));
+    setenv("NCCL_HOSTID", host, 1);
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); /* else the rendezvous refuses it */
+}
+
 /* Ranks of MPI may be more than GPUs, and then share the first. */
-static tn_status open_device(sharded_place *place, tn_driver_kind driver) {
+static tn_status open_device(sharded_place *place, tn_driver_kind driver, int shares_gpu) {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     tn_device_config config = TN_DEVICE_CONFIG_INIT;
     config.driver = driver;
-    if (driver == TN_DRIVER_HOST) return tn_device_create(&config, &place->device);
+    if (driver == TN_DRIVER_HOST || shares_gpu) return tn_device_create(&config, &place->device);
     if (place->rendezvous && tn_rendezvous_local_rank(place->rendezvous) >= 0)
         config.ordinal = tn_rendezvous_local_rank(place->rendezvous);
     else if (local)
@@ -53,11 +61,13 @@ static tn_status open_pool(sharded_place *place) {
     return tn_stream_create(place->device, &place->stream);
 }
 
-tn_status sharded_place_open(sharded_place *place, tn_driver_kind driver, tn_comm_engine engine) {
+tn_status sharded_place_open(sharded_place *place, tn_driver_kind driver, tn_comm_engine engine,
+                             int shares_gpu) {
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     *place = (sharded_place){.info = TN_DEVICE_INFO_INIT};
     if (engine == TN_COMM_NCCL) SHARDED_TRY(meet(place));
-    SHARDED_TRY(open_device(place, driver));
+    if (place->rendezvous && shares_gpu) share_gpu(place);
+    SHARDED_TRY(open_device(place, driver, shares_gpu));
     SHARDED_TRY(open_pool(place));
     config.device = place->device;
     config.engine = engine;
