@@ -19,8 +19,9 @@
  * Whatever can not be served from a pool, or is not known, is the driver's: so are contexts other
  * than a device's primary one.
  *
- * Once exit has begun, and in a forked child, is_over is set and no lock is taken but those that are
- * held around a fork, of the table of blocks and of the record: another thread may have had any.
+ * Once exit has begun, and in a forked child, is_over is set and no lock is taken but those that
+ * are held around a fork, of the table of blocks and of the record: another thread may have had
+ * any.
  *
  * Lock order: opening a device, captures, fences, then the table of blocks, the record, or what
  * libtenure locks.

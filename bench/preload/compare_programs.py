@@ -6,7 +6,8 @@ usage: compare_programs.py BUILD [--jobs N] [--only WORD] [--pool KIND]
 For each program: its checksum as it is, once more as it is (a program whose own results differ can
 not be compared), under the drop-in, and what the drop-in's reports say that was taken over. Exit
 status 1 if a checksum differs, a program fails, or nothing was taken over where something must be.
-A program whose module is not installed is said to be absent.
+A program whose module is not installed, or that needs more GPUs than there are, is said to be
+absent.
 """
 import argparse
 import concurrent.futures
@@ -36,6 +37,7 @@ PROGRAMS = [
      {CONF: "expandable_segments:True"}, False),
     ("torch async", "torch", ["{python}", "torch_program.py"],
      {CONF: "backend:cudaMallocAsync"}, True),
+    ("torch ranks", "torch", ["{python}", "ranks_program.py"], {"NCCL_NVLS_ENABLE": "0"}, True),
     ("cupy default", "cupy", ["{python}", "cupy_program.py", "default"], {}, True),
     ("cupy none", "cupy", ["{python}", "cupy_program.py", "none"], {}, True),
     ("cupy async", "cupy", ["{python}", "cupy_program.py", "async"], {}, True),
@@ -92,6 +94,22 @@ def compare(build, pool, row):
     return is_good, text
 
 
+def gpu_count():
+    """By what the driver lists; this process itself uses none."""
+    try:
+        return len(os.listdir("/proc/driver/nvidia/gpus"))
+    except OSError:
+        return 0
+
+
+def why_absent(row):
+    if row[1] and not importlib.util.find_spec(row[1]):
+        return f"no module {row[1]}"
+    if "ranks" in row[0] and gpu_count() < 2:
+        return "it needs two GPUs"
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("build")
@@ -105,8 +123,9 @@ def main():
     for row in PROGRAMS:
         if arguments.only not in row[0]:
             continue
-        if row[1] and not importlib.util.find_spec(row[1]):
-            print(f"{row[0]:18} absent: no module {row[1]}")
+        absent = why_absent(row)
+        if absent:
+            print(f"{row[0]:18} absent: {absent}")
         else:
             rows.append(row)
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
