@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "pool_history.h"
 #include "progress.h"
@@ -13,8 +14,12 @@
 enum { EXIT_BAD_INPUT = 2, PROGRESS_EVENTS = 4096 };
 
 file_kind history_file_kind(const char *path) {
-    FILE *file = strcmp(path, "-") == 0 ? NULL : fopen(path, "re");
+    struct stat about;
+    FILE *file = NULL;
     int first = EOF;
+    /* What is looked at in a pipe is gone from it. */
+    if (strcmp(path, "-") != 0 && stat(path, &about) == 0 && S_ISREG(about.st_mode))
+        file = fopen(path, "re");
     if (!file) return FILE_TRACE;
     do {
         first = fgetc(file);

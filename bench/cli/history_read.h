@@ -13,7 +13,7 @@ typedef struct history_source {
 
 typedef enum file_kind { FILE_TRACE, FILE_PICKLE, FILE_JSON } file_kind;
 
-/* What cannot be opened is taken for a trace, whose reader says why. */
+/* What can not be opened is taken for a trace, whose reader says why; so is a pipe. */
 file_kind history_file_kind(const char *path);
 
 /* The whole file with a 0 behind it, which the caller frees; NULL with the reason in error, which

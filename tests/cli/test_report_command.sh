@@ -30,6 +30,14 @@ for name in good_owned.csv good_rmm.csv good_header_only.csv; do
     expect_output "</html>"
 done
 
+# A pipe is a trace, and all of it is read.
+mkfifo "$work_dir/pipe"
+cat "$good" >"$work_dir/pipe" &
+run_tenure report "$work_dir/pipe"
+expect_status 0
+expect_output "1,052,672"
+wait
+
 # A page appears whole or not at all.
 run_tenure report "$good" -o "$work_dir/page.html"
 expect_status 0
