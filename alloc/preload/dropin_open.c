@@ -165,16 +165,22 @@ tn_pool *tn__dropin_stream_pool(tn__dropin_device *device) {
     return pool;
 }
 
-static void free_all(tn__dropin_device *device) {
+/* All blocks that the program has: back to the pools, or only forgotten. */
+static void end_blocks(tn__dropin_device *device, int are_given) {
     tn__dropin_block *block;
     while ((block = tn__dropin_blocks_take_any(device)) != NULL) {
         tn__dropin_record_free(block);
-        tn__dropin_give(block);
+        if (are_given) {
+            tn__dropin_give(block);
+        } else {
+            tn__host_free(block);
+        }
     }
 }
 
-/* All work ends first. What then can not be given back goes with the context, whose memory the
- * pools must not touch again: so they are left as they are. */
+/* All work ends first. Where it ends in an error nothing can be given back: all goes with the
+ * context, and the pools, which must not touch its memory again, are left as they are. From then on
+ * the device is the driver's. */
 void tn__dropin_device_close(int ordinal) {
     tn__dropin_device *device = NULL;
     if (tn__dropin.is_over || ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return;
@@ -183,9 +189,10 @@ void tn__dropin_device_close(int ordinal) {
     if (device && tn_device_synchronize(device->device) != TN_OK) {
         tn__dropin.devices[ordinal] = NULL;
         refused[ordinal] = 1;
+        end_blocks(device, 0);
     } else if (device) {
         tn__dropin_fence_close(device);
-        free_all(device);
+        end_blocks(device, 1);
         tn__dropin_streams_close(device);
         tn__dropin.devices[ordinal] = NULL;
         (void)tn__dropin_whole_trim(device, 0);

@@ -293,6 +293,24 @@ static void host_shortage(void) {
     }
 }
 
+/* A reset after an error that stays: what was allocated is gone, and the driver serves from then on,
+ * at whatever addresses. */
+static void reset_after_an_error(void) {
+    CUdeviceptr before;
+    uint64_t allocs;
+    make_current();
+    before = allocate(20 * MIB);
+    allocate(4096);
+    EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(4096)));
+    EXPECT_OK(DRIVER(tnsim_fault)("cuCtxSynchronize", 1, 0, CUDA_ERROR_ILLEGAL_ADDRESS));
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(0));
+    allocs = DRIVER(tnsim_call_count)("cuMemAlloc_v2");
+    for (int i = 0; i < 10; i++)
+        EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(4096)));
+    EXPECT(DRIVER(tnsim_call_count)("cuMemAlloc_v2") == allocs + 10);
+    EXPECT_OK(DRIVER(cuMemFree_v2)(before)); /* the look-alike has it still: it was not freed */
+}
+
 static void use_device(int ordinal, CUcontext *context) {
     if (!*context) EXPECT_OK(DRIVER(cuDevicePrimaryCtxRetain)(context, ordinal));
     EXPECT_OK(DRIVER(cuCtxSetCurrent)(*context));
@@ -346,6 +364,7 @@ static const program_case cases[] = {
     {"failing_driver", failing_driver},
     {"each_failure", each_failure},
     {"host_shortage", host_shortage},
+    {"reset_after_an_error", reset_after_an_error},
     {"two_devices", two_devices},
 };
 

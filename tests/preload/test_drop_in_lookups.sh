@@ -4,7 +4,8 @@
 . "$2/tests/preload/preload_support.sh"
 
 for case in by_dlsym of_another_library by_get_proc_address pointers share no_context_event \
-    failing_driver each_failure host_shortage; do
+    failing_driver each_failure host_shortage \
+    reset_after_an_error; do
     run_under "" preload_lookup_program "$case"
     expect_status 0
 done
