@@ -293,8 +293,8 @@ static void host_shortage(void) {
     }
 }
 
-/* A reset after an error that stays: what was allocated is gone, and the driver serves from then on,
- * at whatever addresses. */
+/* A reset after an error that stays: what was allocated is gone, and the driver serves from then
+ * on, at whatever addresses. */
 static void reset_after_an_error(void) {
     CUdeviceptr before;
     uint64_t allocs;
