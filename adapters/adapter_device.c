@@ -56,21 +56,25 @@ static tn_status open_device(tn__adapter *adapter, int ordinal) {
     pool_config.name = "frameworks";
     TN_TRY(tn_device_create(&device_config, &adapter->device));
     status = tn_pool_create(adapter->device, &pool_config, &adapter->pool);
-    if (status != TN_OK) (void)tn_device_destroy(adapter->device);
-    return status;
+    if (status != TN_OK) {
+        (void)tn_device_destroy(adapter->device);
+        return status;
+    }
+    tn__pool_settle_set(adapter->pool, tn__adapters_settle);
+    return TN_OK;
 }
 
 /* The adapter has its device and pool. */
-static tn_status publish(tn__adapter *adapter, int ordinal) {
+static void publish(tn__adapter *adapter, int ordinal) {
     tn_device_info info = TN_DEVICE_INFO_INIT;
-    TN_TRY(tn_device_info_get(adapter->device, &info));
+    TN_CHECK(tn_device_info_get(adapter->device, &info) == TN_OK);
     adapter->ordinal = ordinal;
+    tn__stream_pools_init(&adapter->streams);
     tn__late_frees_init(&adapter->late, info.memory_bytes);
     tn__stream_uses_init(&adapter->uses);
     tn__graph_memories_init(&adapter->captures);
     befriend_all(adapter);
     atomic_store(&adapters[ordinal], adapter);
-    return TN_OK;
 }
 
 static tn_status make_locked(int ordinal, tn__adapter **out) {
@@ -80,11 +84,11 @@ static tn_status make_locked(int ordinal, tn__adapter **out) {
         adapter = tn__host_alloc(1, sizeof *adapter);
         if (!adapter) return TN_OUT_OF_HOST_MEMORY;
         status = open_device(adapter, ordinal);
-        if (status == TN_OK) status = publish(adapter, ordinal);
         if (status != TN_OK) {
             tn__host_free(adapter);
             return status;
         }
+        publish(adapter, ordinal);
     }
     *out = adapter;
     return TN_OK;
@@ -113,6 +117,7 @@ tn_status tn__adapter_find(int ordinal, tn__adapter **out) {
 static tn_status close_pool(tn__adapter *adapter) {
     (void)tn__late_frees_flush(adapter, 1);
     TN_TRY(tn__graph_memories_close(adapter));
+    TN_TRY(tn__stream_pools_close(&adapter->streams));
     if (!adapter->is_borrowed && adapter->pool) {
         TN_TRY(tn_pool_destroy(adapter->pool));
         adapter->pool = NULL;
@@ -123,6 +128,7 @@ static tn_status close_pool(tn__adapter *adapter) {
 static tn_status close_device(tn__adapter *adapter) {
     if (!adapter->is_borrowed) TN_TRY(tn_device_destroy(adapter->device));
     atomic_store(&adapters[adapter->ordinal], NULL);
+    tn__stream_pools_deinit(&adapter->streams);
     tn__late_frees_deinit(&adapter->late);
     tn__stream_uses_deinit(&adapter->uses);
     tn__graph_memories_deinit(&adapter->captures);
@@ -164,7 +170,6 @@ tn_status tn_adapter_pool(int device, tn_pool **out) {
 
 static tn_status use_locked(tn_pool *pool, int ordinal) {
     tn__adapter *adapter;
-    tn_status status;
     if (atomic_load(&adapters[ordinal])) {
         return TN_FAIL(TN_INVALID_STATE,
                        "tn_adapter_pool_use: device %d has a pool already: call it before the "
@@ -176,9 +181,8 @@ static tn_status use_locked(tn_pool *pool, int ordinal) {
     adapter->device = tn_pool_device(pool);
     adapter->pool = pool;
     adapter->is_borrowed = 1;
-    status = publish(adapter, ordinal);
-    if (status != TN_OK) tn__host_free(adapter);
-    return status;
+    publish(adapter, ordinal);
+    return TN_OK;
 }
 
 tn_status tn_adapter_pool_use(tn_pool *pool) {
@@ -211,12 +215,14 @@ static int is_capturing(const tn__adapter *adapter, tn_stream stream) {
 tn_status tn__adapter_alloc(tn__adapter *adapter, size_t bytes, tn_stream stream, const char *owner,
                             void **out) {
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    tn_pool *pool = NULL;
     tn_status status;
+    TN_TRY(tn__stream_pool_find(adapter, stream, &pool));
     options.owner = owner;
-    status = tn_alloc(adapter->pool, bytes, stream, &options, out);
+    status = tn_alloc(pool, bytes, stream, &options, out);
     if (status != TN_OUT_OF_DEVICE_MEMORY) return status;
     if (tn__late_frees_flush(adapter, !is_capturing(adapter, stream)) == 0) return status;
-    return tn_alloc(adapter->pool, bytes, stream, &options, out);
+    return tn_alloc(pool, bytes, stream, &options, out);
 }
 
 tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *block, int is_promised) {
@@ -227,6 +233,14 @@ tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *block, int is_p
     TN_TRY(tn__late_frees_add(&adapter->late, block, NULL, bytes, is_promised));
     if (tn__late_frees_are_many(&adapter->late)) (void)tn__late_frees_flush(adapter, 1);
     return TN_OK;
+}
+
+int tn__adapters_settle(void) {
+    int is_settled;
+    tn__error_scope_begin();
+    is_settled = !tn__captures_are_open() && tn__adapters_wait_idle() == TN_OK;
+    (void)tn__error_scope_end(TN_OK);
+    return is_settled;
 }
 
 tn_status tn__adapters_wait_idle(void) {
@@ -240,7 +254,7 @@ tn_status tn__adapters_wait_idle(void) {
 /* ---- numbers, trim --------------------------------------------------------------------------- */
 
 static tn_status for_each_pool(tn__adapter *adapter, tn__pool_visit visit, void *context) {
-    TN_TRY(visit(adapter->pool, context));
+    TN_TRY(tn__stream_pools_each(adapter, visit, context));
     return tn__graph_memories_each(adapter, visit, context);
 }
 
@@ -302,15 +316,25 @@ static tn_status trim(tn_pool *pool, void *context) {
     return tn_pool_trim(pool, 0, NULL);
 }
 
-tn_status tn_adapters_trim(void) {
-    if (tn__driver_is_gone()) return TN_OK;
+static tn_status trim_all(void) {
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *adapter = atomic_load(&adapters[i]);
         if (!adapter) continue;
         (void)tn__late_frees_flush(adapter, 1);
         tn__graph_memories_collect(adapter);
-        tn__graph_memories_doubt(adapter); /* for later calls: this one may be in the capture */
         TN_TRY(for_each_pool(adapter, trim, NULL));
     }
     return TN_OK;
+}
+
+/* What is doubted is so for later calls: this one may be in the capture. */
+tn_status tn_adapters_trim(void) {
+    tn_status status;
+    if (tn__driver_is_gone()) return TN_OK;
+    status = trim_all();
+    for (int i = 0; i < DEVICES_MAX; i++) {
+        tn__adapter *adapter = atomic_load(&adapters[i]);
+        if (adapter) tn__graph_memories_doubt(adapter);
+    }
+    return status;
 }

@@ -1,7 +1,8 @@
-/* What the adapters of all frameworks share: for each device of the process one tn_device and one
- * pool, made when the first framework asks for memory there.
+/* What the adapters of all frameworks share: for each device of the process one tn_device, and
+ * one pool for the default stream, made when the first framework asks for memory there.
  *
  *     tn__adapter      device, pool, and what a framework's rules need beyond tn_alloc and tn_free:
+ *       streams        pools of other streams (stream_pools.h)
  *       late           blocks that can not be freed yet (late_frees.h)
  *       uses           streams that a block was recorded for, until it is freed (stream_uses.h)
  *       captures       memory of graphs (graph_memory.h)
@@ -14,14 +15,17 @@
 
 #include "graph_memory.h"
 #include "late_frees.h"
+#include "pool_settle.h"
+#include "stream_pools.h"
 #include "stream_uses.h"
 #include "tenure_adapters.h"
 
 typedef struct tn__adapter {
     int ordinal;
     tn_device *device; /* the program's own, if its pool is used */
-    tn_pool *pool;
-    int is_borrowed; /* the pool is the program's: tn_adapter_pool_use */
+    tn_pool *pool;     /* for the default stream */
+    int is_borrowed;   /* the pool is the program's: tn_adapter_pool_use */
+    tn__stream_pools streams;
     tn__late_frees late;
     tn__stream_uses uses;
     tn__graph_memories captures;
@@ -47,6 +51,9 @@ TN_MUST_USE tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *blo
 /* Lets the devices of all adapters read and write the memory of a pool of this one's, as far as the
  * driver can. */
 void tn__adapter_befriend(tn__adapter *adapter, tn_pool *pool);
+
+/* The tn__settle of all pools here: waits for the devices, unless a framework captures a graph. */
+int tn__adapters_settle(void);
 
 /* Waits until no device of the adapters has work. */
 TN_MUST_USE tn_status tn__adapters_wait_idle(void);

@@ -100,11 +100,13 @@ tn_status tn__framework_use(void *block, tn_stream stream) {
 tn_status tn__framework_fraction_set(int device, double fraction) {
     tn_device_info info = TN_DEVICE_INFO_INIT;
     tn__adapter *adapter = NULL;
+    size_t limit;
     TN_REQUIRE(fraction >= 0 && fraction <= 1, "%g is no part of the device's memory: 0 to 1",
                fraction);
     TN_TRY(tn__adapter_find(device, &adapter));
     TN_TRY(tn_device_info_get(adapter->device, &info));
-    return tn_pool_limit_set(adapter->pool, (size_t)((double)info.memory_bytes * fraction));
+    limit = (size_t)((double)info.memory_bytes * fraction);
+    return tn__stream_pools_limit(adapter, limit > 0 ? limit : 1); /* 0 would be none */
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */

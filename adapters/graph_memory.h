@@ -31,7 +31,7 @@
 #include <stdatomic.h>
 
 #include "framework_calls.h"
-#include "tenure_pool.h"
+#include "stream_pools.h"
 
 struct tn__adapter;
 
@@ -103,7 +103,6 @@ void tn__graph_memories_collect(struct tn__adapter *adapter);
 TN_MUST_USE tn_status tn__graph_memories_close(struct tn__adapter *adapter);
 
 /* Calls visit for each of the pools, until it fails; it must not allocate or free. */
-typedef tn_status (*tn__pool_visit)(tn_pool *pool, void *context);
 TN_MUST_USE tn_status tn__graph_memories_each(struct tn__adapter *adapter, tn__pool_visit visit,
                                               void *context);
 

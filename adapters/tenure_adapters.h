@@ -3,7 +3,9 @@
  *     libtenure-adapters.so    this header: CuPy, ONNX Runtime, DLPack, and the pools behind all
  *     libtenure-torch.so       tenure_torch.h: PyTorch
  *
- * A pool is made when a framework first asks for memory of a device, and all of them share it. It
+ * A pool is made when a framework first asks for memory of a device; all of them share it. Every
+ * stream but the default one has a pool of its own, since frameworks give a block's memory to its
+ * stream alone: what is idle goes from one to another behind all work of the devices. A pool here
  * is as any pool: reports, traces, limits (TENURE_LIMIT), snapshots. What frameworks ask for has
  * their name as its owner. See docs/adapters.md for the lines that each framework needs.
  *
@@ -22,26 +24,26 @@ extern "C" {
 
 /* ---- the pools ---------------------------------------------------------------------------- */
 
-/* The pool of a device, made if there is none; it lasts until tn_adapters_close. Errors: those of
- * tn_device_create and tn_pool_create. */
+/* The pool of a device for its default stream, made if there is none; it lasts until
+ * tn_adapters_close. Errors: those of tn_device_create and tn_pool_create. */
 TN_API TN_MUST_USE tn_status tn_adapter_pool(int device, tn_pool **out);
 
-/* Has the adapters use a pool of the program's for its device from now on: one with a limit, a name
- * or a backing of its own. It must not be destroyed before tn_adapters_close. TN_INVALID_STATE if
- * the device has a pool already; TN_INVALID_ARGUMENT if it is no CUDA device's, or a pool of host
- * memory or of graphs. */
+/* Has the adapters use a pool of the program's for the default stream of its device from now on:
+ * one with a limit, a name or a backing of its own, of device memory, and no graph pool. It must
+ * not be destroyed before tn_adapters_close. TN_INVALID_STATE if the device has a pool already;
+ * TN_INVALID_ARGUMENT if it is no CUDA device's. */
 TN_API TN_MUST_USE tn_status tn_adapter_pool_use(tn_pool *pool);
 
-/* A statistic of the device by its name in TN_POOL_STATS_TABLE ("peak_reserved_bytes"): of its pool
- * and those of captured graphs together, where peaks are sums of each pool's. 0 for a device that
- * no framework has asked. TN_INVALID_ARGUMENT for a name that is in no table. */
+/* A statistic of the device by its name in TN_POOL_STATS_TABLE ("peak_reserved_bytes"): of its
+ * pools together, those of captured graphs too, where peaks are sums of each pool's. 0 for a device
+ * that no framework has asked. TN_INVALID_ARGUMENT for a name that is in no table. */
 TN_API TN_MUST_USE tn_status tn_adapter_stat(int device, const char *name, uint64_t *out);
 
 /* Peaks start again, in all pools of the device. */
 TN_API TN_MUST_USE tn_status tn_adapter_reset_peaks(int device);
 
-/* Gives idle memory of all devices back to the driver. Frees first what waited for the devices
- * (below), and so may wait for them. */
+/* Gives idle memory of all devices back to the driver, behind all work of theirs: it waits. Does
+ * nothing while a framework captures a graph. */
 TN_API TN_MUST_USE tn_status tn_adapters_trim(void);
 
 /* Ends all pools and devices that the adapters have made, for programs that look for leaks; no

@@ -357,11 +357,22 @@ static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_
     return TN_OK;
 }
 
+void tn__pool_settle_set(tn_pool *pool, tn__settle settle) { pool->settle = settle; }
+
+int tn__pool_is_settled(const tn_pool *pool) {
+    int is_settled;
+    if (!pool->settle) return 1;
+    if (!tn__driver_wait_begin()) return 0;
+    is_settled = pool->settle();
+    tn__driver_wait_end();
+    return is_settled;
+}
+
 tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
     size_t released = 0;
     tn_status status = TN_OK;
     TN_REQUIRE(pool, "tn_pool_trim: pool is NULL");
-    if (!tn__driver_is_gone()) {
+    if (!tn__driver_is_gone() && tn__pool_is_settled(pool)) {
         pthread_mutex_lock(&pool->mutex);
         tn__error_scope_begin();
         status = tn__error_scope_end(trim_locked(pool, keep_bytes, &released));
@@ -374,10 +385,10 @@ tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes)
 }
 
 /* The soft limit stays below the hard one; where there was none, there is none. */
-static tn_status set_limit_locked(tn_pool *pool, size_t limit) {
+static tn_status set_limit_locked(tn_pool *pool, size_t limit, int is_settled) {
     size_t released = 0;
-    size_t reserved;
-    if (tn__pool_reserved_bytes(pool) > limit) TN_TRY(trim_locked(pool, limit, &released));
+    size_t reserved = tn__pool_reserved_bytes(pool);
+    if (reserved > limit && is_settled) TN_TRY(trim_locked(pool, 0, &released));
     reserved = tn__pool_reserved_bytes(pool);
     if (reserved > limit) {
         return TN_FAIL(TN_IN_USE,
@@ -392,16 +403,19 @@ static tn_status set_limit_locked(tn_pool *pool, size_t limit) {
 }
 
 tn_status tn_pool_limit_set(tn_pool *pool, size_t limit_bytes) {
+    size_t limit = limit_bytes ? limit_bytes : SIZE_MAX;
     tn_status status;
+    int is_settled;
     TN_REQUIRE(pool, "tn_pool_limit_set: pool is NULL");
     TN_TRY(tn__driver_require_present("tn_pool_limit_set"));
     if (pool->backing->kind == TN_BACKING_ASYNC) {
         return TN_FAIL(TN_UNSUPPORTED, "tn_pool_limit_set: the driver keeps the limit of an ASYNC "
                                        "pool, and takes it once");
     }
+    is_settled = limit == SIZE_MAX || tn__pool_is_settled(pool);
     pthread_mutex_lock(&pool->mutex);
     tn__error_scope_begin();
-    status = tn__error_scope_end(set_limit_locked(pool, limit_bytes ? limit_bytes : SIZE_MAX));
+    status = tn__error_scope_end(set_limit_locked(pool, limit, is_settled));
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }

@@ -249,7 +249,7 @@ tn_status tn__pages_decay(tn_pool *pool) {
     size_t count = 0;
     double now_us;
     tn_status status = TN_OK;
-    if (pool->decay_us <= 0) return TN_OK;
+    if (pool->decay_us <= 0 || pool->settle) return TN_OK;
     now_us = pool->driver->now_us(pool->state);
     if (now_us - pool->decay_at_us < pool->decay_us) return TN_OK;
     TN_TRY(tn__idle_list(pool, &filter, &idle, &count));

@@ -40,6 +40,7 @@
 #include "pool_owned.h"
 #include "pool_pause.h"
 #include "pool_report.h"
+#include "pool_settle.h"
 #include "process_limits.h"
 #include "trace_writer.h"
 
@@ -81,6 +82,7 @@ struct tn_pool {
     size_t address_limit_bytes; /* SIZE_MAX: none */
     double wait_us_max;
     int keep_streams_apart;
+    tn__settle settle;    /* NULL: idle memory may go at once */
     size_t address_bytes; /* VMM: to reserve at a time */
     size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
 

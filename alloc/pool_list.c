@@ -79,10 +79,21 @@ static int can_help(const tn_pool *pool, const tn_pool *other, int is_process_wi
     return is_process_wide ? !other->backing->is_host_memory : is_same_memory(pool, other);
 }
 
+/* Then it is worth asking whether it may go. */
+static int has_idle(tn_pool *pool) {
+    tn_pool_stats stats = TN_POOL_STATS_INIT;
+    pthread_mutex_lock(&pool->mutex);
+    (void)tn__caches_drain(pool);
+    tn__pool_fill_stats(pool, &stats);
+    pthread_mutex_unlock(&pool->mutex);
+    return stats.cached_bytes + stats.driver_held_bytes > 0;
+}
+
 /* Also what it releases into its device's cache of handles: the request may be for other memory. */
 static tn_status release_of(tn_pool *other, tn__release *release) {
     size_t counted_bytes = 0;
     tn_status status;
+    if (other->settle && !(has_idle(other) && tn__pool_is_settled(other))) return TN_OK;
     pthread_mutex_lock(&other->mutex);
     (void)tn__caches_drain(other);
     status = tn__pool_release(other, release);

@@ -3,6 +3,7 @@
 #include "adapter_device.h"
 #include "adapters_support.h"
 
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,6 +59,65 @@ static void a_use_that_is_told_early_holds_until_the_free(void **state) {
     EXPECT_OK(tn_device_synchronize(device));
     test_close_foreign_stream(device, main_stream);
     test_close_foreign_stream(device, side);
+    adapters_close(device);
+}
+
+/* Data fetched ahead: made on one stream, read on another that nobody records, freed at once; the
+ * first stream waits for the reader only before it allocates again. Torch's own allocator allows
+ * that, since nobody but the first stream ever gets the memory. A third stream must not, and no
+ * mapping may go under the reader, whatever sizes come. */
+static void unrecorded_readers_are_safe_from_other_streams(void **state) {
+    tn_device *device = adapters_open(1, 0);
+    tn_stream fetch = test_open_foreign_stream(device);
+    tn_stream reader = test_open_foreign_stream(device);
+    tn_stream third = test_open_foreign_stream(device);
+    unsigned seed = 3;
+    (void)state;
+    for (int i = 0; i < 300; i++) {
+        size_t bytes = (size_t)(1 + rand_r(&seed) % 40) * MIB;
+        void *x;
+        void *y;
+        EXPECT_OK(tn_stream_wait(device, fetch, reader));
+        x = adapters_take(bytes, fetch);
+        test_sim_write(device, fetch, x, bytes, 5);
+        EXPECT_OK(tn_stream_wait(device, reader, fetch));
+        test_sim_read(device, reader, x, bytes, 500);
+        adapters_give(x, fetch);
+        y = adapters_take(bytes, third);
+        test_sim_write(device, third, y, bytes, 5);
+        adapters_give(y, third);
+    }
+    EXPECT_OK(tn_device_synchronize(device));
+    test_close_foreign_stream(device, fetch);
+    test_close_foreign_stream(device, reader);
+    test_close_foreign_stream(device, third);
+    adapters_close(device);
+}
+
+/* Short of memory, what one stream has idle goes to another: behind all work of the device. */
+static void idle_memory_goes_between_streams_behind_all_work(void **state) {
+    tn_device *device = adapters_open(1, 256 * MIB);
+    tn_stream fetch = test_open_foreign_stream(device);
+    tn_stream reader = test_open_foreign_stream(device);
+    void *x = adapters_take(200 * MIB, fetch);
+    void *y;
+    uint64_t waits;
+    (void)state;
+    test_sim_write(device, fetch, x, 200 * MIB, 5);
+    EXPECT_OK(tn_stream_wait(device, reader, fetch));
+    test_sim_read(device, reader, x, 200 * MIB, 500);
+    adapters_give(x, fetch);
+    waits = test_sim_get()->call_count("cuCtxSynchronize");
+    y = adapters_take(200 * MIB, NULL);
+    assert_true(test_sim_get()->call_count("cuCtxSynchronize") > waits);
+    test_sim_write(device, NULL, y, 200 * MIB, 5);
+    adapters_give(y, NULL);
+    x = adapters_take(200 * MIB, fetch); /* and back */
+    test_sim_write(device, fetch, x, 200 * MIB, 5);
+    adapters_give(x, fetch);
+    EXPECT_OK(tn_device_synchronize(device));
+    test_close_foreign_stream(device, fetch);
+    test_close_foreign_stream(device, reader);
     adapters_close(device);
 }
 
@@ -172,6 +232,8 @@ static void a_fraction_limits_the_pool(void **state) {
     adapters_give(block, NULL);
     EXPECT_OK(tn__framework_fraction_set(0, 0.125)); /* idle memory went back */
     assert_true(adapters_number("reserved_bytes") <= 128 * MIB);
+    EXPECT_OK(tn__framework_fraction_set(0, 0));
+    EXPECT_STATUS(tn__framework_alloc(0, 1, NULL, "test", &block), TN_OUT_OF_DEVICE_MEMORY);
     EXPECT_OK(tn__framework_fraction_set(0, 1));
     adapters_give(adapters_take(900 * MIB, NULL), NULL);
     adapters_close(device);
@@ -324,6 +386,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(blocks_are_given_out_and_taken_back_once),
         cmocka_unit_test(a_use_that_is_told_early_holds_until_the_free),
+        cmocka_unit_test(unrecorded_readers_are_safe_from_other_streams),
+        cmocka_unit_test(idle_memory_goes_between_streams_behind_all_work),
         cmocka_unit_test(a_use_of_a_stream_that_is_gone_waits_for_the_device),
         cmocka_unit_test(memory_freed_without_a_stream_waits_for_all_work),
         cmocka_unit_test(what_waits_for_the_devices_is_bounded),

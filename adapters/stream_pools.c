@@ -1,0 +1,87 @@
+/* A pool for each stream that a framework allocates on: see stream_pools.h. */
+#include "adapter_device.h"
+
+void tn__stream_pools_init(tn__stream_pools *pools) { pthread_mutex_init(&pools->mutex, NULL); }
+
+void tn__stream_pools_deinit(tn__stream_pools *pools) { pthread_mutex_destroy(&pools->mutex); }
+
+/* The legacy default stream has two names. */
+static int is_default(tn_stream stream) { return (uintptr_t)stream <= 1; }
+
+/* Where the stream is, or the free slot where it would be. Half of the slots stay free. */
+static tn__stream_slot *find_slot(tn__stream_pools *pools, tn_stream stream) {
+    size_t at = ((uintptr_t)stream * 0x9E3779B97F4A7C15u >> 32) % TN__STREAM_POOL_SLOTS;
+    while (atomic_load(&pools->slots[at].pool) && pools->slots[at].stream != stream)
+        at = (at + 1) % TN__STREAM_POOL_SLOTS;
+    return &pools->slots[at];
+}
+
+static tn_status make_pool(tn__adapter *adapter, tn_pool **out) {
+    tn_pool_config config = TN_POOL_CONFIG_INIT;
+    config.name = "frameworks, another stream";
+    config.backing = TN_BACKING_PLAIN;
+    config.limit_bytes = adapter->streams.limit_bytes;
+    TN_TRY(tn_pool_create(adapter->device, &config, out));
+    tn__pool_settle_set(*out, tn__adapters_settle);
+    return TN_OK;
+}
+
+static tn_status make_locked(tn__adapter *adapter, tn_stream stream, tn_pool **out) {
+    tn__stream_pools *pools = &adapter->streams;
+    tn__stream_slot *slot = find_slot(pools, stream);
+    *out = atomic_load(&slot->pool);
+    if (*out) return TN_OK;
+    if (pools->count == TN__STREAM_POOLS_MAX) {
+        *out = adapter->pool;
+        return TN_OK;
+    }
+    TN_TRY(make_pool(adapter, out));
+    slot->stream = stream;
+    atomic_store(&slot->pool, *out);
+    pools->count++;
+    return TN_OK;
+}
+
+tn_status tn__stream_pool_find(tn__adapter *adapter, tn_stream stream, tn_pool **out) {
+    tn_status status;
+    *out = is_default(stream) ? adapter->pool
+                              : atomic_load(&find_slot(&adapter->streams, stream)->pool);
+    if (*out) return TN_OK;
+    pthread_mutex_lock(&adapter->streams.mutex);
+    status = make_locked(adapter, stream, out);
+    pthread_mutex_unlock(&adapter->streams.mutex);
+    return status;
+}
+
+tn_status tn__stream_pools_each(tn__adapter *adapter, tn__pool_visit visit, void *context) {
+    TN_TRY(visit(adapter->pool, context));
+    for (size_t i = 0; i < TN__STREAM_POOL_SLOTS; i++) {
+        tn_pool *pool = atomic_load(&adapter->streams.slots[i].pool);
+        if (pool) TN_TRY(visit(pool, context));
+    }
+    return TN_OK;
+}
+
+static tn_status set_limit(tn_pool *pool, void *context) {
+    return tn_pool_limit_set(pool, *(const size_t *)context);
+}
+
+tn_status tn__stream_pools_limit(tn__adapter *adapter, size_t limit_bytes) {
+    tn_status status;
+    pthread_mutex_lock(&adapter->streams.mutex);
+    status = tn__stream_pools_each(adapter, set_limit, &limit_bytes);
+    if (status == TN_OK) adapter->streams.limit_bytes = limit_bytes;
+    pthread_mutex_unlock(&adapter->streams.mutex);
+    return status;
+}
+
+tn_status tn__stream_pools_close(tn__stream_pools *pools) {
+    for (size_t i = 0; i < TN__STREAM_POOL_SLOTS; i++) {
+        tn_pool *pool = atomic_load(&pools->slots[i].pool);
+        if (!pool) continue;
+        TN_TRY(tn_pool_destroy(pool));
+        atomic_store(&pools->slots[i].pool, NULL);
+        pools->count--;
+    }
+    return TN_OK;
+}

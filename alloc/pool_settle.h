@@ -1,0 +1,24 @@
+/* Pools whose free memory may still be in use by streams that nobody has named.
+ *
+ * A framework may free a block on its stream while another stream still reads it, and make the
+ * first stream wait for the other only before it allocates again. For reuse on the same stream that
+ * is enough. For anybody else, and for the driver, the pool's memory is idle only once all work of
+ * the device is done: then it is asked, before any of it is given back.
+ */
+#ifndef TENURE_POOL_SETTLE_H
+#define TENURE_POOL_SETTLE_H
+
+#include "error.h"
+
+/* 1: no device has work that was there when it was called. 0: that can not be had now, and the pool
+ * keeps its memory. Called without any lock held; it may wait. */
+typedef int (*tn__settle)(void);
+
+/* For a pool that nobody uses yet: asked before idle memory of it goes back (tn_pool_trim, a lower
+ * limit, other pools that are short), and no memory goes back by decay. */
+TN_SISTER_API void tn__pool_settle_set(tn_pool *pool, tn__settle settle);
+
+/* 1 if the pool may give idle memory back. Without its mutex. */
+int tn__pool_is_settled(const tn_pool *pool);
+
+#endif
