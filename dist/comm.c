@@ -201,11 +201,11 @@ tn_status tn_comm_destroy(tn_comm *comm) {
     tn__error_save(&waited);
     tn__comm_watch_end(comm->watch);
     tn__comm_end_registrations(comm);
-    tn__comm_end_agreement(comm);
     tn__error_restore(&waited);
     comm->engine->leave(comm->state);
     tn__saved_error saved;
     tn__error_save(&saved);
+    tn__comm_end_agreement(comm); /* what was on its stream has ended */
     tn__comm_free(comm);
     tn__error_restore(&saved);
     tn__device_release(device);

@@ -113,15 +113,14 @@ static tn_status check_shrink_locked(const tn_comm *comm) {
                                    : "a group is open: end or cancel it");
 }
 
-static tn_status shrink_locked(tn_comm *comm, const int *excluded, size_t count, tn_comm *made,
-                               int *had_failed) {
+static tn_status shrink_locked(tn_comm *comm, const int *excluded, size_t count, tn_comm *made) {
     TN_TRY(check_shrink_locked(comm));
-    *had_failed = comm->failure != TN_OK;
+    const int had_failed = comm->failure != TN_OK;
     tn_status status = comm->engine->shrink(comm->state, excluded, (int)count, made->name,
                                             &made->rank, &made->rank_count, &made->state);
     comm->is_shrunk = status == TN_OK;
     int is_over = status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR;
-    return is_over && !*had_failed ? tn__comm_fail_locked(comm, status) : status;
+    return is_over && !had_failed ? tn__comm_fail_locked(comm, status) : status;
 }
 
 tn_status tn_comm_shrink(tn_comm *comm, const int *excluded, size_t excluded_count,
@@ -130,7 +129,6 @@ tn_status tn_comm_shrink(tn_comm *comm, const int *excluded, size_t excluded_cou
     TN_TRY(check_excluded(comm, excluded, excluded_count));
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_comm *made = NULL;
-    int had_failed = 0;
     config.device = comm->device;
     config.name = name ? name : comm->name;
     config.timeout_us = comm->timeout_us;
@@ -139,9 +137,8 @@ tn_status tn_comm_shrink(tn_comm *comm, const int *excluded, size_t excluded_cou
     (void)waited; /* a failure is no reason not to */
     TN_TRY(tn__comm_make(&config, &made));
     pthread_mutex_lock(&comm->lock);
-    tn_status status = shrink_locked(comm, excluded, excluded_count, made, &had_failed);
+    tn_status status = shrink_locked(comm, excluded, excluded_count, made);
     pthread_mutex_unlock(&comm->lock);
-    /* The rendezvous still has the news of what this goes on from. */
-    tn_rendezvous *ranks = had_failed ? NULL : tn__comm_watch_ranks(comm->watch);
-    return finish(comm, made, status, ranks, 1, out);
+    /* The rendezvous has, or may yet have, news of those who are left out, which is none here. */
+    return finish(comm, made, status, NULL, 1, out);
 }

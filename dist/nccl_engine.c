@@ -257,6 +257,7 @@ static tn_status nccl_shrink(tn__comm_state *state, const int *excluded, int exc
         drop_state(made);
         return status;
     }
+    state->is_kept = 0; /* it is not shrunk again: a failure ends it at once */
     *rank = made->rank;
     *rank_count = made->rank_count;
     *out = made;

@@ -258,9 +258,9 @@ TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, co
  * not shrunk again: shrink the new one.
  *
  * TCP makes new connections. NCCL calls ncclCommShrink (2.27 and later), after a failure with its
- * flag to abort, for which comm was made with config.shrinkable; the new one then hears of other
- * ranks by its own deadlines only. MPI and simulated ranks: TN_UNSUPPORTED; the first ends a job
- * of which a rank dies.
+ * flag to abort, for which comm was made with config.shrinkable; the new one hears of other ranks
+ * by its own deadlines only, as what the rendezvous knows is also of those that are left out. MPI
+ * and simulated ranks: TN_UNSUPPORTED; the first ends a job of which a rank dies.
  *
  * Errors: TN_INVALID_ARGUMENT (a rank that there is not, twice, or this one), TN_INVALID_STATE
  * (in a group; it was shrunk before), TN_UNSUPPORTED (the text says what is missing), out of

@@ -222,6 +222,28 @@ static void ranks_may_be_left_out_by_choice(void **state) {
     run_round(NULL, -1, choose);
 }
 
+/* Who was left out is nobody's rank any more. */
+static void die_left_out(const test_meeting *meeting) {
+    const int last = meeting->rank_count - 1, excluded[] = {last};
+    tn_comm *shrunk = NULL;
+    all = ranks_open_forked(meeting, 0);
+    assert_int_equal(takes_part(all.comm, meeting->rank), everybody());
+    if (meeting->rank != last) EXPECT_OK(tn_comm_shrink(all.comm, excluded, 1, NULL, &shrunk));
+    pass(meeting->rank == last, meeting->rank_count);
+    if (meeting->rank == last) raise(SIGKILL);
+    tn_status status = await_failure();
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(takes_part(shrunk, meeting->rank), (1 << last) - 1);
+    ranks_go_on(&all, shrunk, status);
+    assert_int_equal(takes_part(shrunk, meeting->rank), (1 << last) - 1);
+    ranks_close(&all);
+}
+
+static void who_was_left_out_may_die(void **state) {
+    (void)state;
+    run_round(NULL, rank_count_of_test() - 1, die_left_out);
+}
+
 /* Rank 1 was to stay and does not come: the others learn that, and go on without it. */
 static void miss_one(const test_meeting *meeting) {
     const int last = meeting->rank_count - 1, first_list[] = {last}, next_list[] = {last, 1};
@@ -422,6 +444,7 @@ int main(void) {
         cmocka_unit_test(what_was_shrunk_is_shrunk_again),
         cmocka_unit_test(what_is_kept_ends_by_itself),
         cmocka_unit_test(ranks_may_be_left_out_by_choice),
+        cmocka_unit_test(who_was_left_out_may_die),
         cmocka_unit_test(who_does_not_come_is_left_out_next),
         cmocka_unit_test(training_goes_on_from_its_checkpoint),
     };
