@@ -156,10 +156,9 @@ static void measure(wire_job *job, wire_kind kind, size_t bytes) {
             if (buffer->status != TN_OK) continue;
             tn_status status = round < 0 ? clear_target(job, kind, buffer) : TN_OK;
             if (status == TN_OK) status = time_batch(job, kind, buffer, bytes, &us);
-            if (round < 0 || status != TN_OK)
-                note(job, buffer, status);
-            else
-                times_of(job, i)[round] = us;
+            note(job, buffer,
+                 status); /* in every round: ranks may see a failure in different ones */
+            if (round >= 0) times_of(job, i)[round] = us;
         }
     }
     for (int i = 0; i < job->buffer_count; i++)
