@@ -173,7 +173,7 @@ static tn_status deregister_locked(tn_registration *record, int is_of_all) {
     if (status == TN_OK) return TN_OK;
     tn__saved_error saved;
     tn__error_save(&saved);
-    (void)tn__comm_check_locked(comm); /* what failed may have been the communicator */
+    TN_TRY(tn__comm_check_locked(comm)); /* what failed may have been the communicator */
     tn__error_restore(&saved);
     return status;
 }

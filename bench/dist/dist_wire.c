@@ -156,8 +156,7 @@ static void measure(wire_job *job, wire_kind kind, size_t bytes) {
             if (buffer->status != TN_OK) continue;
             tn_status status = round < 0 ? clear_target(job, kind, buffer) : TN_OK;
             if (status == TN_OK) status = time_batch(job, kind, buffer, bytes, &us);
-            note(job, buffer,
-                 status); /* in every round: ranks may see a failure in different ones */
+            note(job, buffer, status); /* ranks may see a failure in different rounds */
             if (round >= 0) times_of(job, i)[round] = us;
         }
     }

@@ -24,6 +24,7 @@ typedef struct known_state {
 
 static const tn__comm_engine *below;
 static tn__comm_engine engine;
+static int is_broken;
 static known_state known[STATES_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -70,6 +71,10 @@ static tn_status split(tn__comm_state *state, int color, int key, const char *na
     TN_TRY(below->split(state, color, key, name, so_far, rank, rank_count, out));
     if (*out) remember(*out, of->driver, of->on);
     return TN_OK;
+}
+
+static tn_status check(tn__comm_state *state) {
+    return is_broken ? TN_FAIL(TN_COMM_ERROR, "the script breaks") : below->check(state);
 }
 
 static void leave(tn__comm_state *state) {
@@ -131,8 +136,10 @@ static tn_status enroll(tn__comm_state *state, void *address, size_t bytes, int 
 
 static tn_status withdraw(tn__comm_state *state, void *handle, int is_window) {
     write_down("%s ", is_window ? "end_window" : "end_buffer");
-    if (is_refused(&registering.refused_end))
+    if (is_refused(&registering.refused_end)) {
+        is_broken = registering.breaks;
         return TN_FAIL(TN_INVALID_ARGUMENT, "the script does not end %p", handle);
+    }
     if (registering.on_end) registering.on_end(handle);
     find(state)->windows -= is_window;
     find(state)->registered--;
@@ -162,12 +169,14 @@ static tn_status memory_functions(tn_device *device, tn_memory_functions *out) {
 
 const tn__comm_engine *registering_engine(const tn__comm_engine *base) {
     below = base;
+    is_broken = 0;
     engine = *base;
     engine.name = "registering";
     engine.has_deadlines = 0; /* it has a watch, as NCCL has */
     engine.join = join;
     engine.split = split;
     engine.start = start;
+    engine.check = check;
     engine.abort = abort_state;
     engine.leave = leave;
     engine.enroll = enroll;

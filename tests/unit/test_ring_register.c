@@ -212,6 +212,10 @@ static void with_a_failed_communicator_all_of_it_ends(void **state) {
     fail_comm(s.comm);
     end(&s.f, s.comm, TN_COMM_ERROR);
     open_registering(&s, TN_RING_REGISTER_AUTO);
+    EXPECT_OK(tn_ring_seal(s.f.ring));
+    registering.refused_end = registering.breaks = 1;
+    end(&s.f, s.comm, TN_COMM_ERROR); /* whatever the end met itself */
+    open_registering(&s, TN_RING_REGISTER_AUTO);
     fail_comm(s.comm);
     EXPECT_OK(tn_ring_seal(s.f.ring)); /* a ring needs its communicator only for gathers */
     expect_registered(&s.f, TN_RING_UNREGISTERED, TN_COMM_ERROR, "a failure of the test");
