@@ -126,7 +126,11 @@ static tn_status close_pool(tn__adapter *adapter) {
 }
 
 static tn_status close_device(tn__adapter *adapter) {
-    if (!adapter->is_borrowed) TN_TRY(tn_device_destroy(adapter->device));
+    if (adapter->is_borrowed) {
+        tn__pool_settle_set(adapter->pool, NULL);
+    } else {
+        TN_TRY(tn_device_destroy(adapter->device));
+    }
     atomic_store(&adapters[adapter->ordinal], NULL);
     tn__stream_pools_deinit(&adapter->streams);
     tn__late_frees_deinit(&adapter->late);
@@ -181,6 +185,7 @@ static tn_status use_locked(tn_pool *pool, int ordinal) {
     adapter->device = tn_pool_device(pool);
     adapter->pool = pool;
     adapter->is_borrowed = 1;
+    tn__pool_settle_set(pool, tn__adapters_settle);
     publish(adapter, ordinal);
     return TN_OK;
 }

@@ -14,8 +14,8 @@
  * keeps its memory. Called without any lock held; it may wait. */
 typedef int (*tn__settle)(void);
 
-/* For a pool that nobody uses yet: asked before idle memory of it goes back (tn_pool_trim, a lower
- * limit, other pools that are short), and no memory goes back by decay. */
+/* For a pool that nobody uses meanwhile: asked before idle memory of it goes back (tn_pool_trim, a
+ * lower limit, other pools that are short), and no memory goes back by decay. NULL: nobody is. */
 TN_SISTER_API void tn__pool_settle_set(tn_pool *pool, tn__settle settle);
 
 /* 1 if the pool may give idle memory back. Without its mutex. */

@@ -277,6 +277,7 @@ static void the_program_can_give_its_own_pool(void **state) {
     tn_pool *mine = test_open_pool(device, TN_BACKING_VMM, 64 * MIB);
     tn_pool *used = NULL;
     void *block = NULL;
+    uint64_t waits;
     (void)state;
     EXPECT_STATUS(tn_adapter_pool_use(NULL), TN_INVALID_ARGUMENT);
     EXPECT_OK(tn_adapter_pool_use(mine));
@@ -286,7 +287,14 @@ static void the_program_can_give_its_own_pool(void **state) {
     EXPECT_STATUS(tn__framework_alloc(0, 65 * MIB, NULL, "test", &block), TN_OUT_OF_DEVICE_MEMORY);
     block = adapters_take(16 * MIB, NULL);
     tn__framework_free_unordered(0, block);
+    adapters_give(adapters_take(16 * MIB, NULL), NULL);
+    waits = test_sim_get()->call_count("cuCtxSynchronize");
+    EXPECT_OK(tn_pool_trim(mine, 0, NULL)); /* behind all work */
+    assert_int_equal(test_sim_get()->call_count("cuCtxSynchronize"), waits + 1);
     EXPECT_OK(tn_adapters_close());
+    waits = test_sim_get()->call_count("cuCtxSynchronize");
+    EXPECT_OK(tn_pool_trim(mine, 0, NULL)); /* the program's own again */
+    assert_int_equal(test_sim_get()->call_count("cuCtxSynchronize"), waits);
     assert_int_equal(test_pool_stats(mine).live_blocks, 0);
     EXPECT_OK(tn_pool_destroy(mine));
     adapters_close(device);
