@@ -3,8 +3,8 @@
 # the first beside libtenure.so.
 
 add_library(tenure-dropin MODULE alloc/preload/dropin_blocks.c alloc/preload/dropin_fence.c
-  alloc/preload/dropin_memory.c alloc/preload/dropin_open.c alloc/preload/dropin_pointer.c
-  alloc/preload/dropin_record.c alloc/preload/dropin_stream.c
+  alloc/preload/dropin_memory.c alloc/preload/dropin_open.c alloc/preload/dropin_peers.c
+  alloc/preload/dropin_pointer.c alloc/preload/dropin_record.c alloc/preload/dropin_stream.c
   alloc/preload/dropin_whole.c)
 target_link_libraries(tenure-dropin PRIVATE tenure Threads::Threads)
 target_link_options(tenure-dropin PRIVATE

@@ -3,6 +3,7 @@
  *     dropin_open.c      configuration, devices, banner; exit, fork
  *     dropin_memory.c    cuMemAlloc, cuMemFree and what goes with them
  *     dropin_stream.c    stream-ordered memory, captures, streams that end
+ *     dropin_peers.c     devices that reach mapped pages of others
  *     dropin_pointer.c   what an address is; memory shared with other processes
  *     dropin_whole.c     large blocks, each an allocation of the driver's own
  *     dropin_blocks.c    all blocks by address
@@ -23,8 +24,8 @@
  * are held around a fork, of the table of blocks and of the record: another thread may have had
  * any.
  *
- * Lock order: opening a device, captures, fences, then the table of blocks, the record, or what
- * libtenure locks.
+ * Lock order: peers, opening a device, captures, fences, then the table of blocks, the record, or
+ * what libtenure locks.
  */
 #ifndef TENURE_DROPIN_H
 #define TENURE_DROPIN_H
@@ -99,6 +100,7 @@ void tn__dropin_blocks_unlock(void);
     X(device_waits, "host waits for the whole device")                                             \
     X(retries, "allocations repeated after memory was given back")                                 \
     X(refused, "allocations refused for want of memory")                                           \
+    X(peers_refused, "pools that could not be told of a peer")                                     \
     X(lost, "blocks that a pool did not take back")
 
 typedef struct tn__dropin_counts {
@@ -185,11 +187,26 @@ static inline void tn__dropin_count(_Atomic uint64_t *count) {
  * the driver's business. */
 tn__dropin_device *tn__dropin_device_current(void);
 
+/* That device, opened if its primary context is there to be; NULL: it is the driver's business. */
+tn__dropin_device *tn__dropin_device_open(int ordinal);
+
+/* The device whose primary context this is, NULL: the current one. -1: none's. */
+int tn__dropin_ordinal_of(const void *context);
+
 /* The device's own, made at the first call; NULL: it can not be had. */
 tn_pool *tn__dropin_stream_pool(tn__dropin_device *device);
 
 /* Ends all that the device has, live blocks too: its context is about to be reset. */
 void tn__dropin_device_close(int ordinal);
+
+/* ---- peers: dropin_peers.c ------------------------------------------------------------------- */
+
+/* A device, or its stream pool, is new: its pools are told who reaches them. Not in the midst of
+ * opening a device. */
+void tn__dropin_peers_apply(const tn__dropin_device *owner);
+
+/* The device is about to end. */
+void tn__dropin_peers_close(const tn__dropin_device *gone);
 
 /* ---- freed memory: dropin_fence.c ------------------------------------------------------------ */
 
@@ -276,6 +293,7 @@ static inline void *tn__dropin_stream_of(void *stream, int is_per_thread) {
 /* Fills in the calls of each file. */
 void tn__dropin_memory_hooks(tn__dropin_calls *hooks);
 void tn__dropin_stream_hooks(tn__dropin_calls *hooks);
+void tn__dropin_peer_hooks(tn__dropin_calls *hooks);
 void tn__dropin_pointer_hooks(tn__dropin_calls *hooks);
 
 #endif

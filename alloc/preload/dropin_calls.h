@@ -63,6 +63,9 @@ typedef struct tn__cu_ipc_handle {
       (tn__cu_address address), (address))                                                         \
     X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, NO_STREAM,                     \
       (tn__cu_device device), (device))                                                            \
+    X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000, NO_STREAM,                             \
+      (void *peer, unsigned flags), (peer, flags))                                                 \
+    X(cuCtxDisablePeerAccess, "cuCtxDisablePeerAccess", 4000, NO_STREAM, (void *peer), (peer))     \
     X(cuMemCreate, "cuMemCreate", 10020, NO_STREAM,                                                \
       (tn__cu_handle *out, size_t bytes, const void *properties, unsigned long long flags),        \
       (out, bytes, properties, flags))                                                             \

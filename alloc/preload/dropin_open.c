@@ -148,20 +148,47 @@ tn__dropin_device *tn__dropin_device_current(void) {
     if (contexts.device(&ordinal) != TN__CU_SUCCESS) return NULL;
     if (ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return NULL;
     device = tn__dropin.devices[ordinal];
-    if (!device && is_primary(ordinal, context)) device = open_once(ordinal, context);
+    if (!device && is_primary(ordinal, context)) {
+        device = open_once(ordinal, context);
+        if (device) tn__dropin_peers_apply(device);
+    }
     if (!device || device->context != context) return NULL;
     last = ordinal;
     return device;
 }
 
+tn__dropin_device *tn__dropin_device_open(int ordinal) {
+    void *context = NULL;
+    if (tn__dropin.devices[ordinal]) return tn__dropin.devices[ordinal];
+    if (contexts.retain(&context, ordinal) != TN__CU_SUCCESS) return NULL;
+    tn__dropin_device *device = open_once(ordinal, context);
+    (void)contexts.release(ordinal);
+    return device;
+}
+
+int tn__dropin_ordinal_of(const void *context) {
+    void *current = NULL;
+    int ordinal = 0;
+    if (!context && contexts.current(&current) == TN__CU_SUCCESS) context = current;
+    for (; context && ordinal < TN__DROPIN_DEVICES_MAX; ordinal++) {
+        void *primary = NULL;
+        if (contexts.retain(&primary, ordinal) != TN__CU_SUCCESS) return -1;
+        (void)contexts.release(ordinal);
+        if (primary == context) return ordinal;
+    }
+    return -1;
+}
+
 tn_pool *tn__dropin_stream_pool(tn__dropin_device *device) {
     tn_pool *pool;
+    int is_new = 0;
     pthread_mutex_lock(&mutex);
     if (!device->stream_pool) {
-        (void)make_pool(device, "cuMemAllocAsync", &device->stream_pool);
+        is_new = make_pool(device, "cuMemAllocAsync", &device->stream_pool) == TN_OK;
     }
     pool = device->stream_pool;
     pthread_mutex_unlock(&mutex);
+    if (is_new) tn__dropin_peers_apply(device);
     return pool;
 }
 
@@ -184,6 +211,8 @@ static void end_blocks(tn__dropin_device *device, int are_given) {
 void tn__dropin_device_close(int ordinal) {
     tn__dropin_device *device = NULL;
     if (tn__dropin.is_over || ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return;
+    device = tn__dropin.devices[ordinal];
+    if (device) tn__dropin_peers_close(device);
     pthread_mutex_lock(&mutex);
     device = tn__dropin.devices[ordinal];
     if (device && tn_device_synchronize(device->device) != TN_OK) {
@@ -227,6 +256,7 @@ static void fill_hooks(tn__dropin_calls *hooks) {
     tn__dropin_memory_hooks(hooks);
     tn__dropin_stream_hooks(hooks);
     tn__dropin_pointer_hooks(hooks);
+    tn__dropin_peer_hooks(hooks);
 }
 
 int tn__dropin_open(const tn__dropin_driver *driver, tn__dropin_calls *hooks) {

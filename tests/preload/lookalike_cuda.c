@@ -218,6 +218,18 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr address) {
     return cuMemFree_v2(address);
 }
 
+/* ---- peers ----------------------------------------------------------------------------------- */
+
+/* The simulated driver has no such call: of plain memory it would be, and pages are told of it one
+ * by one. */
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+    return peer && !flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+    return peer ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 /* ---- contexts -------------------------------------------------------------------------------- */
 
 static long left_at_reset = -1;

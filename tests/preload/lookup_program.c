@@ -351,6 +351,44 @@ static void two_devices(void) {
     EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(MIB)));
 }
 
+/* Mapped pages are reached by a peer from when the program says so, new ones and old ones, also of
+ * a device that has had nothing so far; freed, they wait for the peer's work. */
+static void mapped_peers(void) {
+    CUcontext contexts[2] = {NULL, NULL};
+    CUstream stream = NULL;
+    CUdeviceptr blocks[3], ordered = 0;
+    EXPECT_OK(DRIVER(cuInit)(0));
+    use_device(1, &contexts[1]);
+    EXPECT_OK(DRIVER(cuStreamCreate)(&stream, 1));
+    use_device(0, &contexts[0]);
+    blocks[0] = allocate(3 * MIB);
+    use_device(1, &contexts[1]);
+    EXPECT_OK(DRIVER(cuCtxEnablePeerAccess)(contexts[0], 0));
+    use_device(0, &contexts[0]);
+    blocks[1] = allocate(30 * MIB);
+    EXPECT_OK(DRIVER(cuMemAllocAsync)(&ordered, MIB, NULL));
+    blocks[2] = ordered;
+    for (int i = 0; i < 3; i++) {
+        tnsim_range range = {(void *)(uintptr_t)blocks[i], MIB, 1};
+        use_device(1, &contexts[1]);
+        EXPECT_OK(DRIVER(tnsim_launch)(stream, "write", &range, 1, 500));
+        use_device(0, &contexts[0]);
+        if (i < 2) EXPECT_OK(DRIVER(cuMemFree_v2)(blocks[i]));
+    }
+    for (int i = 0; i < 50; i++) {
+        CUdeviceptr next = allocate(2 * MIB);
+        tnsim_range range = {(void *)(uintptr_t)next, MIB, 1};
+        EXPECT_OK(DRIVER(tnsim_launch)(NULL, "write", &range, 1, 10));
+        EXPECT_OK(DRIVER(cuMemFree_v2)(next));
+    }
+    EXPECT(DRIVER(tnsim_race_count)() == 0);
+    use_device(1, &contexts[1]);
+    EXPECT_OK(DRIVER(cuCtxSynchronize)());
+    EXPECT_OK(DRIVER(cuCtxDisablePeerAccess)(contexts[0]));
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(1));
+    EXPECT_OK(DRIVER(cuMemFree_v2)(allocate(MIB)));
+}
+
 static const program_case cases[] = {
     {"no_driver", no_driver},
     {"by_dlsym", by_dlsym},
@@ -366,6 +404,7 @@ static const program_case cases[] = {
     {"host_shortage", host_shortage},
     {"reset_after_an_error", reset_after_an_error},
     {"two_devices", two_devices},
+    {"mapped_peers", mapped_peers},
 };
 
 int main(int argc, char **argv) {

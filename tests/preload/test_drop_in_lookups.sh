@@ -13,6 +13,8 @@ for pool in plain vmm; do
     TENURE_SIM_DEVICES=2 run_under "--pool $pool" preload_lookup_program two_devices
     expect_status 0
 done
+TENURE_SIM_DEVICES=2 run_under "--pool vmm" preload_lookup_program mapped_peers
+expect_status 0
 run_under "--pool vmm" preload_lookup_program each_failure
 expect_status 0
 run_under "" preload_lookup_program no_driver
