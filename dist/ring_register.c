@@ -62,18 +62,18 @@ tn_status tn__ring_buffer_take(tn_ring *ring, size_t bytes) {
 }
 
 /* With its communicator, if that has failed, a registration is gone, too. */
-static tn_status note_end(tn_ring *ring, tn_status status) {
+static tn_status note_end(tn_registration **registration, tn_status status) {
     if (status != TN_OK && status != TN_COMM_ERROR && status != TN_COMM_TIMEOUT) return status;
-    ring->registration = NULL;
-    ring->stats.registered = TN_RING_UNREGISTERED;
+    *registration = NULL;
     return TN_OK;
 }
 
-/* What not all ranks have is left over from a seal: no other rank ends it with this one. */
 static tn_status end_registration(tn_ring *ring) {
-    const int is_of_all = ring->stats.registered != TN_RING_UNREGISTERED;
-    return note_end(ring, is_of_all ? tn_comm_deregister(ring->registration)
-                                    : tn__comm_undo_registration(ring->registration));
+    for (int kind = 0; kind < 2; kind++)
+        TN_TRY(note_end(&ring->leftovers[kind], tn__comm_undo_registration(ring->leftovers[kind])));
+    TN_TRY(note_end(&ring->registration, tn_comm_deregister(ring->registration)));
+    ring->stats.registered = TN_RING_UNREGISTERED;
+    return TN_OK;
 }
 
 tn_status tn__ring_buffer_free(tn_ring *ring) {
@@ -103,20 +103,28 @@ static tn_status agree(tn_ring *ring, tn_status mine) {
                    ring->name, failed);
 }
 
-static tn_status try_kind(tn_ring *ring, tn_registration_kind kind) {
-    tn_status status =
-        tn_comm_register(ring->comm, ring->base, ring->buffer_bytes, kind, &ring->registration);
-    status = agree(ring, status);
-    if (status == TN_OK) {
-        ring->stats.registered =
-            kind == TN_REGISTER_WINDOW ? TN_RING_REGISTERED_WINDOW : TN_RING_REGISTERED_BUFFER;
-        return TN_OK;
-    }
+/* What does not end now the end of the buffer ends; the ranks go on together. */
+static void undo(tn_ring *ring, tn_registration_kind kind, tn_registration *registration) {
     tn__saved_error error;
     tn__error_save(&error);
-    (void)end_registration(ring); /* or the end of the buffer tries again */
+    (void)note_end(&registration, tn__comm_undo_registration(registration));
+    ring->leftovers[kind] = registration;
     tn__error_restore(&error);
-    return status;
+}
+
+static tn_status try_kind(tn_ring *ring, tn_registration_kind kind) {
+    tn_registration *registration = NULL;
+    tn_status status =
+        tn_comm_register(ring->comm, ring->base, ring->buffer_bytes, kind, &registration);
+    status = agree(ring, status);
+    if (status != TN_OK) {
+        undo(ring, kind, registration);
+        return status;
+    }
+    ring->registration = registration;
+    ring->stats.registered =
+        kind == TN_REGISTER_WINDOW ? TN_RING_REGISTERED_WINDOW : TN_RING_REGISTERED_BUFFER;
+    return TN_OK;
 }
 
 /* The first failure is the one that is told. Without memory for the words there are none. */
@@ -132,13 +140,7 @@ static void try_all(tn_ring *ring) {
         status = try_kind(ring, TN_REGISTER_WINDOW);
         note(ring, status);
     }
-    if (status != TN_OK && !ring->registration) note(ring, try_kind(ring, TN_REGISTER_BUFFER));
-}
-
-static void forget_failure(tn_ring *ring) {
-    ring->stats.register_status = TN_OK;
-    tn__host_free(ring->register_text);
-    ring->register_text = NULL;
+    if (status != TN_OK) note(ring, try_kind(ring, TN_REGISTER_BUFFER));
 }
 
 tn_status tn__ring_prepare_registration(tn_ring *ring) {
@@ -152,7 +154,6 @@ void tn__ring_register(tn_ring *ring) {
     tn__saved_error error;
     if (!is_wanted(ring)) return;
     tn__error_save(&error);
-    forget_failure(ring);
     if (ring->buffer_bytes) try_all(ring);
     ring->stats.register_us = now_us() - start_us;
     tn__error_restore(&error);

@@ -127,7 +127,8 @@ struct tn_ring {
     char *base;
     size_t buffer_bytes;
     tn_ring_register registration_wanted;
-    tn_registration *registration; /* of the buffer; NULL: there is none */
+    tn_registration *registration; /* of the buffer, on all ranks; NULL: there is none */
+    tn_registration *leftovers[2]; /* that some ranks have not, and that did not end yet; by kind */
     char *register_text;           /* why it is not as wanted; NULL: it is */
     size_t needed_bytes;           /* by the schedules so far */
     int needed_slots;

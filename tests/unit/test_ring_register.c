@@ -300,8 +300,9 @@ enum { ALL_RANKS = -1 };
 typedef struct planted {
     int rank;
     int hangs, refused_window, refused_buffer;
-    int is_short;   /* each allocation of its seal has failed once, and it seals again */
-    int is_checked; /* TENURE_CHECK_COLLECTIVES */
+    int is_short;    /* each allocation of its seal has failed once, and it seals again */
+    int is_checked;  /* TENURE_CHECK_COLLECTIVES */
+    int refused_end; /* on the other ranks */
     tn_ring_register wanted;
     tn_ring_registered as;
     tn_status status; /* on the other ranks */
@@ -349,7 +350,8 @@ static void run_ring(const test_meeting *meeting) {
     f.config.registration = fault->wanted;
     registering = (registering_script){.hangs = is_here && fault->hangs,
                                        .refused_window = is_here ? fault->refused_window : 0,
-                                       .refused_buffer = is_here ? fault->refused_buffer : 0};
+                                       .refused_buffer = is_here ? fault->refused_buffer : 0,
+                                       .refused_end = is_here ? 0 : fault->refused_end};
     for (int unit = 0; unit < UNITS; unit++)
         ring_fixture_add(&f, ROWS, (unsigned char)(unit + 1));
     ring_fixture_make(&f);
@@ -401,6 +403,21 @@ static void a_rank_that_fails_speaks_for_all(void **state) {
     test_ranks_run(3, run_ring, &fault);
 }
 
+/* The others have that window, which does not end (the trial has ended two), until the ring does:
+ * they try the buffer with the one that has none. */
+static void a_window_that_stays_is_no_ranks_business(void **state) {
+    (void)state;
+    planted fault = {.rank = 1,
+                     .refused_window = 3,
+                     .refused_end = 3,
+                     .as = TN_RING_REGISTERED_BUFFER,
+                     .status = TN_UNSUPPORTED,
+                     .words = "rank 1 could not have its buffer registered"};
+    test_ranks_run(3, run_ring, &fault);
+    fault.is_checked = 1;
+    test_ranks_run(2, run_ring, &fault);
+}
+
 static void a_rank_seals_again_alone(void **state) {
     (void)state;
     const planted fault = {.rank = 1, .is_short = 1, .as = TN_RING_REGISTERED_WINDOW, .words = ""};
@@ -413,6 +430,7 @@ int main(void) {
         cmocka_unit_test(all_ranks_have_a_window),
         cmocka_unit_test(windows_that_hang_leave_a_buffer),
         cmocka_unit_test(a_rank_that_fails_speaks_for_all),
+        cmocka_unit_test(a_window_that_stays_is_no_ranks_business),
         cmocka_unit_test(a_rank_seals_again_alone),
         cmocka_unit_test(the_buffer_is_a_window_till_it_ends),
         cmocka_unit_test(it_is_what_is_wanted),
