@@ -1,6 +1,7 @@
 /* The connections between ranks: see tcp_mesh.h. */
 #include "tcp_mesh.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +12,15 @@
 #include "rendezvous.h"
 #include "text_sink.h"
 
-enum { DATA, NOTICE, CHANNELS, VISITORS_MAX = 32, HEAR_US = 2 * 1000 * 1000, TEXT_BYTES = 256 };
+enum {
+    DATA,
+    NOTICE,
+    CHANNELS,
+    VISITORS_MAX = 32,
+    HEAR_US = 2 * 1000 * 1000,
+    SHORTAGE_MS = 20,
+    TEXT_BYTES = 256
+};
 
 /* What ranks tell each other before they connect. */
 typedef struct tn__tcp_card {
@@ -32,6 +41,7 @@ typedef struct mesh_maker {
     uint64_t word;
     size_t next_visitor; /* the place that is given away next: the oldest one */
     uint64_t deadline_ns;
+    int shortage; /* why the last visitor could not be taken in; 0 */
 } mesh_maker;
 
 /* ---- making --------------------------------------------------------------------------------- */
@@ -103,6 +113,7 @@ static int awaited(const tn__tcp_mesh *mesh) {
 static void receive_visitor(mesh_maker *make) {
     tn__tcp_visitor *place = &make->mesh->visitors[make->next_visitor];
     int file = tn__tcp_accept(make->mesh->listener);
+    make->shortage = file < 0 && tn__tcp_is_short_of_files(errno) ? errno : 0;
     if (file < 0) return;
     tn__tcp_close(&place->file);
     *place = (tn__tcp_visitor){.file = file};
@@ -137,6 +148,8 @@ static void look_around(mesh_maker *make) {
     for (int i = 0; i < VISITORS_MAX; i++)
         polls[i] = (struct pollfd){.fd = visitors[i].file, .events = POLLIN};
     polls[VISITORS_MAX] = (struct pollfd){.fd = make->mesh->listener, .events = POLLIN};
+    /* Who can not be taken in now waits a little, and is there still. */
+    if (make->shortage) (void)poll(NULL, 0, SHORTAGE_MS);
     if (poll(polls, VISITORS_MAX + 1, tn__tcp_poll_ms(make->deadline_ns)) <= 0) return;
     for (int i = 0; i < VISITORS_MAX; i++)
         if (polls[i].revents) listen_to(make, &visitors[i]);
@@ -150,7 +163,9 @@ static tn_status not_all_came(const mesh_maker *make) {
     for (int rank = mesh->rank + 1; rank < mesh->rank_count; rank++)
         if (mesh->peers[rank].data < 0 || mesh->peers[rank].notice < 0)
             tn__text_add(&out, "%srank %d", out.used ? ", " : "", rank);
-    return TN_FAIL(TN_COMM_TIMEOUT, "rank %d waited for connections of %s", mesh->rank, text);
+    return TN_FAIL_NATIVE(
+        TN_COMM_TIMEOUT, make->shortage, "rank %d waited for connections of %s%s%s", mesh->rank,
+        text, make->shortage ? ": " : "", make->shortage ? strerror(make->shortage) : "");
 }
 
 static tn_status take_in_others(mesh_maker *make) {
@@ -189,6 +204,9 @@ tn_status tn__tcp_mesh_begin(int capacity, tn__tcp_mesh **out) {
         mesh->visitors[i].file = -1;
     int is_complete = mesh->peers && mesh->cards && mesh->visitors;
     tn_status status = is_complete ? TN_OK : TN_OUT_OF_HOST_MEMORY;
+    if (status == TN_OK)
+        status =
+            tn__tcp_reserve_files((size_t)capacity * CHANNELS + VISITORS_MAX, "a TCP communicator");
     if (status == TN_OK) status = tn__tcp_listen(0, &mesh->listener);
     if (status != TN_OK) {
         tn__tcp_mesh_free(mesh);

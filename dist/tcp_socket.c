@@ -9,11 +9,19 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { NS_PER_US = 1000, NS_PER_MS = 1000000, RETRY_MS = 20, SOME_BYTES_MAX = 1 << 20 };
+enum {
+    NS_PER_US = 1000,
+    NS_PER_MS = 1000000,
+    RETRY_MS = 20,
+    TURN_MS = 1000, /* that an address has to answer, the first time round */
+    SOME_BYTES_MAX = 1 << 20,
+    OTHER_FILES = 64 /* that a program has open besides */
+};
 #define NS_PER_S ((uint64_t)1000000000)
 
 uint64_t tn__tcp_now_ns(void) {
@@ -46,6 +54,25 @@ static tn_status fail(const char *what, int code) {
 static void set_up(int file) {
     int one = 1;
     (void)setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+}
+
+tn_status tn__tcp_reserve_files(size_t count, const char *what) {
+    struct rlimit limit;
+    rlim_t needed = (rlim_t)count + OTHER_FILES;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return fail("the limit of open files", errno);
+    if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= needed) return TN_OK;
+    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < needed)
+        return TN_FAIL(
+            TN_UNSUPPORTED,
+            "%s takes %zu open files, and this process may have %llu at most, %d of them "
+            "for all else: raise the hard limit (ulimit -Hn)",
+            what, count, (unsigned long long)limit.rlim_max, OTHER_FILES);
+    limit.rlim_cur = needed;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0 ? TN_OK : fail("the limit of open files", errno);
+}
+
+int tn__tcp_is_short_of_files(int code) {
+    return code == EMFILE || code == ENFILE || code == ENOBUFS || code == ENOMEM;
 }
 
 /* ---- listening ------------------------------------------------------------------------------ */
@@ -205,12 +232,34 @@ tn__tcp_end tn__tcp_connect(const tn__tcp_address *address, uint64_t deadline_ns
     return connect_system((struct sockaddr *)&six, sizeof six, deadline_ns, out);
 }
 
-/* Each address once: the connection, or -1. */
-static int connect_any(const struct addrinfo *list, uint64_t deadline_ns) {
+/* Each address once, and each has a turn of that long: one that swallows what it is sent does not
+ * keep the next one from being asked. The connection, or -1. */
+static int connect_any(const struct addrinfo *list, uint64_t turn_ns, uint64_t deadline_ns) {
     int file = -1;
-    for (const struct addrinfo *at = list; at && file < 0; at = at->ai_next)
-        (void)connect_system(at->ai_addr, at->ai_addrlen, deadline_ns, &file);
+    for (const struct addrinfo *at = list; at && file < 0; at = at->ai_next) {
+        uint64_t now = tn__tcp_now_ns();
+        uint64_t turn_ends_ns =
+            deadline_ns > now && deadline_ns - now > turn_ns ? now + turn_ns : deadline_ns;
+        (void)connect_system(at->ai_addr, at->ai_addrlen, turn_ends_ns, &file);
+    }
     return file;
+}
+
+/* Round by round, with turns that get longer. */
+static int connect_in_rounds(const struct addrinfo *list, uint64_t deadline_ns) {
+    uint64_t turn_ns = (uint64_t)TURN_MS * NS_PER_MS;
+    int file = connect_any(list, turn_ns, deadline_ns);
+    while (file < 0 && tn__tcp_now_ns() < deadline_ns) {
+        (void)poll(NULL, 0, RETRY_MS);
+        if (turn_ns < UINT64_MAX / 2) turn_ns *= 2;
+        file = connect_any(list, turn_ns, deadline_ns);
+    }
+    return file;
+}
+
+/* Who is asked may have no answer yet: a machine that is still to come has no name, either. */
+static int may_have_a_name(int code) {
+    return code == EAI_AGAIN || code == EAI_NONAME || code == EAI_NODATA || code == EAI_FAIL;
 }
 
 tn_status tn__tcp_connect_host(const char *host, unsigned port, uint64_t deadline_ns, int *out) {
@@ -218,12 +267,12 @@ tn_status tn__tcp_connect_host(const char *host, unsigned port, uint64_t deadlin
     char service[16];
     snprintf(service, sizeof service, "%u", port);
     int code = getaddrinfo(host, service, &hints, &list);
-    if (code) return TN_FAIL(TN_COMM_ERROR, "the address of host %s: %s", host, gai_strerror(code));
-    int file = connect_any(list, deadline_ns);
-    while (file < 0 && tn__tcp_now_ns() < deadline_ns) {
+    while (may_have_a_name(code) && tn__tcp_now_ns() < deadline_ns) {
         (void)poll(NULL, 0, RETRY_MS);
-        file = connect_any(list, deadline_ns);
+        code = getaddrinfo(host, service, &hints, &list);
     }
+    if (code) return TN_FAIL(TN_COMM_ERROR, "the address of host %s: %s", host, gai_strerror(code));
+    int file = connect_in_rounds(list, deadline_ns);
     freeaddrinfo(list);
     if (file < 0) return TN_FAIL(TN_COMM_TIMEOUT, "nobody answered on %s, TCP port %u", host, port);
     *out = file;

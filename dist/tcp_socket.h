@@ -42,7 +42,15 @@ int tn__tcp_is_loopback(const tn__tcp_address *address);
 /* A connection that has come, or -1: none now. */
 int tn__tcp_accept(int listener);
 
-/* Tries every address of the host until one answers or the deadline: TN_COMM_TIMEOUT. */
+/* Raises the process's limit of open files for `count` more, if it has to be. TN_UNSUPPORTED, with
+ * both numbers and what takes them, where it can not be. */
+tn_status tn__tcp_reserve_files(size_t count, const char *what);
+
+/* 1: what accept or connect failed with passes when somebody closes files. */
+int tn__tcp_is_short_of_files(int code);
+
+/* Tries every address of the host in turns until one answers or the deadline: TN_COMM_TIMEOUT. A
+ * name that is not there is asked for again until then: TN_COMM_ERROR. */
 tn_status tn__tcp_connect_host(const char *host, unsigned port, uint64_t deadline_ns, int *out);
 
 /* One try. CLOSED: nobody listens there. */

@@ -10,8 +10,13 @@
 
 enum { GRACE_US = 10 * 1000 * 1000, COUNT_BYTES = 4, TEXT_BYTES = 512, AGAIN_MS = 20 };
 
+/* Threads get their turns in the order in which they came: one that waits for news again and again
+ * does not keep another from publishing some. */
 struct tn__store {
     pthread_mutex_t lock;
+    pthread_cond_t turn_ended;
+    uint64_t turns_taken; /* under lock */
+    uint64_t turn;        /* whose it is: of the next exchange */
     int file;
     int rank_count;
     tn__store_end end;
@@ -82,7 +87,7 @@ static int has_word(const tn__store *store) {
     return poll(&one, 1, 0) > 0;
 }
 
-static tn_status exchange_locked(tn__store *store, exchange *with) {
+static tn_status exchange_in_turn(tn__store *store, exchange *with) {
     uint64_t timeout_us = with->request.timeout_us;
     uint64_t wait_us = timeout_us < UINT64_MAX - GRACE_US ? timeout_us + GRACE_US : UINT64_MAX;
     uint64_t deadline = tn__tcp_deadline_ns(wait_us);
@@ -99,7 +104,14 @@ static tn_status exchange_locked(tn__store *store, exchange *with) {
 
 static tn_status ask(tn__store *store, exchange *with) {
     pthread_mutex_lock(&store->lock);
-    tn_status status = exchange_locked(store, with);
+    const uint64_t mine = store->turns_taken++;
+    while (store->turn != mine)
+        pthread_cond_wait(&store->turn_ended, &store->lock);
+    pthread_mutex_unlock(&store->lock);
+    tn_status status = exchange_in_turn(store, with);
+    pthread_mutex_lock(&store->lock);
+    store->turn++;
+    pthread_cond_broadcast(&store->turn_ended);
     pthread_mutex_unlock(&store->lock);
     return status;
 }
@@ -146,6 +158,7 @@ tn_status tn__store_open(const char *host, unsigned port, const tn__store_hello 
     tn__store *store = tn__host_alloc(1, sizeof *store);
     if (!store) return TN_OUT_OF_HOST_MEMORY;
     pthread_mutex_init(&store->lock, NULL);
+    pthread_cond_init(&store->turn_ended, NULL);
     store->file = -1;
     store->rank_count = (int)hello->rank_count;
     tn_status status = connect_store(store, host, port, hello, tn__tcp_deadline_ns(timeout_us));
@@ -167,6 +180,7 @@ void tn__store_close(tn__store *store) {
     tn__error_restore(&saved);
     tn__host_free(with.answer);
     tn__tcp_close(&store->file);
+    pthread_cond_destroy(&store->turn_ended);
     pthread_mutex_destroy(&store->lock);
     tn__host_free(store);
 }

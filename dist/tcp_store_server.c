@@ -5,6 +5,7 @@
  */
 #include "tcp_store_server.h"
 
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 #include "host_alloc.h"
 #include "tcp_store_entries.h"
 
-enum { STRANGERS_MAX = 64, MESSAGE_US = 10 * 1000 * 1000 };
+enum { STRANGERS_MAX = 64, MESSAGE_US = 10 * 1000 * 1000, SHORTAGE_US = 50 * 1000 };
 
 typedef enum rank_state { RANK_AWAITED, RANK_PRESENT, RANK_LEFT, RANK_GONE } rank_state;
 
@@ -47,6 +48,7 @@ struct tn__store_server {
     pthread_t thread;
     _Atomic uint64_t end_ns; /* 0: serves */
     uint64_t arrivals;
+    uint64_t accepts_at_ns; /* not before: the process was short of files */
     rank_state *ranks;
     connection *connections;
     struct pollfd *polls;
@@ -376,7 +378,11 @@ static connection *find_place(tn__store_server *server) {
 
 static void take_in(tn__store_server *server) {
     int file = tn__tcp_accept(server->listener);
-    if (file < 0) return;
+    if (file < 0) {
+        if (tn__tcp_is_short_of_files(errno))
+            server->accepts_at_ns = tn__tcp_deadline_ns(SHORTAGE_US);
+        return;
+    }
     connection *at = find_place(server);
     if (!at) {
         tn__tcp_close(&file);
@@ -417,7 +423,10 @@ static uint64_t prepare(tn__store_server *server) {
         server->polls[i] = (struct pollfd){.fd = at->file, .events = at->reply ? POLLOUT : POLLIN};
         if (at->file >= 0 && at->deadline_ns < nearest) nearest = at->deadline_ns;
     }
-    server->polls[server->capacity] = (struct pollfd){.fd = server->listener, .events = POLLIN};
+    int accepts = tn__tcp_now_ns() >= server->accepts_at_ns;
+    if (!accepts && server->accepts_at_ns < nearest) nearest = server->accepts_at_ns;
+    server->polls[server->capacity] =
+        (struct pollfd){.fd = accepts ? server->listener : -1, .events = POLLIN};
     server->polls[server->capacity + 1] = (struct pollfd){.fd = server->wake, .events = POLLIN};
     return nearest;
 }
@@ -452,7 +461,10 @@ static void *run(void *argument) {
     tn__store_server *server = argument;
     while (!is_over(server)) {
         uint64_t nearest = prepare(server);
-        if (poll(server->polls, server->capacity + 2, tn__tcp_poll_ms(nearest)) < 0) continue;
+        if (poll(server->polls, server->capacity + 2, tn__tcp_poll_ms(nearest)) < 0) {
+            if (errno != EINTR) (void)poll(NULL, 0, SHORTAGE_US / 1000); /* the kernel's memory */
+            continue;
+        }
         for (size_t i = 0; i < server->capacity; i++)
             serve(server, server->connections + i, server->polls[i].revents);
         if (server->polls[server->capacity].revents) take_in(server);
@@ -512,6 +524,8 @@ tn_status tn__store_server_begin(int listener, int rank_count, uint64_t job,
     server->rank_count = server->entries.rank_count = rank_count;
     server->job = job;
     tn_status status = make_tables(server);
+    if (status == TN_OK)
+        status = tn__tcp_reserve_files(server->capacity + 2, "the store of the ranks");
     if (status == TN_OK) status = start_thread(server);
     if (status != TN_OK) {
         free_server(server);
