@@ -131,6 +131,22 @@ function(tenure_add_sim_rank_test name)
   endforeach()
 endfunction()
 
+# A rank is killed where the argument says, and Open MPI leaves the others alone: both, of three
+# ranks, say that they are clean before the end; of four, three.
+function(tenure_add_killed_rank_test engine ranks)
+  math(EXPR survivors "${ranks} - 1")
+  string(REPEAT "clean after a killed rank.*" ${survivors} words)
+  string(TOLOWER ${engine} suffix)
+  foreach(phase ${ARGN})
+    set(test dist/killed_rank_${phase}_${suffix}_${ranks})
+    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} --enable-recovery ${MPIEXEC_NUMPROC_FLAG}
+      ${ranks} $<TARGET_FILE:dist_test_killed_rank> ${phase})
+    set_tests_properties(${test} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS dist
+      PASS_REGULAR_EXPRESSION "${words}" FAIL_REGULAR_EXPRESSION "  FAILED  "
+      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=${engine}")
+  endforeach()
+endfunction()
+
 # Open MPI as root, with more ranks than cores, on one machine without a network; none of this
 # means anything to another MPI. MPI's libraries leak, and are gone when leaks are listed, so that
 # those can not be told from ours: the tests count our own host memory instead.
@@ -170,12 +186,20 @@ function(tenure_add_rank_tests)
   tenure_add_rank_test(expert_exchange 1 2 3 4)
   tenure_add_rank_test(sharded_faults 1)
   tenure_add_rank_test(sharded_uneven 1 2 3)
-  tenure_add_rank_test(comm_faults 1)
+  tenure_add_rank_test(comm_faults 1 2)
   tenure_add_tcp_test(comm_faults 1)
   tenure_add_rank_test(shard_ranks 1 2 3 4 8)
   tenure_add_rank_test(shard_reshard 1 2 3 4)
   tenure_add_rank_test(missing_rank 2 3 4)
+  tenure_add_rank_test(comm_abort 2 4)
+  tenure_add_tcp_test(comm_abort 2 3)
+  tenure_add_sim_rank_test(comm_abort 2)
   tenure_add_rank_test(hung_rank 2 3)
+  tenure_add_rank_test(killed_rank)
+  # By hand: create, forward, update.
+  tenure_add_killed_rank_test(MPI 3 collective backward anywhere)
+  tenure_add_killed_rank_test(TCP 3 anywhere)
+  tenure_add_killed_rank_test(MPI 4 write rename)
   tenure_add_rank_test(ring_ranks 1 2 3 4)
   tenure_add_sim_rank_test(collectives 1 2 4)
   tenure_add_sim_rank_test(collectives_uneven 1 3)

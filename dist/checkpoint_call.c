@@ -196,6 +196,7 @@ tn_status tn__checkpoint_begin(tn__checkpoint *call, const tn_checkpoint_config 
     call->rank = tn_comm_rank(config->comm);
     call->rank_count = tn_comm_size(config->comm);
     call->device = config->comm->device;
+    call->puts = tn__comm_puts(config->comm);
     TN_TRY(get_memory(call));
     return tn__checkpoint_agree(call, check_entries(call));
 }
@@ -280,12 +281,17 @@ static tn_status worst_of_all(tn__checkpoint *call, tn_status mine, float *worst
     return TN_OK;
 }
 
+/* The others are in a meeting that this rank can not come to any more. */
+static tn_status end_meeting(tn__checkpoint *call, tn_status status) {
+    return tn__comm_end_call(call->config->comm, "a checkpoint", call->puts, status);
+}
+
 tn_status tn__checkpoint_agree(tn__checkpoint *call, tn_status mine) {
     tn__saved_error saved;
     float worst = 0.0f;
     if (!call->config->comm) return mine;
     tn__error_save(&saved);
-    tn_status status = worst_of_all(call, mine, &worst);
+    tn_status status = end_meeting(call, worst_of_all(call, mine, &worst));
     if (mine != TN_OK) {
         tn__error_restore(&saved);
         return mine;
@@ -297,13 +303,17 @@ tn_status tn__checkpoint_agree(tn__checkpoint *call, tn_status mine) {
                    call->config->path, (int)worst % RANKS_MAX, tn_status_name(other));
 }
 
+static tn_status broadcast_number(tn__checkpoint *call) {
+    TN_TRY(move_words(call, 1));
+    TN_TRY(tn_broadcast(call->config->comm, (char *)call->block + NUMBER_AT, sizeof(uint64_t), 0,
+                        call->stream));
+    return finish_words(call);
+}
+
 tn_status tn__checkpoint_share(tn__checkpoint *call, uint64_t *number) {
     if (!call->config->comm) return TN_OK;
     memcpy(call->words + NUMBER_AT, number, sizeof *number);
-    TN_TRY(move_words(call, 1));
-    TN_TRY(tn_broadcast(call->config->comm, (char *)call->block + NUMBER_AT, sizeof *number, 0,
-                        call->stream));
-    TN_TRY(finish_words(call));
+    TN_TRY(end_meeting(call, broadcast_number(call)));
     memcpy(number, call->words + NUMBER_AT, sizeof *number);
     return TN_OK;
 }

@@ -37,6 +37,7 @@ typedef struct tn__checkpoint {
     tn_stream stream;
     int rank;
     int rank_count;
+    uint64_t puts;     /* the communicator's collectives before the call */
     tn_device *device; /* NULL: nothing is in any memory */
     const tn__driver *driver;
     tn__driver_device *on;

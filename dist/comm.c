@@ -8,7 +8,7 @@
 #include "options.h"
 #include "rendezvous.h"
 
-enum { MICROSECONDS = 1000000, POLL_US_MAX = 1000 };
+enum { MICROSECONDS = 1000000, POLL_US_MAX = 1000, CALL_BYTES = 128 };
 static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
 
 /* ---- which engine ------------------------------------------------------------------------- */
@@ -230,9 +230,18 @@ void tn__comm_look_done_locked(tn_comm *comm) {
         comm->flight.done = comm->flight.put;
 }
 
+/* What is no failure of the ranks, but of the driver, is one of the communicator all the same. */
+static tn_status fail_for_good(const tn_comm *comm) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    return TN_FAIL_NATIVE(TN_COMM_ERROR, saved.native, "communicator %s, rank %d of %d: %s",
+                          comm->name, comm->rank, comm->rank_count, saved.text);
+}
+
 tn_status tn__comm_fail_locked(tn_comm *comm, tn_status status) {
     TN_ASSERT(comm->failure == TN_OK);
     TN_ASSERT(status != TN_OK);
+    if (status != TN_COMM_ERROR && status != TN_COMM_TIMEOUT) status = fail_for_good(comm);
     comm->failure = status;
     tn__error_save(&comm->failure_text);
     comm->engine->abort(comm->state);
@@ -248,6 +257,43 @@ tn_status tn__comm_check_locked(tn_comm *comm) {
     }
     tn_status status = comm->engine->check(comm->state);
     return status == TN_OK ? TN_OK : tn__comm_fail_locked(comm, status);
+}
+
+/* On this rank and all others, in the words `call` and `why`. The last error stays. */
+static void give_up(tn_comm *comm, const char *call, const char *why) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    pthread_mutex_lock(&comm->lock);
+    if (comm->failure == TN_OK) {
+        const tn_status status =
+            TN_FAIL(TN_COMM_ERROR, "communicator %s, rank %d of %d: given up: %s%s", comm->name,
+                    comm->rank, comm->rank_count, call, why);
+        (void)tn__comm_fail_locked(comm, status);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    tn__error_restore(&saved);
+}
+
+void tn_comm_abort(tn_comm *comm, const char *why) {
+    if (!comm || tn__driver_is_gone()) return;
+    give_up(comm, "", why ? why : "tn_comm_abort was called");
+}
+
+uint64_t tn__comm_puts(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    const uint64_t puts = comm->flight.put;
+    pthread_mutex_unlock(&comm->lock);
+    return puts;
+}
+
+tn_status tn__comm_end_call(tn_comm *comm, const char *call, uint64_t puts_before,
+                            tn_status status) {
+    char where[CALL_BYTES];
+    if (status == TN_OK || comm->rank_count == 1) return status;
+    if (tn__comm_puts(comm) == puts_before) return status;
+    (void)snprintf(where, sizeof where, "%s, behind a collective: ", call);
+    give_up(comm, where, tn_error_last());
+    return status;
 }
 
 static uint64_t now_us(void) {
@@ -284,7 +330,7 @@ static tn_status look(tn_comm *comm, uint64_t start_us, int *is_over) {
     int is_done;
     pthread_mutex_lock(&comm->lock);
     tn_status status = look_locked(comm, start_us, &is_done);
-    if (status != TN_OK && comm->failure == TN_OK) (void)tn__comm_fail_locked(comm, status);
+    if (status != TN_OK && comm->failure == TN_OK) status = tn__comm_fail_locked(comm, status);
     pthread_mutex_unlock(&comm->lock);
     *is_over = is_done || status != TN_OK;
     return status;

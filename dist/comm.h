@@ -84,6 +84,15 @@ tn_status tn__comm_check_locked(tn_comm *comm);
  * the status. */
 tn_status tn__comm_fail_locked(tn_comm *comm, tn_status status);
 
+/* The collectives that have been put so far. */
+uint64_t tn__comm_puts(tn_comm *comm);
+
+/* The end of a call that can not be made again once it has put a collective: if it has failed, and
+ * there are more of them now than puts_before, the other ranks are in what this one will not come
+ * to, and are told at once: `call`, then the last error, which stays. Returns status. */
+tn_status tn__comm_end_call(tn_comm *comm, const char *call, uint64_t puts_before,
+                            tn_status status);
+
 /* Puts a checked call on the stream, or in the open group, with its segments. */
 tn_status tn__collective_put(tn_comm *comm, const tn__collective_call *call,
                              const tn_segment *segments, size_t segment_count, tn_stream stream);

@@ -125,7 +125,7 @@ static int is_ending(tn__comm_watch *watch) {
 
 static void wait_a_tick(tn__comm_watch *watch) {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     uint64_t ns = (uint64_t)until.tv_nsec + tick_us(watch) * 1000;
     until.tv_sec += (time_t)(ns / 1000000000u);
     until.tv_nsec = (long)(ns % 1000000000u);
@@ -312,12 +312,21 @@ static tn_status start_thread(tn__comm_watch *watch) {
     return TN_OK;
 }
 
+/* The time of day may be set while somebody waits. */
+static void init_condition(pthread_cond_t *condition) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
 tn_status tn__comm_watch_begin(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watch **out) {
     tn__comm_watch *watch = tn__host_alloc(1, sizeof *watch);
     if (!watch) return TN_OUT_OF_HOST_MEMORY;
     watch->comm = comm;
     pthread_mutex_init(&watch->lock, NULL);
-    pthread_cond_init(&watch->ended, NULL);
+    init_condition(&watch->ended);
     tn_status status = make_events(watch);
     if (status == TN_OK) status = use_rendezvous(watch, ranks);
     if (status == TN_OK) status = start_thread(watch);

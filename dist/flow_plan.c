@@ -270,7 +270,9 @@ static const char *kind_name(int kind) {
 
 static void name_of(const tn__flow_header *header, char *text, size_t text_bytes) {
     const char *kind = kind_name(header->kind);
-    if (header->kind == TN__FLOW_MESSAGES)
+    if (header->kind == TN__FLOW_SPLIT)
+        snprintf(text, text_bytes, "tn_comm_split");
+    else if (header->kind == TN__FLOW_MESSAGES)
         snprintf(text, text_bytes, "send or receive after %llu",
                  (unsigned long long)header->sequence);
     else
@@ -300,6 +302,10 @@ static void describe(const tn__flow_header *header, char *text, size_t text_byte
         snprintf(text, text_bytes, "%s of memory %llu, %llu bytes as a %s", name,
                  (unsigned long long)header->hash, (unsigned long long)header->count,
                  header->root ? "window" : "buffer");
+        return;
+    }
+    if (header->kind == TN__FLOW_SPLIT) {
+        snprintf(text, text_bytes, "%s", name);
         return;
     }
     snprintf(text, text_bytes, "%s of %llu %s%s, root %d, lists %08x", name,
@@ -337,6 +343,15 @@ tn_status tn__flow_check_header(const tn__flow_plan *plan, const char *comm_name
     TN_TRY(tn__flow_check_alike(comm_name, plan->rank, mine, other, theirs));
     TN_TRY(check_pair(comm_name, plan->rank, mine, other, theirs));
     return check_pair(comm_name, other, theirs, plan->rank, mine);
+}
+
+tn_status tn__flow_fail_split(const char *comm_name, int other, const tn__flow_header *theirs) {
+    char others[TEXT_BYTES];
+    describe(theirs, others, sizeof others);
+    return TN_FAIL(TN_COMM_ERROR,
+                   "communicator %s: this rank called tn_comm_split, but rank %d called %s: all "
+                   "ranks make the same calls in the same order",
+                   comm_name, other, others);
 }
 
 /* ---- plans ---------------------------------------------------------------------------------- */

@@ -57,12 +57,14 @@ typedef struct tn__flow_exchange {
 } tn__flow_exchange;
 
 /* Kinds in headers: of a group with more than one call for all ranks; with none. Those of
- * registered memory have its bytes as count, its kind as root and its number as hash. */
+ * registered memory have its bytes as count, its kind as root and its number as hash. A split is no
+ * batch, but whoever makes one meets it. */
 enum {
     TN__FLOW_GROUP = -1,
     TN__FLOW_MESSAGES = -2,
     TN__FLOW_REGISTER = -3,
-    TN__FLOW_DEREGISTER = -4
+    TN__FLOW_DEREGISTER = -4,
+    TN__FLOW_SPLIT = -5
 };
 
 /* What a rank is about to do, in its words to one other rank. */
@@ -96,6 +98,9 @@ typedef struct tn__flow_plan {
 /* One block of host memory, for tn__host_free; nothing of the batch is needed after it. */
 TN_SISTER_API tn_status tn__flow_plan_make(int rank, int rank_count, const tn__batch *batch,
                                            tn__flow_plan **out);
+
+/* TN_COMM_ERROR: a rank that splits a communicator meets one that does what this header says. */
+tn_status tn__flow_fail_split(const char *comm_name, int other, const tn__flow_header *theirs);
 
 /* Whether this rank exchanges headers with another. */
 TN_SISTER_API int tn__flow_meets(const tn__flow_plan *plan, int other);

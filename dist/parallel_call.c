@@ -1,6 +1,8 @@
 /* A call of a parallel layer: see parallel_call.h. */
 #include "parallel_call.h"
 
+#include "comm.h"
+
 tn_status tn__lease_close(tn_lease lease, tn_status status) {
     tn__saved_error failure;
     if (status == TN_OK) status = tn_lease_end(lease);
@@ -44,7 +46,9 @@ tn_status tn__parallel_begin(const char *name, const tn_parallel *told,
     TN_TRY(check_common(name, common));
     *out = (tn__parallel){.name = name, .told = told, .common = *common, .stream = stream};
     out->wire = told->stream ? told->stream : stream;
-    return tn__row_cut_make(name, &told->sequence, own, &out->cut);
+    TN_TRY(tn__row_cut_make(name, &told->sequence, own, &out->cut));
+    out->puts = tn__comm_puts(out->cut.comm);
+    return TN_OK;
 }
 
 tn_status tn__parallel_make(tn__parallel *p, const char *name, const tn__parallel_shape *shape,
@@ -103,7 +107,7 @@ tn_status tn__parallel_end(tn__parallel *p, tn_status status) {
         tn_tensor_destroy(p->made[i], p->stream);
     }
     tn__error_restore(&failure);
-    return status;
+    return tn__comm_end_call(p->cut.comm, p->name, p->puts, status);
 }
 
 /* ---- sums over rows -------------------------------------------------------------------------- */

@@ -36,6 +36,7 @@ typedef struct tn__parallel {
     tn_stream stream; /* of products */
     tn_stream wire;   /* of collectives */
     tn__row_cut cut;
+    uint64_t puts; /* collectives before the call */
     tn_tensor made[TN__PARALLEL_MADE_MAX];
     int is_kept[TN__PARALLEL_MADE_MAX];
     int made_count;
@@ -76,6 +77,7 @@ tn_status tn__parallel_sums(tn__parallel *p, tn_tensor target, int accumulate, i
 tn_status tn__parallel_reduce_sums(tn__parallel *p);
 tn_status tn__parallel_add_sums(tn__parallel *p);
 
+/* What has failed behind a collective can not be made again, and ends the communicator. */
 tn_status tn__parallel_end(tn__parallel *p, tn_status status);
 
 /* The calls of tenure_parallel.h with what the call knows. */

@@ -10,6 +10,7 @@
  *
  * Invariant: a block's place in packed scales is its first row times the bytes of a row there.
  */
+#include "comm.h"
 #include "driver.h"
 #include "host_alloc.h"
 #include "parallel_call.h"
@@ -248,9 +249,10 @@ static tn_status run(const char *name, const tn_expert_args *args, int is_back, 
     TN_TRY(check_tensors(&j));
     j.lists = tn__host_alloc(4 * (size_t)j.ranks, sizeof *j.lists);
     if (!j.lists) return TN_OUT_OF_HOST_MEMORY;
+    const uint64_t puts = tn__comm_puts(args->route.comm);
     tn_status status = with_leases(&j, args);
     tn__host_free(j.lists);
-    return status;
+    return tn__comm_end_call(args->route.comm, name, puts, status);
 }
 
 tn_status tn_expert_dispatch(const tn_expert_args *args, tn_stream stream) {

@@ -13,6 +13,7 @@
  *
  * Invariant: beside the output no memory is used but the slot, TN_GATHER_SLOT_BYTES or one strip.
  */
+#include "comm.h"
 #include "driver.h"
 #include "error.h"
 #include "host_alloc.h"
@@ -250,9 +251,10 @@ tn_status tn_sequence_gather(const tn_sequence_gather_args *args, tn_stream stre
     TN_TRY(check_dst(&g));
     g.segments = tn__host_alloc((size_t)g.cut.ranks, sizeof *g.segments);
     if (!g.segments) return TN_OUT_OF_HOST_MEMORY;
+    const uint64_t puts = tn__comm_puts(g.cut.comm);
     tn_status status = with_leases(&g, args);
     tn__host_free(g.segments);
-    return status;
+    return tn__comm_end_call(g.cut.comm, g.name, puts, status);
 }
 
 tn_status tn_sequence_rows(const tn_sequence *sequence, int64_t own, tn_plane plane, int64_t *out) {

@@ -1,4 +1,5 @@
 /* Sums of activations over ranks, of which each keeps its rows. */
+#include "comm.h"
 #include "error.h"
 #include "host_alloc.h"
 #include "parallel_call.h"
@@ -83,5 +84,6 @@ tn_status tn_sequence_reduce(const tn_sequence_reduce_args *args, tn_stream stre
     TN_TRY(tn_tensor_info_get(args->dst, &r.dst));
     TN_TRY(tn__row_cut_make(r.name, &args->sequence, r.dst.rows, &r.cut));
     TN_TRY(check(&r));
-    return run(&r, args, stream);
+    const uint64_t puts = tn__comm_puts(r.cut.comm);
+    return tn__comm_end_call(r.cut.comm, r.name, puts, run(&r, args, stream));
 }

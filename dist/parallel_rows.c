@@ -1,6 +1,7 @@
 /* How rows are cut over ranks: see parallel_rows.h. */
 #include "parallel_call.h"
 
+#include "comm.h"
 #include "error.h"
 #include "host_alloc.h"
 #include "tensor_internal.h"
@@ -105,12 +106,14 @@ tn_status tn_counts_exchange(tn_comm *comm, const int64_t *own, int64_t count, i
     const int64_t all_count = count * tn_comm_size(comm);
     numbers = tn__host_alloc((size_t)all_count, sizeof *numbers);
     if (!numbers) return TN_OUT_OF_HOST_MEMORY;
+    const uint64_t puts = tn__comm_puts(comm);
     tn_status status = make_numbers(scope, "own counts", count, &tensors[0]);
     if (status == TN_OK) status = make_numbers(scope, "all counts", all_count, &tensors[1]);
     if (status == TN_OK)
         status = exchange(comm, own, (size_t)count * sizeof *own, numbers, tensors, stream);
     for (int i = 0; i < 2; i++)
         status = tn__tensor_close(tensors[i], stream, status);
+    status = tn__comm_end_call(comm, call, puts, status);
     for (int64_t i = 0; status == TN_OK && i < all_count; i++)
         all[i] = numbers[i];
     tn__host_free(numbers);

@@ -8,7 +8,13 @@
 #include "host_alloc.h"
 #include "options.h"
 
-enum { MICROSECONDS = 1000000, PORT_MAX = 65535, KEY_BYTES = 64, MEETING_MAX = 4096 };
+enum {
+    MICROSECONDS = 1000000,
+    PORT_MAX = 65535,
+    KEY_BYTES = 64,
+    MEETING_MAX = 4096,
+    WORD_BYTES = sizeof(uint64_t)
+};
 static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
 /* For the others to hear what their last meeting came to. */
 static const uint64_t FAREWELL_US = (uint64_t)5 * MICROSECONDS;
@@ -154,20 +160,18 @@ static tn_status compare_purposes(const tn_rendezvous *ranks, const char *what,
     return TN_OK;
 }
 
+/* values: room for a purpose and `bytes` of every rank. */
 static tn_status meet(tn_rendezvous *ranks, const char *what, const void *mine, size_t bytes,
-                      void *all, uint64_t timeout_us) {
+                      void *all, uint64_t timeout_us, unsigned char *values) {
     size_t value_bytes = sizeof(uint64_t) + bytes, count = (size_t)ranks->place.rank_count;
     meeting_value value = {.purpose = hash_text(what)};
-    unsigned char *values = tn__host_alloc(count, value_bytes);
-    if (!values) return TN_OUT_OF_HOST_MEMORY;
     if (bytes) memcpy(value.bytes, mine, bytes);
     ranks->meetings++;
-    tn_status status = gather_anyhow(ranks, &value, value_bytes, values, timeout_us);
-    if (status == TN_OK) status = compare_purposes(ranks, what, values, value_bytes);
-    for (size_t rank = 0; status == TN_OK && bytes && rank < count; rank++)
+    TN_TRY(gather_anyhow(ranks, &value, value_bytes, values, timeout_us));
+    TN_TRY(compare_purposes(ranks, what, values, value_bytes));
+    for (size_t rank = 0; bytes && rank < count; rank++)
         memcpy((char *)all + rank * bytes, values + rank * value_bytes + sizeof(uint64_t), bytes);
-    tn__host_free(values);
-    return status;
+    return TN_OK;
 }
 
 static tn_status say_where(const tn_rendezvous *ranks, const char *what, tn_status status) {
@@ -177,18 +181,30 @@ static tn_status say_where(const tn_rendezvous *ranks, const char *what, tn_stat
                           ranks->place.rank, ranks->place.rank_count, saved.text);
 }
 
+static tn_status meet_once(tn_rendezvous *ranks, const char *what, const void *mine, size_t bytes,
+                           void *all, uint64_t timeout_us, unsigned char *values) {
+    tn_status status = meet(ranks, what, mine, bytes, all, timeout_us, values);
+    if (status == TN_OK) return TN_OK;
+    status = say_where(ranks, what, status);
+    /* Others may wait for this rank, or be one meeting ahead of it. */
+    ranks->failure = status;
+    tn__error_save(&ranks->failure_text);
+    return status;
+}
+
 static tn_status gather_locked(tn_rendezvous *ranks, const char *what, const void *mine,
                                size_t bytes, void *all, uint64_t timeout_us) {
     if (ranks->failure != TN_OK) {
         tn__error_restore(&ranks->failure_text);
         return ranks->failure;
     }
-    tn_status status = meet(ranks, what, mine, bytes, all, timeout_us);
-    if (status == TN_OK) return TN_OK;
-    status = say_where(ranks, what, status);
-    /* Others may wait for this rank, or be one meeting ahead of it. */
-    ranks->failure = status;
-    tn__error_save(&ranks->failure_text);
+    if (bytes <= WORD_BYTES)
+        return meet_once(ranks, what, mine, bytes, all, timeout_us, ranks->room);
+    unsigned char *values =
+        tn__host_alloc((size_t)ranks->place.rank_count, sizeof(uint64_t) + bytes);
+    if (!values) return say_where(ranks, what, TN_OUT_OF_HOST_MEMORY);
+    const tn_status status = meet_once(ranks, what, mine, bytes, all, timeout_us, values);
+    tn__host_free(values);
     return status;
 }
 
@@ -200,29 +216,30 @@ tn_status tn__rendezvous_gather(tn_rendezvous *ranks, const char *what, const vo
     return status;
 }
 
-static tn_status check_shared(const uint32_t *all, int rank_count) {
-    for (int rank = 0; rank < rank_count; rank++) {
-        if (all[rank] == TN_OK) continue;
+/* The words of all ranks behind the room of their meeting. */
+static uint64_t *words_of(const tn_rendezvous *ranks) {
+    return (uint64_t *)(void *)(ranks->room +
+                                (size_t)ranks->place.rank_count * 2 * sizeof(uint64_t));
+}
+
+static tn_status share_locked(tn_rendezvous *ranks, tn_status so_far, uint64_t timeout_us) {
+    const uint64_t mine = (uint64_t)so_far, *all = words_of(ranks);
+    TN_TRY(gather_locked(ranks, "tn_comm_create", &mine, sizeof mine, words_of(ranks), timeout_us));
+    for (int rank = 0; rank < ranks->place.rank_count; rank++) {
+        if (all[rank] == TN_OK || so_far != TN_OK) continue;
         return TN_FAIL(TN_COMM_ERROR, "rank %d could not take part: %s", rank,
                        tn_status_text((tn_status)all[rank]));
     }
-    return TN_OK;
+    return so_far;
 }
 
 tn_status tn__rendezvous_share_status(tn_rendezvous *ranks, tn_status so_far, uint64_t timeout_us) {
-    uint32_t mine = (uint32_t)so_far;
     tn__saved_error saved;
     tn__error_save(&saved);
-    uint32_t *all = tn__host_alloc((size_t)ranks->place.rank_count, sizeof *all);
-    if (!all) return so_far == TN_OK ? TN_OUT_OF_HOST_MEMORY : so_far;
-    tn_status status =
-        tn__rendezvous_gather(ranks, "tn_comm_create", &mine, sizeof mine, all, timeout_us);
-    if (status == TN_OK && so_far != TN_OK) {
-        tn__error_restore(&saved);
-        status = so_far;
-    }
-    if (status == TN_OK) status = check_shared(all, ranks->place.rank_count);
-    tn__host_free(all);
+    pthread_mutex_lock(&ranks->lock);
+    const tn_status status = share_locked(ranks, so_far, timeout_us);
+    pthread_mutex_unlock(&ranks->lock);
+    if (status != TN_OK && status == so_far) tn__error_restore(&saved);
     return status;
 }
 
@@ -235,19 +252,22 @@ tn_status tn_rendezvous_gather(tn_rendezvous *ranks, const void *mine, size_t by
                                  ranks->timeout_us);
 }
 
+static tn_status agree_locked(tn_rendezvous *ranks, const char *what, uint64_t value) {
+    uint64_t *values = words_of(ranks);
+    TN_TRY(gather_locked(ranks, what, &value, sizeof value, values, ranks->timeout_us));
+    for (int rank = 1; rank < ranks->place.rank_count; rank++) {
+        if (values[rank] == values[0]) continue;
+        return TN_FAIL(TN_COMM_ERROR, "%s of rank %d is %016llx, and of rank 0 %016llx", what, rank,
+                       (unsigned long long)values[rank], (unsigned long long)values[0]);
+    }
+    return TN_OK;
+}
+
 tn_status tn_rendezvous_agree(tn_rendezvous *ranks, const char *what, uint64_t value) {
     TN_REQUIRE(ranks && what, "tn_rendezvous_agree: ranks and what are needed");
-    size_t count = (size_t)ranks->place.rank_count;
-    uint64_t *values = tn__host_alloc(count, sizeof *values);
-    if (!values) return TN_OUT_OF_HOST_MEMORY;
-    tn_status status =
-        tn__rendezvous_gather(ranks, what, &value, sizeof value, values, ranks->timeout_us);
-    for (size_t rank = 1; status == TN_OK && rank < count; rank++) {
-        if (values[rank] == values[0]) continue;
-        status = TN_FAIL(TN_COMM_ERROR, "%s of rank %zu is %016llx, and of rank 0 %016llx", what,
-                         rank, (unsigned long long)values[rank], (unsigned long long)values[0]);
-    }
-    tn__host_free(values);
+    pthread_mutex_lock(&ranks->lock);
+    const tn_status status = agree_locked(ranks, what, value);
+    pthread_mutex_unlock(&ranks->lock);
     return status;
 }
 
@@ -260,6 +280,7 @@ static void free_rendezvous(tn_rendezvous *ranks, uint64_t linger_us) {
     pthread_mutex_destroy(&ranks->lock);
     tn__host_free((char *)ranks->place.host);
     tn__host_free((char *)ranks->place.job);
+    tn__host_free(ranks->room);
     tn__host_free(ranks);
 }
 
@@ -277,7 +298,8 @@ static tn_status make_rendezvous(const tn_rendezvous_config *config, const tn__p
     ranks->context = config->context;
     ranks->place.host = place->host ? tn__host_strdup(place->host) : NULL;
     ranks->place.job = tn__host_strdup(place->job);
-    if (!ranks->place.job || (place->host && !ranks->place.host)) {
+    ranks->room = tn__host_alloc((size_t)place->rank_count, 3 * sizeof(uint64_t));
+    if (!ranks->place.job || !ranks->room || (place->host && !ranks->place.host)) {
         free_rendezvous(ranks, 0);
         return TN_OUT_OF_HOST_MEMORY;
     }

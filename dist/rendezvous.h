@@ -1,7 +1,8 @@
 /* Ranks that have found each other: what communicators use of them.
  *
  * Invariants: every rank makes the same meetings in the same order; `meetings` counts them, and is
- * their name in the store. The first meeting that fails has failed for all later ones.
+ * their name in the store. The first meeting that fails has failed for all later ones; one that
+ * this rank had no memory to begin was none, and can be tried again. Statuses need no memory.
  */
 #ifndef TENURE_RENDEZVOUS_PRIVATE_H
 #define TENURE_RENDEZVOUS_PRIVATE_H
@@ -40,7 +41,8 @@ struct tn_rendezvous {
     atomic_int references;
 
     pthread_mutex_t lock;
-    tn__store *channel; /* a second connection, which no meeting holds up; or NULL */
+    unsigned char *room; /* of a purpose and a word of each rank, and of a word of each */
+    tn__store *channel;  /* a second connection, which no meeting holds up; or NULL */
     uint64_t meetings;
     tn_status failure;
     tn__saved_error failure_text;

@@ -13,6 +13,7 @@
  */
 #include "shard_plan.h"
 
+#include "comm.h"
 #include "tenure_grouped.h"
 #include "tensor_internal.h"
 
@@ -407,5 +408,7 @@ tn_status tn_shard_cast(const tn_shard_cast_args *args, tn_stream stream) {
     int needs_amax = !args->comm && c.plan->rank_count > 1 && reduced_count(&c) > 0;
     TN_TRY(check_amax(&c, needs_amax));
     TN_TRY(check_shard(&c));
-    return finish(&c, put_cast(&c));
+    if (!args->comm) return finish(&c, put_cast(&c));
+    const uint64_t puts = tn__comm_puts(args->comm);
+    return tn__comm_end_call(args->comm, c.name, puts, finish(&c, put_cast(&c)));
 }

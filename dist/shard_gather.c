@@ -1,6 +1,7 @@
 /* Plans on communicators: all ranks have the same one, and their shards become whole planes. */
 #include "shard_plan.h"
 
+#include "comm.h"
 #include "host_alloc.h"
 #include "tensor_internal.h"
 
@@ -55,8 +56,10 @@ static tn_status read_all(tn_tensor all, tn_comm *comm, uint64_t *hashes, tn_str
 
 static tn_status verify(const tn_shard_plan *plan, tn_comm *comm, tn_tensor all, uint64_t *hashes,
                         tn_stream stream) {
-    TN_TRY(exchange(all, comm, plan->info.hash, stream));
-    TN_TRY(read_all(all, comm, hashes, stream));
+    const uint64_t puts = tn__comm_puts(comm);
+    tn_status status = exchange(all, comm, plan->info.hash, stream);
+    if (status == TN_OK) status = read_all(all, comm, hashes, stream);
+    TN_TRY(tn__comm_end_call(comm, "tn_shard_plan_verify", puts, status));
     return compare_hashes(plan, comm, hashes);
 }
 

@@ -92,13 +92,12 @@ tn_status tn__tcp_state_connect(tn__comm_state *state, int rank, int rank_count,
 
 /* ---- failure -------------------------------------------------------------------------------- */
 
-/* The others get this thread's last error, which is why. */
-static void give_up(tn__comm_state *state, tn_status status) {
+void tn__tcp_give_up(tn__comm_state *state, tn_status status) {
     if (atomic_exchange(&state->is_aborted, 1) == 0)
         tn__tcp_mesh_say(state->mesh, status, tn_error_last());
 }
 
-static void tcp_abort(tn__comm_state *state) { give_up(state, TN_COMM_ERROR); }
+static void tcp_abort(tn__comm_state *state) { tn__tcp_give_up(state, TN_COMM_ERROR); }
 
 static tn_status tcp_check(tn__comm_state *state) {
     pthread_mutex_lock(&state->lock);
@@ -114,7 +113,7 @@ static void remember_failure(tn__comm_state *state, tn_status status) {
     state->failure = status;
     tn__error_save(&state->failure_text);
     pthread_mutex_unlock(&state->lock);
-    give_up(state, status);
+    tn__tcp_give_up(state, status);
 }
 
 /* ---- joining and leaving -------------------------------------------------------------------- */

@@ -54,6 +54,17 @@ static void find_members(members *of, const tn__tcp_split_word *words, int rank_
     }
 }
 
+/* A rank that is in a collective has sent its header. */
+static tn_status check_kinds(const tn__comm_state *state, const tn__tcp_split_word *words) {
+    for (int rank = 0; rank < state->rank_count; rank++) {
+        tn__flow_header theirs;
+        if (words[rank].kind == TN__FLOW_SPLIT) continue;
+        memcpy(&theirs, &words[rank], sizeof theirs);
+        return tn__flow_fail_split(state->name, rank, &theirs);
+    }
+    return TN_OK;
+}
+
 static tn_status check_words(const tn__comm_state *state, const tn__tcp_split_word *words) {
     for (int rank = 0; rank < state->rank_count; rank++) {
         if (words[rank].status == TN_OK) continue;
@@ -66,12 +77,14 @@ static tn_status check_words(const tn__comm_state *state, const tn__tcp_split_wo
 
 /* What this rank has failed with already the others are told; it gets that back. */
 static tn_status agree(tn__comm_state *state, int color, int key, tn_status so_far) {
-    tn__tcp_split_word mine = {.color = color, .key = key, .status = (int32_t)so_far};
+    tn__tcp_split_word mine = {
+        .kind = TN__FLOW_SPLIT, .color = color, .key = key, .status = (int32_t)so_far};
     tn__saved_error saved;
     tn__error_save(&saved);
     state->deadline_ns = tn__tcp_deadline_ns(state->timeout_us);
     snprintf(state->what, sizeof state->what, "call tn_comm_split");
     TN_TRY(gather_from(state, NULL, state->rank_count, &mine, sizeof mine, state->split_words));
+    TN_TRY(check_kinds(state, state->split_words));
     if (so_far == TN_OK) return check_words(state, state->split_words);
     tn__error_restore(&saved);
     return so_far;
@@ -99,6 +112,7 @@ tn_status tn__tcp_split(tn__comm_state *state, int color, int key, const char *n
         find_members(&of, state->split_words, state->rank_count, color);
         status = connect_members(&of, made);
     }
+    if (status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR) tn__tcp_give_up(state, status);
     if (status != TN_OK || !made) {
         if (made) tn__tcp_state_drop(made);
         if (status == TN_OK) *out = NULL;

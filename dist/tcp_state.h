@@ -39,11 +39,14 @@ typedef enum tn__tcp_word {
     TN__TCP_DIED /* without one */
 } tn__tcp_word;
 
-/* What ranks tell each other when they split a communicator. */
+/* What ranks tell each other when they split a communicator; as long as a collective's header, so
+ * that ranks that are in one find out. */
 typedef struct tn__tcp_split_word {
+    int32_t kind; /* TN__FLOW_SPLIT */
     int32_t color;
     int32_t key;
     int32_t status; /* what this rank has failed with, and the others must not go on */
+    unsigned char rest[sizeof(tn__flow_header) - 4 * sizeof(int32_t)];
 } tn__tcp_split_word;
 
 struct tn__comm_state {
@@ -95,6 +98,9 @@ tn_status tn__tcp_state_meet(tn__comm_state *state, const char *what);
 /* Connects it: every rank calls. */
 tn_status tn__tcp_state_connect(tn__comm_state *state, int rank, int rank_count,
                                 const tn__tcp_gather *by);
+
+/* Nothing of it goes on; the others are told, with this thread's last error. */
+void tn__tcp_give_up(tn__comm_state *state, tn_status status);
 
 /* Ends a reference. */
 void tn__tcp_state_drop(tn__comm_state *state);

@@ -47,13 +47,18 @@
  * and never touches memory again, so that blocks are freed as ever. A failed communicator is
  * destroyed and made again, or shrunk to the ranks that are left (tn_comm_shrink). Where it is
  * noticed: MPI and TCP count the deadline of each collective from where its stream comes to it,
- * and see calls that do not match; TCP sees a rank that dies at once, and a rank that gives up
- * tells the others why. NCCL has the deadline in tn_comm_create, in the first collectives (which
- * connect), in tn_comm_wait and tn_comm_destroy, and a thread watches what is on streams: a
- * collective that has begun and does not end within the timeout fails and, with a rendezvous, so
- * does one whose rank has died or failed elsewhere, on all ranks at about the same time. Calls of
- * NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1 compares them first, on the
- * host.
+ * and see calls that do not match; TCP sees a rank that dies at once, and with both a rank that
+ * gives up tells the others why (tn_comm_abort). NCCL has the deadline in tn_comm_create, in the
+ * first collectives (which connect), in tn_comm_wait and tn_comm_destroy, and a thread watches what
+ * is on streams: a collective that has begun and does not end within the timeout fails and, with a
+ * rendezvous, so does one whose rank has died or failed elsewhere, on all ranks at about the same
+ * time. Calls of NCCL that do not match hang till then; TENURE_CHECK_COLLECTIVES=1 compares them
+ * first, on the host.
+ *
+ * A call that fails for want of memory before its collective is on a stream has changed nothing:
+ * it can be made again, and the others wait for it till the deadline. A rank that will not make it
+ * again tells them so by tn_comm_abort. Calls of several collectives (tenure_parallel.h, say) that
+ * fail behind one of them do that themselves.
  *
  * Threads: any thread may call; the order of calls is then the program's business.
  */
@@ -132,6 +137,14 @@ TN_API const char *tn_comm_engine_name(const tn_comm *comm); /* "NCCL", "MPI", "
  * timeout_us) it gives up with TN_COMM_TIMEOUT, also if what holds them up is other work before
  * them on their stream. */
 TN_API TN_MUST_USE tn_status tn_comm_wait(tn_comm *comm);
+
+/* Gives it up, here and on all other ranks, which then wait no longer for this one: it has failed
+ * with TN_COMM_ERROR and these words (NULL: none of the caller's), the others with TN_COMM_ERROR,
+ * this rank's number and the same words, at once where they are in a collective (MPI, TCP, and NCCL
+ * with a rendezvous; NCCL without one by the deadline), else in their next. For a rank whose call
+ * has failed and will not be made again. Does not wait. One that has failed stays as it is, and
+ * NULL is a no-op. */
+TN_API void tn_comm_abort(tn_comm *comm, const char *why);
 
 /* ---- collectives -------------------------------------------------------------------------- */
 

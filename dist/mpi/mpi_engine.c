@@ -5,7 +5,7 @@
 #include "mpi_stage.h"
 #include "mpi_staged.h"
 
-enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, US_PER_S = 1000000 };
+enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, US_PER_S = 1000000, ON_ITS_WAY_US = 200000 };
 
 typedef struct queued_task {
     tn__comm_state *state; /* a reference of its own */
@@ -78,6 +78,8 @@ tn_status tn__mpi_state_make_room(tn__comm_state *state, int rank_count) {
     size_t row = bytes / ranks / ROW_BYTES_MIN * ROW_BYTES_MIN;
     state->row_bytes = row < ROW_BYTES_MIN ? ROW_BYTES_MIN : row;
     state->peers = tn__host_alloc(ranks, sizeof *state->peers);
+    for (int i = 0; state->peers && i < rank_count; i++)
+        state->peers[i] = i;
     state->mine = tn__host_alloc(2 * ranks, sizeof *state->mine);
     state->requests = tn__host_alloc(4 * ranks, sizeof *state->requests);
     state->sent = tn__host_alloc(ranks, state->row_bytes);
@@ -95,11 +97,14 @@ tn_status tn__mpi_state_make_room(tn__comm_state *state, int rank_count) {
 
 /* ---- failure -------------------------------------------------------------------------------- */
 
-static void mpi_abort(tn__comm_state *state) {
+void tn__mpi_abort(tn__comm_state *state, tn_status status) {
     if (atomic_exchange(&state->is_aborted, 1) != 0) return;
+    tn__mpi_notice_say(state, status);
     tn__mpi_process_note_failure(state->timeout_us);
     if (state->staged) tn__mpi_staged_wake(state->staged);
 }
+
+static void mpi_abort(tn__comm_state *state) { tn__mpi_abort(state, TN_COMM_ERROR); }
 
 static tn_status mpi_check(tn__comm_state *state) {
     pthread_mutex_lock(&state->lock);
@@ -114,7 +119,7 @@ void tn__mpi_remember_failure(tn__comm_state *state, tn_status status) {
     state->failure = status;
     tn__error_save(&state->failure_text);
     pthread_mutex_unlock(&state->lock);
-    mpi_abort(state);
+    tn__mpi_abort(state, status);
 }
 
 /* ---- messages ------------------------------------------------------------------------------- */
@@ -148,9 +153,30 @@ void tn__mpi_missing_ranks(tn__comm_state *state, MPI_Request *requests, char *t
     tn__mpi_unlock();
 }
 
+static int is_aborted(void *context) {
+    tn__comm_state *state = context;
+    return atomic_load(&state->is_aborted);
+}
+
+static int is_over(void *context) {
+    tn__comm_state *state = context;
+    return is_aborted(state) || state->has_heard || tn__mpi_notice_look(state);
+}
+
+/* What is on its way comes though another rank has given up: then nothing is left to MPI. */
+static int has_come_all_the_same(tn__comm_state *state, MPI_Request *requests, int count,
+                                 uint64_t deadline_ns, int *code) {
+    uint64_t soon_ns = tn__mpi_deadline_ns(ON_ITS_WAY_US);
+    if (!state->has_heard || *code != MPI_SUCCESS) return 0;
+    return tn__mpi_poll(requests, count, soon_ns < deadline_ns ? soon_ns : deadline_ns, is_aborted,
+                        state, code);
+}
+
 int tn__mpi_wait(tn__comm_state *state, MPI_Request *requests, int count, uint64_t deadline_ns,
                  int *code) {
-    if (tn__mpi_poll(requests, count, deadline_ns, &state->is_aborted, code)) return 1;
+    if (tn__mpi_poll(requests, count, deadline_ns, is_over, state, code) ||
+        has_come_all_the_same(state, requests, count, deadline_ns, code))
+        return 1;
     atomic_store(&state->has_pending, 1);
     return 0;
 }
@@ -158,6 +184,7 @@ int tn__mpi_wait(tn__comm_state *state, MPI_Request *requests, int count, uint64
 tn_status tn__mpi_give_up(const tn__comm_state *state, uint64_t deadline_ns, int code,
                           const char *what) {
     if (code != MPI_SUCCESS) return tn__mpi_fail(code, what);
+    if (state->has_heard) return tn__mpi_notice_told(state, what);
     if (tn__mpi_now_ns() >= deadline_ns) {
         return TN_FAIL(TN_COMM_TIMEOUT, "communicator %s, rank %d of %d: waited %g s for %s",
                        state->name, state->rank, state->rank_count,
@@ -173,6 +200,7 @@ static tn_status make_base(tn__comm_state *state) {
     tn__mpi_base *base = tn__host_alloc(1, sizeof *base);
     if (!base) return TN_OUT_OF_HOST_MEMORY;
     base->comm = MPI_COMM_NULL;
+    atomic_init(&base->is_joined, 0);
     atomic_init(&base->references, 1);
     atomic_init(&base->has_pending, 0);
     base->next_family = 1;
@@ -189,14 +217,22 @@ static void count_families(tn__mpi_base *base) {
     base->family_count = tags / TN__MPI_TAGS;
 }
 
-/* The ranks of MPI_COMM_WORLD, in a communicator whose messages nobody else sees. */
-static tn_status join_world(tn__comm_state *state) {
-    MPI_Request request = MPI_REQUEST_NULL;
+/* All of this rank's memory, so that a rank that has none can call again: the others wait. */
+static tn_status prepare(tn__comm_state *state) {
     TN_TRY(make_base(state));
     if (!tn__mpi_lock()) return TN_FAIL(TN_INVALID_STATE, "MPI has been finalized");
     int code = MPI_Comm_rank(MPI_COMM_WORLD, &state->rank);
     if (code == MPI_SUCCESS) code = MPI_Comm_size(MPI_COMM_WORLD, &state->rank_count);
-    if (code == MPI_SUCCESS) code = MPI_Comm_idup(MPI_COMM_WORLD, &state->base->comm, &request);
+    tn__mpi_unlock();
+    if (code != MPI_SUCCESS) return tn__mpi_fail(code, "MPI_Comm_size");
+    return tn__mpi_state_make_room(state, state->rank_count);
+}
+
+/* The ranks of MPI_COMM_WORLD, in a communicator whose messages nobody else sees. */
+static tn_status join_world(tn__comm_state *state) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (!tn__mpi_lock()) return TN_FAIL(TN_INVALID_STATE, "MPI has been finalized");
+    int code = MPI_Comm_idup(MPI_COMM_WORLD, &state->base->comm, &request);
     tn__mpi_unlock();
     if (code != MPI_SUCCESS) return tn__mpi_fail(code, "MPI_Comm_idup");
     uint64_t deadline_ns = tn__mpi_deadline_ns(state->timeout_us);
@@ -206,6 +242,7 @@ static tn_status join_world(tn__comm_state *state) {
     code = MPI_Comm_set_errhandler(state->base->comm, MPI_ERRORS_RETURN);
     count_families(state->base);
     tn__mpi_unlock();
+    atomic_store(&state->base->is_joined, 1);
     return code == MPI_SUCCESS ? TN_OK : tn__mpi_fail(code, "MPI_Comm_set_errhandler");
 }
 
@@ -214,15 +251,13 @@ static tn_status mpi_join(const tn_comm_config *config, int *rank, int *rank_cou
     tn__comm_state *state;
     TN_TRY(tn__mpi_process_start());
     TN_TRY(tn__mpi_state_make(config->device, config->name, config->timeout_us, &state));
-    tn_status status = join_world(state);
-    if (status == TN_OK) status = tn__mpi_state_make_room(state, state->rank_count);
+    tn_status status = prepare(state);
+    if (status == TN_OK) status = join_world(state);
     if (status != TN_OK) {
-        mpi_abort(state);
+        tn__mpi_abort(state, status);
         tn__mpi_state_drop(state);
         return status;
     }
-    for (int i = 0; i < state->rank_count; i++)
-        state->peers[i] = i;
     *rank = state->rank;
     *rank_count = state->rank_count;
     *out = state;

@@ -76,17 +76,18 @@ static void pause_between(long polls) {
         nanosleep(&pause, NULL);
 }
 
-int tn__mpi_poll(MPI_Request *requests, int count, uint64_t deadline_ns,
-                 const _Atomic int *is_aborted, int *code) {
+int tn__mpi_poll(MPI_Request *requests, int count, uint64_t deadline_ns, int (*is_over)(void *),
+                 void *context, int *code) {
     *code = MPI_SUCCESS;
     for (long polls = 0;; polls++) {
         int are_complete = 0;
         if (!tn__mpi_lock()) return 0;
         *code = MPI_Testall(count, requests, &are_complete, MPI_STATUSES_IGNORE);
+        int is_late = *code == MPI_SUCCESS && !are_complete && is_over(context);
         tn__mpi_unlock();
-        if (*code != MPI_SUCCESS) return 0;
+        if (*code != MPI_SUCCESS || is_late) return 0;
         if (are_complete) return 1;
-        if (atomic_load(is_aborted) || tn__mpi_now_ns() >= deadline_ns) return 0;
+        if (tn__mpi_now_ns() >= deadline_ns) return 0;
         pause_between(polls);
     }
 }

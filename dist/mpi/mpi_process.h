@@ -19,11 +19,11 @@ tn_status tn__mpi_process_start(void);
 int tn__mpi_lock(void);
 void tn__mpi_unlock(void);
 
-/* Polls requests until all are complete (1), the deadline, or *is_aborted or the end of the
- * process (0). A failed MPI call is *code, not MPI_SUCCESS (and 0). Complete requests become
- * MPI_REQUEST_NULL. */
-int tn__mpi_poll(MPI_Request *requests, int count, uint64_t deadline_ns,
-                 const _Atomic int *is_aborted, int *code);
+/* Polls requests until all are complete (1), or until the deadline, the end of the process, or
+ * is_over, which is asked with MPI's lock held, says so (0). A failed MPI call is *code, not
+ * MPI_SUCCESS (and 0). Complete requests become MPI_REQUEST_NULL. */
+int tn__mpi_poll(MPI_Request *requests, int count, uint64_t deadline_ns, int (*is_over)(void *),
+                 void *context, int *code);
 
 /* A communicator has failed: MPI_Finalize may never return now, so that exit asks the other ranks
  * first whether they come to it, for at most timeout_us. */

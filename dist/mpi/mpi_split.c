@@ -124,6 +124,7 @@ tn_status tn__mpi_split(tn__comm_state *state, int color, int key, const char *n
     int family;
     if (so_far == TN_OK && color >= 0) so_far = make_member(state, name, &made);
     tn_status status = agree(state, color, key, so_far, &family);
+    if (status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR) tn__mpi_abort(state, status);
     if (status != TN_OK || !made) {
         if (made) tn__mpi_state_drop(made);
         return status;

@@ -13,7 +13,7 @@
  * a rank that does not come is seen by name, and calls that do not match. It is also the barrier.
  *
  * Communicators that were split from one another share one of MPI's (the base) and are told apart
- * by tags, three of each. MPI has no split that does not block.
+ * by tags, four of each. MPI has no split that does not block.
  *
  * Invariants: one task at a time touches what is below `theirs`, and one call of split what is
  * below `split_words`; has_pending is 1 once a request was given up, and then all of this is kept
@@ -30,11 +30,12 @@
 #include "flow_plan.h"
 #include "mpi_process.h"
 
-enum { TN__MPI_HEADER_TAG, TN__MPI_DATA_TAG, TN__MPI_SPLIT_TAG, TN__MPI_TAGS };
+enum { TN__MPI_HEADER_TAG, TN__MPI_DATA_TAG, TN__MPI_SPLIT_TAG, TN__MPI_NOTICE_TAG, TN__MPI_TAGS };
 
 /* A communicator of MPI, and how many communicators' tags it has given out. */
 typedef struct tn__mpi_base {
     MPI_Comm comm;
+    atomic_int is_joined; /* comm is whole, and messages can go through it */
     atomic_int references;
     atomic_int has_pending;
     int next_family; /* under MPI's lock, as what follows */
@@ -48,6 +49,12 @@ typedef struct tn__mpi_split_word {
     int32_t family; /* the least that is free on this rank */
     int32_t status; /* what this rank has failed with, and the others must not go on */
 } tn__mpi_split_word;
+
+/* Why a rank has given up: see mpi_notice.c. */
+typedef struct tn__mpi_notice {
+    int32_t status;
+    char text[508];
+} tn__mpi_notice;
 
 struct tn__mpi_staged;
 
@@ -83,6 +90,10 @@ struct tn__comm_state {
 
     tn__mpi_split_word *split_words; /* by rank, and one more: ours */
     MPI_Request *split_requests;     /* 2 of each rank */
+
+    tn__mpi_notice heard; /* under MPI's lock, as what follows */
+    int has_heard;
+    int heard_from; /* rank */
 };
 
 /* A communicator's memory, with room for rank_count ranks, and its worker if it has one; of no base
@@ -131,6 +142,18 @@ tn_status tn__mpi_round_exchange(tn__comm_state *state, const tn__flow_rounds *r
 
 /* Remembers this thread's last error as the communicator's failure, and aborts it. */
 void tn__mpi_remember_failure(tn__comm_state *state, tn_status status);
+
+/* Nothing of it goes on; the others are told, with this thread's last error. */
+void tn__mpi_abort(tn__comm_state *state, tn_status status);
+
+/* Tells all other ranks this thread's last error, which this rank gives up with. */
+void tn__mpi_notice_say(tn__comm_state *state, tn_status status);
+
+/* 1 if another rank has given up; MPI's lock is held. */
+int tn__mpi_notice_look(tn__comm_state *state);
+
+/* The status of a wait for `what` that another rank has ended so, recorded. */
+tn_status tn__mpi_notice_told(const tn__comm_state *state, const char *what);
 
 /* Polls requests to the deadline: 1 once all are complete; else 0, and they are given up (*code is
  * what MPI said). */

@@ -52,7 +52,9 @@ static void the_others_time_out_and_their_memory_is_theirs(void **state) {
         EXPECT_OK(tn_all_gather(comm, part, whole, BYTES, all.stream));
         EXPECT_OK(tn_all_gather(comm, part, whole, BYTES, all.stream));
         expect_timeout(comm, "all_gather");
-        assert_true((seconds() - start) * 1e6 >= DEADLINE_US);
+        /* Or a rank that began to wait before this one has said so. */
+        if (!strstr(tn_error_last(), "has given up"))
+            assert_true((seconds() - start) * 1e6 >= DEADLINE_US);
     }
     /* The block goes on to another use, as it may: its stream has passed both collectives. */
     EXPECT_OK(tn_stream_synchronize(all.device, all.stream));
