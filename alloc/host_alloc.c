@@ -80,8 +80,9 @@ char *tn__host_strdup(const char *text) {
 
 long tn__host_live_blocks(void) { return atomic_load(&live_blocks); }
 
-void tn__host_alloc_fault(long nth, int and_after) {
-    atomic_store(&calls_to_fault, 0);
+long tn__host_alloc_fault(long nth, int and_after) {
+    const long left = atomic_exchange(&calls_to_fault, 0);
     atomic_store(&fault_and_after, and_after);
     atomic_store(&calls_to_fault, nth > 0 ? nth : 0);
+    return left;
 }

@@ -29,7 +29,8 @@ void tn__host_free_lasting(void *memory);
 TN_SISTER_API long tn__host_live_blocks(void);
 
 /* The nth call from now on (1 is the next) fails; if `and_after`, so do all later ones. nth 0
- * ends the faults. For tests. */
-TN_SISTER_API void tn__host_alloc_fault(long nth, int and_after);
+ * ends the faults. Returns how many calls the one before was still away; 0: it has come, or there
+ * was none. For tests. */
+TN_SISTER_API long tn__host_alloc_fault(long nth, int and_after);
 
 #endif

@@ -79,19 +79,29 @@ static int longest_wanted(const tn_ring *ring) {
     return first;
 }
 
-/* What can not be started now its acquire will start, and say why it can not. */
-static void start_wanted(tn_ring *ring) {
+static tn_status start(tn_ring *ring, int unit, int slot, size_t offset) {
+    TN_TRY(tn__ring_settle_unit(ring, unit));
+    TN_TRY(start_at(ring, unit, slot, offset));
+    tn__error_scope_begin();
+    (void)tn__ring_arm(ring, slot); /* or its acquire does */
+    return tn__error_scope_end(TN_OK);
+}
+
+/* What other tensors still hold, on all ranks alike, its acquire will start, and say why it can
+ * not. For what else one fails on this rank alone it stays wanted, and nothing is gathered before
+ * it: all ranks gather in one order. */
+static tn_status start_wanted(tn_ring *ring) {
     size_t offset = 0;
     int slot = -1;
     for (int unit = longest_wanted(ring); unit >= 0; unit = longest_wanted(ring)) {
-        if (!tn__ring_find_room(ring, unit, SIZE_MAX, &slot, &offset)) return;
-        ring->units[unit].is_wanted = 0;
+        if (!tn__ring_find_room(ring, unit, SIZE_MAX, &slot, &offset)) return TN_OK;
         tn__error_scope_begin();
-        tn_status status = tn__ring_settle_unit(ring, unit);
-        if (status == TN_OK) status = start_at(ring, unit, slot, offset);
-        if (status == TN_OK) (void)tn__ring_arm(ring, slot);
-        (void)tn__error_scope_end(TN_OK);
+        tn_status status = start(ring, unit, slot, offset);
+        if (status == TN_IN_USE) status = TN_OK;
+        if (status == TN_OK) ring->units[unit].is_wanted = 0;
+        TN_TRY(tn__error_scope_end(status));
     }
+    return TN_OK;
 }
 
 static tn_status prefetch(tn_ring *ring, int unit) {
@@ -117,8 +127,8 @@ static tn_status prefetch(tn_ring *ring, int unit) {
 tn_status tn_ring_prefetch(tn_ring *ring, int unit) {
     TN_REQUIRE(ring, "tn_ring_prefetch: ring is NULL");
     pthread_mutex_lock(&ring->lock);
-    tn__ring_settle(ring);
     tn_status status = check_call(ring, unit, "tn_ring_prefetch");
+    if (status == TN_OK) status = tn__ring_settle(ring);
     if (status == TN_OK) status = prefetch(ring, unit);
     pthread_mutex_unlock(&ring->lock);
     return status;
@@ -126,7 +136,7 @@ tn_status tn_ring_prefetch(tn_ring *ring, int unit) {
 
 /* ---- holds --------------------------------------------------------------------------------- */
 
-void tn__ring_settle(tn_ring *ring) {
+tn_status tn__ring_settle(tn_ring *ring) {
     for (int i = 0; i < ring->record_count; i++) {
         tn__ring_slot *slot = &ring->slots[i];
         while (slot->forsaken > 0 && slot->holds > 1)
@@ -136,7 +146,21 @@ void tn__ring_settle(tn_ring *ring) {
         (void)tn__ring_drain(ring, i);
         (void)tn__error_scope_end(TN_OK);
     }
-    start_wanted(ring);
+    return start_wanted(ring);
+}
+
+tn_status tn__ring_catch_up(tn_ring *ring) {
+    pthread_mutex_lock(&ring->lock);
+    tn_status status = tn__ring_settle(ring);
+    pthread_mutex_unlock(&ring->lock);
+    return status;
+}
+
+/* Of a call that has done its own part: what could not be started the next one starts, or fails. */
+static void settle_quietly(tn_ring *ring) {
+    tn__error_scope_begin();
+    (void)tn__ring_settle(ring);
+    (void)tn__error_scope_end(TN_OK);
 }
 
 /* The token's end: by its scope, or after the hold's. In the second case the ring's lock is held,
@@ -149,7 +173,7 @@ static void hold_token_ended(void *context) {
         if (!atomic_load_explicit(&hold->is_over, memory_order_relaxed)) {
             tn__ring_forsake(ring, hold);
             ring->stats.abandoned++;
-            tn__ring_settle(ring);
+            settle_quietly(ring);
         }
         pthread_mutex_unlock(&ring->lock);
     }
@@ -207,8 +231,8 @@ static tn_status acquire(tn_ring *ring, int unit, tn_scope scope, tn_stream stre
 tn_status tn_ring_acquire(tn_ring *ring, int unit, tn_scope scope, tn_stream stream) {
     TN_REQUIRE(ring, "tn_ring_acquire: ring is NULL");
     pthread_mutex_lock(&ring->lock);
-    tn__ring_settle(ring);
     tn_status status = check_call(ring, unit, "tn_ring_acquire");
+    if (status == TN_OK) status = tn__ring_settle(ring);
     if (status == TN_OK) status = acquire(ring, unit, scope, stream);
     pthread_mutex_unlock(&ring->lock);
     return status;
@@ -230,16 +254,19 @@ static tn_status release(tn_ring *ring, int unit) {
         TN_TRY(tn__ring_drain(ring, index));
     ring->stats.releases++;
     tn__ring_schedule_advance(ring, op);
-    start_wanted(ring);
-    return TN_OK;
+    tn__error_scope_begin();
+    (void)start_wanted(ring); /* it is released; what is not started now is by the next call */
+    return tn__error_scope_end(TN_OK);
 }
 
 tn_status tn_ring_release(tn_ring *ring, int unit) {
     TN_REQUIRE(ring, "tn_ring_release: ring is NULL");
     pthread_mutex_lock(&ring->lock);
-    tn__ring_settle(ring);
     tn_status status = check_call(ring, unit, "tn_ring_release");
-    if (status == TN_OK) status = release(ring, unit);
+    if (status == TN_OK) {
+        settle_quietly(ring);
+        status = release(ring, unit);
+    }
     pthread_mutex_unlock(&ring->lock);
     return status;
 }

@@ -1,7 +1,7 @@
 /* What a ring tells: names, states, counts, and the hash that ranks compare. */
-#include "ring_slots.h"
-
+#include "comm.h"
 #include "host_alloc.h"
+#include "ring_slots.h"
 
 static const char *const state_names[] = {"EMPTY", "RESERVED", "COMM",
                                           "READY", "IN_USE",   "DRAINING"};
@@ -110,7 +110,9 @@ static tn_status verify(tn_ring *ring) {
     if (!hashes) return TN_OUT_OF_HOST_MEMORY;
     tn_status status = tn_tensor_create(ring->scope, &config, &scratch);
     if (status == TN_OK) {
-        status = exchange(ring, scratch, hashes, (size_t)ranks);
+        const uint64_t puts = tn__comm_puts(ring->comm);
+        status = tn__comm_end_call(ring->comm, "tn_ring_verify", puts,
+                                   exchange(ring, scratch, hashes, (size_t)ranks));
         if (status == TN_OK) status = compare(ring, hashes, ranks);
         tn__saved_error error;
         tn__error_save(&error);

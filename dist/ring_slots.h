@@ -254,8 +254,12 @@ tn_status tn__ring_buffer_free(tn_ring *ring);
 
 /* ---- ring.c -------------------------------------------------------------------------------- */
 
-/* Releases what it can of what closed scopes have left, and starts prefetches that have room. */
-void tn__ring_settle(tn_ring *ring);
+/* Releases what it can of what closed scopes have left, and starts prefetches that have room. Of
+ * those one may fail, and is started by a later call: nothing else is gathered before. */
+tn_status tn__ring_settle(tn_ring *ring);
+
+/* The same, of a program that puts other collectives than the ring's: before each of them. */
+tn_status tn__ring_catch_up(tn_ring *ring);
 
 /* TN_INVALID_ARGUMENT: there is no such unit. */
 tn_status tn__ring_check_unit(const tn_ring *ring, int unit, const char *call);

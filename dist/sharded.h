@@ -11,6 +11,9 @@
  * - `ended` of a unit counts the backwards that it has ended since the last update; it is at most
  *   micro_batches.
  * - While is_updating nothing begins, and only an update can go on.
+ * - What all ranks put in one order is put once: a call that fails behind its collective leaves
+ *   `sent`, is_normed or `amaxes` as the place where it goes on, and a gather ahead that this rank
+ *   could not put is `ahead`, and comes before all else.
  * - position is how many begins this step has made; trace[0 ... trace_count - 1] are those of the
  *   first step, and grow only in it.
  */
@@ -97,10 +100,16 @@ struct tn_sharded_model {
     tn__sharded_begin *trace;
     size_t trace_count, trace_room;
     size_t position;
-    int is_stray;    /* this step has left the trace */
-    int is_updating; /* an update has counted its step, and failed behind it */
-    int updated;     /* units that it is done with */
-    int is_stepped;  /* the next one has had its AdamW */
+    int is_stray;            /* this step has left the trace */
+    tn__sharded_unit *ahead; /* is to be gathered before anything else; NULL */
+    tn__sharded_unit *sent;  /* its reduction is put, and its backward_end has failed behind it */
+    int is_normed;           /* the sum of squares is put, and the update has failed behind it */
+    int is_updating;         /* an update has counted its step, and failed behind it */
+    tn_tensor amaxes;        /* of the unit whose cast has failed behind its reduction; {0} */
+    int has_amaxes;          /* and they are reduced */
+    int is_ending;           /* tn_sharded_destroy has failed behind the end of all units */
+    int updated;             /* units that it is done with */
+    int is_stepped;          /* the next one has had its AdamW */
     tn_sharded_report counts;
 };
 
@@ -135,9 +144,9 @@ size_t tn__sharded_bucket_bytes(const tn_sharded_model *model, const tn__sharded
 
 void tn__sharded_unit_delete(tn__sharded_unit *unit); /* its tensors are gone, or go */
 
-/* The rank's parts of masters to the shard. initial: of add; NULL: those of tensors that train. */
-tn_status tn__sharded_cast(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                           const tn_tensor *initial, float amax_epsilon);
+/* The rank's parts of masters to the shard; can be made again where it fails. */
+tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
+                                  float amax_epsilon);
 
 /* ---- sharded_bucket.c ------------------------------------------------------------------------ */
 
@@ -163,6 +172,9 @@ tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *uni
  * by then. If it is leased, or the driver fails, who comes next does so, and says so. */
 void tn__sharded_bucket_vacate(tn_sharded_model *model);
 
+/* TN_IN_USE: the unit would take the bucket of one in backward. */
+tn_status tn__sharded_bucket_may_take(const tn_sharded_model *model, const tn__sharded_unit *unit);
+
 /* TN_INVALID_STATE names a gradient that is not valid. */
 tn_status tn__sharded_bucket_check(const tn_sharded_model *model, const tn__sharded_unit *unit);
 
@@ -182,11 +194,18 @@ tn_status tn__sharded_fp8_make(tn_sharded_model *model);
 void tn__sharded_fp8_end(tn_sharded_model *model);
 size_t tn__sharded_fp8_buffer_bytes(const tn_sharded_model *model);
 
-/* The sums over ranks of this rank's elements, fp32, to sums. */
-tn_status tn__sharded_fp8_reduce(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                                 void *sums);
+/* Every rank's part of the unit's bucket, to it. */
+tn_status tn__sharded_fp8_send(const tn_sharded_model *model, const tn__sharded_unit *unit);
+
+/* The sums of this rank's elements over what the ranks have sent last, fp32, to sums. */
+tn_status tn__sharded_fp8_sum(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                              float *sums);
 
 /* ---- sharded_step.c -------------------------------------------------------------------------- */
+
+/* What is to be gathered before anything else that all ranks put. Fails alone, and can be made
+ * again: nothing else may be put before. */
+tn_status tn__sharded_catch_up(tn_sharded_model *model);
 
 /* The unit is not gathered any more, and what was made of it is gone. */
 tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit);

@@ -200,7 +200,8 @@ static tn_status adopt_all(tn_sharded_model *model, tn__sharded_unit *unit,
 }
 
 /* Its own, which it may have already, or the next one that comes round. */
-static tn__sharded_bucket *next_bucket(tn_sharded_model *model, const tn__sharded_unit *unit) {
+static tn__sharded_bucket *next_bucket(const tn_sharded_model *model,
+                                       const tn__sharded_unit *unit) {
     if (!is_whole_sum(model)) return &model->buckets[model->next_bucket];
     int index = 0;
     for (int i = 0; model->units[i] != unit; i++)
@@ -208,16 +209,20 @@ static tn__sharded_bucket *next_bucket(tn_sharded_model *model, const tn__sharde
     return &model->buckets[index];
 }
 
+tn_status tn__sharded_bucket_may_take(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    if (unit->bucket_elements == 0) return TN_OK;
+    const tn__sharded_unit *owner = next_bucket(model, unit)->owner;
+    if (!owner || owner->phase != TN__SHARDED_BACKWARD) return TN_OK;
+    return TN_FAIL(TN_IN_USE,
+                   "model %s: unit %s takes the bucket of unit %s, whose backward has begun and "
+                   "not ended: end it first, or take more gradient_slots than %d",
+                   model->config.name, unit->name, owner->name, model->config.gradient_slots);
+}
+
 tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *unit) {
     if (unit->bucket_elements == 0) return TN_OK;
     if (is_whole_sum(model) && unit->ended > 0) return TN_OK;
     tn__sharded_bucket *bucket = next_bucket(model, unit);
-    if (bucket->owner && bucket->owner->phase == TN__SHARDED_BACKWARD)
-        return TN_FAIL(
-            TN_IN_USE,
-            "model %s: unit %s takes the bucket of unit %s, whose backward has begun and "
-            "not ended: end it first, or take more gradient_slots than %d",
-            model->config.name, unit->name, bucket->owner->name, model->config.gradient_slots);
     if (bucket->owner) TN_TRY(tn__sharded_bucket_drop(model, bucket->owner));
     if (unit->bucket) TN_TRY(tn__sharded_bucket_drop(model, unit));
     TN_TRY(adopt_all(model, unit, bucket));
@@ -295,17 +300,21 @@ static tn_status end_leases(tn__sharded_unit *unit, tn_status status) {
     return status;
 }
 
-/* The bucket's sums over ranks, of the rank's part, to `sums`. */
-static tn_status put_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                               void *sums) {
+/* The bucket's sums over ranks, of the rank's part, to `sums`; in FP8, what they are made of. */
+static tn_status put_reduction(tn_sharded_model *model, tn__sharded_unit *unit, void *sums) {
     const tn_segment *segments;
     size_t count;
-    if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8)
-        return tn__sharded_fp8_reduce(model, unit, sums);
-    TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
-    return tn_reduce_scatter_uneven(model->config.comm, unit->bucket->buffer.data, sums, segments,
-                                    count, model->config.gradient_dtype, TN_REDUCE_SUM,
-                                    model->config.comm_stream);
+    if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8) {
+        TN_TRY(tn__sharded_fp8_send(model, unit));
+    } else {
+        TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
+        TN_TRY(tn_reduce_scatter_uneven(model->config.comm, unit->bucket->buffer.data, sums,
+                                        segments, count, model->config.gradient_dtype,
+                                        TN_REDUCE_SUM, model->config.comm_stream));
+    }
+    model->sent = unit;
+    model->counts.reductions++;
+    return TN_OK;
 }
 
 tn_status tn__sharded_end_write(tn_lease lease, tn_status status) {
@@ -319,9 +328,8 @@ tn_status tn__sharded_end_write(tn_lease lease, tn_status status) {
     return status;
 }
 
-/* Into `to`, whose tail stays as it is; {0}: other ranks have all of it. */
-static tn_status reduce_to(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                           tn_tensor to) {
+/* Into `to`, whose tail stays as it is; {0}: other ranks have all of it, or it is FP8. */
+static tn_status reduce_to(tn_sharded_model *model, tn__sharded_unit *unit, tn_tensor to) {
     tn_plane_view view;
     tn_lease lease;
     if (to.value == 0) return put_reduction(model, unit, NULL);
@@ -329,7 +337,26 @@ static tn_status reduce_to(const tn_sharded_model *model, const tn__sharded_unit
     return tn__sharded_end_write(lease, put_reduction(model, unit, view.data));
 }
 
-/* What has arrived, as the rank's part, or on top of what is there of micro-batches before. */
+static tn_status send(tn_sharded_model *model, tn__sharded_unit *unit) {
+    const int passes = tn__sharded_passes_arrived(model, model->config.gradient_sum);
+    tn_tensor to = passes && unit->held_elements > 0 ? model->arrived : unit->gradient;
+    if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8) to = (tn_tensor){0};
+    tn_status status = lease_gradients(model, unit);
+    if (status == TN_OK) status = reduce_to(model, unit, to);
+    return end_leases(unit, status);
+}
+
+static tn_status sum_fp8(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    tn_plane_view view;
+    tn_lease lease;
+    if (unit->held_elements == 0) return TN_OK;
+    TN_TRY(tn_lease_begin(model->arrived, TN_PLANE_DATA, TN_UPDATE, model->config.comm_stream,
+                          &lease, &view));
+    return tn__sharded_end_write(lease, tn__sharded_fp8_sum(model, unit, view.data));
+}
+
+/* What has arrived, as the rank's part, or on top of what is there of micro-batches before. It is
+ * added once: a view that the driver refuses to end then goes with its scope. */
 static tn_status take_arrived(const tn_sharded_model *model, const tn__sharded_unit *unit) {
     const tn_stream stream = model->config.comm_stream;
     const int64_t count = (int64_t)unit->held_elements;
@@ -337,29 +364,33 @@ static tn_status take_arrived(const tn_sharded_model *model, const tn__sharded_u
     tn_convert_args convert = TN_CONVERT_ARGS_INIT;
     tn_axpy_args axpy = TN_AXPY_ARGS_INIT;
     tn_tensor from = {0}, to = {0};
+    tn__saved_error saved;
     if (count == 0) return TN_OK;
     TN_TRY(tn__sharded_view(model->arrived, 0, count, model->scope, stream, &from));
     tn_status status = tn__sharded_view(unit->gradient, 0, count, unit->scope, stream, &to);
     if (status == TN_OK) {
         axpy.x = convert.x = from, axpy.y = convert.y = to;
         status = adds ? tn_axpy(&axpy, stream) : tn_convert(&convert, stream);
-        const tn_status ended = tn_tensor_destroy(to, stream);
-        if (status == TN_OK) status = ended;
     }
-    const tn_status ended = tn_tensor_destroy(from, stream);
-    return status == TN_OK ? ended : status;
+    tn__error_save(&saved);
+    if (to.value) (void)tn_tensor_destroy(to, stream);
+    (void)tn_tensor_destroy(from, stream);
+    tn__error_restore(&saved);
+    return status;
+}
+
+static tn_status take(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    if (!tn__sharded_passes_arrived(model, model->config.gradient_sum)) return TN_OK;
+    if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8) TN_TRY(sum_fp8(model, unit));
+    return take_arrived(model, unit);
 }
 
 tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit) {
-    const int passes = tn__sharded_passes_arrived(model, model->config.gradient_sum);
     const int is_last = unit->ended + 1 == model->config.micro_batches;
     if (unit->bucket_elements == 0) return TN_OK;
     if (!tn__sharded_adds_parts(model) && !is_last) return TN_OK;
-    const int is_arrived = passes && unit->held_elements > 0;
-    tn_status status = lease_gradients(model, unit);
-    if (status == TN_OK)
-        status = reduce_to(model, unit, is_arrived ? model->arrived : unit->gradient);
-    TN_TRY(end_leases(unit, status));
-    model->counts.reductions++;
-    return passes ? take_arrived(model, unit) : TN_OK;
+    if (model->sent != unit) TN_TRY(send(model, unit));
+    TN_TRY(take(model, unit));
+    model->sent = NULL;
+    return TN_OK;
 }

@@ -163,39 +163,60 @@ static tn_status dequantize(const tn_sharded_model *model, const tn_segment *seg
 
 /* ---- the way of a reduction ----------------------------------------------------------------- */
 
-typedef struct reduction {
+typedef struct exchange {
     const tn_segment *segments;
     size_t segment_count;
     size_t *bytes, *offsets; /* of each rank in `sent`, then of each rank in `come` */
-    char *sent, *come;
-    float *decoded;
-} reduction;
+} exchange;
 
 static tn_status quantize_all(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                              reduction *r) {
+                              exchange *e) {
     const size_t ranks = (size_t)model->rank_count;
     const size_t mine = tn__sharded_fp8_bytes(unit, model->rank);
     size_t at = 0;
     for (size_t rank = 0; rank < ranks; rank++) {
-        r->offsets[rank] = at;
-        for (size_t i = 0; i < r->segment_count; i++) {
-            const tn_segment *segment = &r->segments[i];
+        e->offsets[rank] = at;
+        for (size_t i = 0; i < e->segment_count; i++) {
+            const tn_segment *segment = &e->segments[i];
             if (segment->rank != (int)rank || segment->count == 0) continue;
-            TN_TRY(quantize(model, unit, segment, r->sent + at));
+            TN_TRY(quantize(model, unit, segment, (char *)model->fp8.sent.data + at));
             at += piece_of(segment).bytes;
         }
-        r->bytes[rank] = at - r->offsets[rank];
-        r->bytes[ranks + rank] = mine;
-        r->offsets[ranks + rank] = rank * mine;
+        e->bytes[rank] = at - e->offsets[rank];
+        e->bytes[ranks + rank] = mine;
+        e->offsets[ranks + rank] = rank * mine;
     }
     return TN_OK;
 }
 
+static tn_status send(const tn_sharded_model *model, const tn__sharded_unit *unit, exchange *e) {
+    const size_t ranks = (size_t)model->rank_count;
+    TN_TRY(quantize_all(model, unit, e));
+    return tn_all_to_all_uneven(model->config.comm, model->fp8.sent.data, e->bytes, e->offsets,
+                                model->fp8.come.data, e->bytes + ranks, e->offsets + ranks,
+                                model->config.comm_stream);
+}
+
+tn_status tn__sharded_fp8_send(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    const size_t ranks = (size_t)model->rank_count;
+    exchange e = {NULL, 0, NULL, NULL};
+    TN_TRY(tn_shard_bucket_segments(unit->plan, &e.segments, &e.segment_count));
+    e.bytes = tn__host_alloc(4 * ranks, sizeof *e.bytes);
+    if (!e.bytes) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the parts of an exchange of gradients");
+    e.offsets = e.bytes + 2 * ranks;
+    const tn_status status = send(model, unit, &e);
+    tn__host_free(e.bytes);
+    return status;
+}
+
 /* This rank's elements, as one rank has sent them, into `to`. */
-static tn_status dequantize_all(const tn_sharded_model *model, const reduction *r, char *from,
-                                float *to) {
-    for (size_t i = 0; i < r->segment_count; i++) {
-        const tn_segment *segment = &r->segments[i];
+static tn_status dequantize_all(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                                char *from, float *to) {
+    const tn_segment *segments;
+    size_t count;
+    TN_TRY(tn_shard_bucket_segments(unit->plan, &segments, &count));
+    for (size_t i = 0; i < count; i++) {
+        const tn_segment *segment = &segments[i];
         if (segment->rank != model->rank || segment->count == 0) continue;
         TN_TRY(dequantize(model, segment, from, to));
         from += piece_of(segment).bytes;
@@ -205,43 +226,21 @@ static tn_status dequantize_all(const tn_sharded_model *model, const reduction *
 }
 
 /* The first rank's go straight to where they are summed. */
-static tn_status sum_all(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                         const reduction *r, float *sums) {
+tn_status tn__sharded_fp8_sum(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                              float *sums) {
     const int64_t count = (int64_t)unit->held_elements;
     const piece all = {.rows = 1, .cols = count, .data_bytes = (size_t)count};
-    const size_t mine = r->bytes[model->rank_count];
-    TN_TRY(dequantize_all(model, r, r->come, sums));
+    const size_t mine = tn__sharded_fp8_bytes(unit, model->rank);
+    char *come = model->fp8.come.data;
+    float *decoded = model->fp8.decoded.data;
+    TN_TRY(dequantize_all(model, unit, come, sums));
     for (int rank = 1; rank < model->rank_count; rank++) {
         tn_axpy_args add = TN_AXPY_ARGS_INIT;
-        TN_TRY(dequantize_all(model, r, r->come + (size_t)rank * mine, r->decoded));
-        tn_status status = adopt(model, &all, TN_FORMAT_PLAIN, TN_FP32, r->decoded, &add.x);
+        TN_TRY(dequantize_all(model, unit, come + (size_t)rank * mine, decoded));
+        tn_status status = adopt(model, &all, TN_FORMAT_PLAIN, TN_FP32, decoded, &add.x);
         if (status == TN_OK) status = adopt(model, &all, TN_FORMAT_PLAIN, TN_FP32, sums, &add.y);
         if (status == TN_OK) status = tn_axpy(&add, model->config.comm_stream);
         TN_TRY(end_both(model, add.x, add.y, status));
     }
     return TN_OK;
-}
-
-static tn_status exchange(const tn_sharded_model *model, const tn__sharded_unit *unit, reduction *r,
-                          float *sums) {
-    const size_t ranks = (size_t)model->rank_count;
-    TN_TRY(quantize_all(model, unit, r));
-    TN_TRY(tn_all_to_all_uneven(model->config.comm, r->sent, r->bytes, r->offsets, r->come,
-                                r->bytes + ranks, r->offsets + ranks, model->config.comm_stream));
-    return unit->held_elements == 0 ? TN_OK : sum_all(model, unit, r, sums);
-}
-
-tn_status tn__sharded_fp8_reduce(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                                 void *sums) {
-    const size_t ranks = (size_t)model->rank_count;
-    reduction r = {.sent = model->fp8.sent.data,
-                   .come = model->fp8.come.data,
-                   .decoded = model->fp8.decoded.data};
-    TN_TRY(tn_shard_bucket_segments(unit->plan, &r.segments, &r.segment_count));
-    r.bytes = tn__host_alloc(4 * ranks, sizeof *r.bytes);
-    if (!r.bytes) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the parts of an exchange of gradients");
-    r.offsets = r.bytes + 2 * ranks;
-    const tn_status status = exchange(model, unit, &r, sums);
-    tn__host_free(r.bytes);
-    return status;
 }

@@ -8,6 +8,7 @@
 
 #include "error.h"
 #include "host_alloc.h"
+#include "ring_slots.h"
 #include "tensor_internal.h"
 #include "tenure_ops.h"
 
@@ -20,11 +21,16 @@ static tn_status require_phase(const tn_sharded_model *model, const char *call,
     if (!model->ring)
         return TN_FAIL(TN_INVALID_STATE, "%s: model %s is not sealed: call tn_sharded_seal first",
                        call, model->config.name);
-    if (model->is_updating)
+    if (model->is_updating || model->is_normed)
         return TN_FAIL(
             TN_INVALID_STATE,
             "%s: an update of model %s has failed half-way: call tn_sharded_update again", call,
             model->config.name);
+    if (model->sent && model->sent != unit)
+        return TN_FAIL(TN_INVALID_STATE,
+                       "%s: tn_sharded_backward_end of unit %s of model %s has failed half-way: "
+                       "call it again",
+                       call, model->sent->name, model->config.name);
     if (unit->phase == phase) return TN_OK;
     return TN_FAIL(TN_INVALID_STATE, "%s: unit %s of model %s is %s, expected %s", call, unit->name,
                    model->config.name, phase_names[unit->phase], phase_names[phase]);
@@ -123,13 +129,23 @@ tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit) {
     return TN_OK;
 }
 
-/* Failing to is no failure of the begin: the next one gathers, and says what is wrong. */
+/* Failing to is no failure of the begin. What is in the way on all ranks alike the unit's begin
+ * will say; what is on this one alone the next call that all ranks make puts first, or says. */
 static void gather_ahead(tn_sharded_model *model) {
-    tn__saved_error saved;
-    const tn__sharded_unit *next = next_to_gather(model);
+    tn__sharded_unit *next = next_to_gather(model);
     if (!next) return;
-    tn__error_save(&saved);
-    if (tn_ring_prefetch(model->ring, next->ring_unit) != TN_OK) tn__error_restore(&saved);
+    tn__error_scope_begin();
+    const tn_status status = tn_ring_prefetch(model->ring, next->ring_unit);
+    if (status != TN_OK && status != TN_IN_USE) model->ahead = next;
+    (void)tn__error_scope_end(TN_OK);
+}
+
+tn_status tn__sharded_catch_up(tn_sharded_model *model) {
+    if (model->ahead) {
+        TN_TRY(tn_ring_prefetch(model->ring, model->ahead->ring_unit));
+        model->ahead = NULL;
+    }
+    return tn__ring_catch_up(model->ring);
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -140,6 +156,7 @@ tn_status tn_sharded_forward_begin(tn_sharded_model *model, int unit) {
     TN_TRY(tn__sharded_find(model, call, unit, &of));
     TN_TRY(require_phase(model, call, of, TN__SHARDED_IDLE));
     TN_TRY(reserve_trace(model));
+    TN_TRY(tn__sharded_catch_up(model));
     TN_TRY(gather(model, of));
     pass_begin(model, unit, 0);
     of->phase = TN__SHARDED_FORWARD;
@@ -177,10 +194,12 @@ static tn_status quantize_columns(const tn_sharded_model *model, const tn__shard
     return TN_OK;
 }
 
-/* Gathered, with a bucket, or as it was. */
+/* Gathered, with a bucket. What is gathered stays so, where it fails behind that: the other ranks
+ * have it, too, and do not gather it again with this one. */
 static tn_status begin_backward(tn_sharded_model *model, tn__sharded_unit *unit, int number) {
-    const int was_held = unit->is_held;
+    TN_TRY(tn__sharded_bucket_may_take(model, unit));
     TN_TRY(reserve_trace(model));
+    TN_TRY(tn__sharded_catch_up(model));
     if (reads_weights(unit, 1)) TN_TRY(gather(model, unit));
     tn_status status = quantize_columns(model, unit);
     if (status == TN_OK) status = tn__sharded_bucket_take(model, unit);
@@ -190,7 +209,7 @@ static tn_status begin_backward(tn_sharded_model *model, tn__sharded_unit *unit,
     }
     tn__saved_error saved;
     tn__error_save(&saved);
-    (void)(was_held ? drop_made(model, unit) : tn__sharded_let_go(model, unit));
+    (void)drop_made(model, unit);
     tn__error_restore(&saved);
     return status;
 }
@@ -229,9 +248,13 @@ tn_status tn_sharded_backward_end(tn_sharded_model *model, int unit) {
     tn__sharded_unit *of = NULL;
     TN_TRY(tn__sharded_find(model, call, unit, &of));
     TN_TRY(require_phase(model, call, of, TN__SHARDED_BACKWARD));
-    TN_TRY(tn__sharded_bucket_check(model, of));
-    TN_TRY(end_weights(model, of));
-    tn__sharded_bucket_vacate(model);
+    if (!model->sent) {
+        TN_TRY(tn__sharded_bucket_check(model, of));
+        TN_TRY(tn__sharded_catch_up(model));
+        TN_TRY(end_weights(model, of));
+        TN_TRY(tn__sharded_catch_up(model)); /* what has found room now */
+        tn__sharded_bucket_vacate(model);
+    }
     TN_TRY(tn__sharded_reduce(model, of));
     of->phase = TN__SHARDED_IDLE;
     of->ended++;
@@ -269,7 +292,19 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
     }
     model->position = 0;
     model->is_stray = 0;
+    model->ahead = model->sent = NULL;
+    model->is_normed = 0;
     return TN_OK;
+}
+
+/* Ranks that give up at different places would take each other's gathers for their own from here
+ * on: where they meet it shows. A communicator that has failed needs no such meeting. */
+static tn_status meet(const tn_sharded_model *model) {
+    tn_status status;
+    tn__error_scope_begin();
+    status = tn_barrier(model->config.comm, model->config.comm_stream);
+    if (status == TN_COMM_ERROR || status == TN_COMM_TIMEOUT) status = TN_OK;
+    return tn__error_scope_end(status);
 }
 
 tn_status tn_sharded_abandon(tn_sharded_model *model) {
@@ -279,5 +314,7 @@ tn_status tn_sharded_abandon(tn_sharded_model *model) {
                        "tn_sharded_abandon: an update of model %s has changed %d of %d units: call "
                        "tn_sharded_update again",
                        model->config.name, model->updated, model->unit_count);
+    TN_TRY(check_all_idle(model));
+    TN_TRY(meet(model));
     return tn__sharded_give_up(model);
 }

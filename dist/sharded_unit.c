@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 
+#include "comm.h"
 #include "error.h"
 #include "host_alloc.h"
 #include "tenure_cast.h"
@@ -248,48 +249,109 @@ static tn_status view_frozen(const tn_sharded_model *model, const tn__sharded_un
 }
 
 /* The first cast has all tensors, the frozen ones from their initial values. */
-static tn_status cast_all(const tn_sharded_model *model, const tn_sharded_unit_config *config,
-                          tn__sharded_unit *unit) {
+typedef struct first_cast {
+    tn_tensor *masters; /* of each tensor: frozen[i] where there is one */
+    tn_tensor *frozen;
+} first_cast;
+
+static tn_status prepare_cast(const tn_sharded_model *model, const tn_sharded_unit_config *config,
+                              const tn__sharded_unit *unit, first_cast *cast) {
     const size_t count = (size_t)unit->part_count;
-    tn_tensor *frozen = tn__host_alloc(count, sizeof *frozen);
-    tn_status status = TN_OK;
-    if (!frozen) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the tensors of unit %s", unit->name);
-    for (size_t i = 0; i < count && status == TN_OK; i++)
-        if (config->tensors[i].frozen)
-            status = view_frozen(model, unit, &config->tensors[i], (int)i, &frozen[i]);
-    if (status == TN_OK) status = tn__sharded_cast(model, unit, frozen, 0.0f);
+    cast->masters = tn__host_alloc(2 * count, sizeof *cast->masters);
+    if (!cast->masters) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the tensors of unit %s", unit->name);
+    cast->frozen = cast->masters + count;
     for (size_t i = 0; i < count; i++) {
-        if (frozen[i].value == 0) continue;
-        const tn_status ended = tn_tensor_destroy(frozen[i], model->config.stream);
+        if (config->tensors[i].frozen)
+            TN_TRY(view_frozen(model, unit, &config->tensors[i], (int)i, &cast->frozen[i]));
+        cast->masters[i] = cast->frozen[i].value ? cast->frozen[i] : unit->parts[i].master;
+    }
+    return TN_OK;
+}
+
+static tn_status put_first_cast(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                                const first_cast *first) {
+    tn_shard_cast_args cast = TN_SHARD_CAST_ARGS_INIT;
+    tn_status status;
+    cast.plan = unit->plan;
+    cast.comm = model->config.comm;
+    cast.masters = first->masters;
+    cast.shard = unit->shard;
+    cast.with_frozen = 1;
+    cast.scope = unit->scope;
+    status = tn_shard_cast(&cast, model->config.stream);
+    for (int i = 0; i < unit->part_count; i++) {
+        if (first->frozen[i].value == 0) continue;
+        const tn_status ended = tn_tensor_destroy(first->frozen[i], model->config.stream);
         if (status == TN_OK) status = ended;
     }
-    tn__host_free(frozen);
     return status;
 }
 
-tn_status tn__sharded_cast(const tn_sharded_model *model, const tn__sharded_unit *unit,
-                           const tn_tensor *initial, float amax_epsilon) {
+/* The amaxes of a unit's tiles that cuts go through, over all ranks: put once. */
+static tn_status reduce_amaxes(tn_sharded_model *model, const tn__sharded_unit *unit,
+                               tn_shard_cast_args *cast, const tn_shard_plan_info *info) {
+    const tn_stream stream = model->config.stream;
+    tn_lease lease;
+    tn_plane_view view;
+    if (model->has_amaxes) return TN_OK;
+    if (model->amaxes.value == 0)
+        TN_TRY(
+            tn__sharded_plain(unit->scope, TN_FP32, 1, info->amax_count, "amaxes", &model->amaxes));
+    cast->amax = model->amaxes;
+    TN_TRY(tn_shard_cast_amax(cast, stream));
+    TN_TRY(tn_lease_begin(model->amaxes, TN_PLANE_DATA, TN_UPDATE, stream, &lease, &view));
+    const tn_status status =
+        tn_all_reduce(model->config.comm, view.data, view.data, (size_t)info->amax_count_trained,
+                      TN_FP32, TN_REDUCE_MAX, stream);
+    model->has_amaxes = status == TN_OK;
+    return tn__sharded_end_write(lease, status);
+}
+
+/* A view that the driver refuses to end goes with its scope. */
+static void end_amaxes(tn_sharded_model *model) {
+    tn__error_scope_begin();
+    if (model->amaxes.value) (void)tn_tensor_destroy(model->amaxes, model->config.stream);
+    (void)tn__error_scope_end(TN_OK);
+    model->amaxes = (tn_tensor){0};
+    model->has_amaxes = 0;
+}
+
+static tn_status cast_trained(tn_sharded_model *model, const tn__sharded_unit *unit,
+                              tn_shard_cast_args *cast) {
+    tn_shard_plan_info info = TN_SHARD_PLAN_INFO_INIT;
+    TN_TRY(tn_shard_plan_info_get(unit->plan, &info));
+    if (model->rank_count > 1 && info.amax_count_trained > 0) {
+        TN_TRY(reduce_amaxes(model, unit, cast, &info));
+        cast->amax = model->amaxes;
+    }
+    TN_TRY(tn_shard_cast(cast, model->config.stream));
+    end_amaxes(model);
+    return TN_OK;
+}
+
+tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
+                                  float amax_epsilon) {
     tn_shard_cast_args cast = TN_SHARD_CAST_ARGS_INIT;
     const size_t count = (size_t)unit->part_count;
     tn_tensor *masters = tn__host_alloc(count, sizeof *masters);
     if (!masters) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the tensors of unit %s", unit->name);
     for (size_t i = 0; i < count; i++)
-        masters[i] = initial && initial[i].value ? initial[i] : unit->parts[i].master;
+        masters[i] = unit->parts[i].master;
     cast.plan = unit->plan;
-    cast.comm = model->config.comm;
+    cast.rank = model->rank;
     cast.masters = masters;
     cast.shard = unit->shard;
-    cast.with_frozen = initial != NULL;
     cast.amax_epsilon = amax_epsilon;
     cast.scope = unit->scope;
-    const tn_status status = tn_shard_cast(&cast, model->config.stream);
+    const tn_status status = cast_trained(model, unit, &cast);
     tn__host_free(masters);
     return status;
 }
 
 /* ---- made and ended -------------------------------------------------------------------------- */
 
-static tn_status build_unit(const tn_sharded_model *model, const tn_sharded_unit_config *config,
+/* All of this rank's memory. */
+static tn_status make_parts(const tn_sharded_model *model, const tn_sharded_unit_config *config,
                             tn__sharded_unit *unit) {
     tn_scope_config scope = TN_SCOPE_CONFIG_INIT;
     const size_t count = (size_t)config->tensor_count;
@@ -304,11 +366,28 @@ static tn_status build_unit(const tn_sharded_model *model, const tn_sharded_unit
     scope.kind = TN_SCOPE_LAYER;
     scope.name = unit->name;
     TN_TRY(tn_scope_create(&scope, &unit->scope));
-    TN_TRY(tn_shard_plan_verify(unit->plan, model->config.comm, unit->scope, model->config.stream));
     TN_TRY(make_tensors(model, config, unit));
     for (int i = 0; i < config->tensor_count; i++)
         TN_TRY(fill_part(model, unit, &config->tensors[i], i));
-    return cast_all(model, config, unit);
+    return TN_OK;
+}
+
+/* Of what follows the meeting nothing can be made again on one rank alone. */
+static tn_status meet_and_cast(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                               const first_cast *cast) {
+    tn_comm *comm = model->config.comm;
+    TN_TRY(tn_shard_plan_verify(unit->plan, comm, unit->scope, model->config.stream));
+    return tn__comm_end_call(comm, "tn_sharded_unit_add", 0, put_first_cast(model, unit, cast));
+}
+
+static tn_status build_unit(const tn_sharded_model *model, const tn_sharded_unit_config *config,
+                            tn__sharded_unit *unit) {
+    first_cast cast = {NULL, NULL};
+    TN_TRY(make_parts(model, config, unit));
+    tn_status status = prepare_cast(model, config, unit, &cast);
+    if (status == TN_OK) status = meet_and_cast(model, unit, &cast);
+    tn__host_free(cast.masters);
+    return status;
 }
 
 void tn__sharded_unit_delete(tn__sharded_unit *unit) {

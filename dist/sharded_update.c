@@ -55,24 +55,25 @@ static tn_status add_squares(const tn_sharded_model *model) {
     return TN_OK;
 }
 
-static tn_status reduce_squares(const tn_sharded_model *model) {
+static tn_status reduce_squares(tn_sharded_model *model) {
     const tn_stream stream = model->config.comm_stream;
     tn_lease lease;
     tn_plane_view view;
     TN_TRY(tn_lease_begin(model->squares, TN_PLANE_DATA, TN_UPDATE, stream, &lease, &view));
-    return tn__sharded_end_write(lease,
-                                 tn_all_reduce(model->config.comm, view.data, view.data,
-                                               TN_SQUARE_SUMS, TN_FP32, TN_REDUCE_SUM, stream));
+    const tn_status status = tn_all_reduce(model->config.comm, view.data, view.data, TN_SQUARE_SUMS,
+                                           TN_FP32, TN_REDUCE_SUM, stream);
+    model->is_normed = status == TN_OK;
+    return tn__sharded_end_write(lease, status);
 }
 
-static tn_status make_factor(const tn_sharded_model *model, const tn_sharded_update_args *args) {
+static tn_status make_factor(tn_sharded_model *model, const tn_sharded_update_args *args) {
     tn_clip_factor_args clip = TN_CLIP_FACTOR_ARGS_INIT;
     const int is_clipped = args->max_norm > 0.0f;
-    if (is_clipped) {
+    if (is_clipped && !model->is_normed) {
         TN_TRY(add_squares(model));
         TN_TRY(reduce_squares(model));
-        clip.norm = model->norm;
     }
+    if (is_clipped) clip.norm = model->norm;
     clip.sums = model->squares;
     clip.scale = args->gradient_scale;
     if (clip.scale == 0.0f)
@@ -101,7 +102,7 @@ static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *un
         TN_TRY(tn_adamw(&adamw, model->config.stream));
         model->is_stepped = 1;
     }
-    TN_TRY(tn__sharded_cast(model, unit, NULL, args->amax_epsilon));
+    TN_TRY(tn__sharded_cast_update(model, unit, args->amax_epsilon));
     model->is_stepped = 0;
     return TN_OK;
 }
@@ -123,13 +124,16 @@ static tn_status end_step(tn_sharded_model *model) {
 /* All that can be done again as it was. The step is counted last. */
 static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
     tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
+    TN_TRY(tn__sharded_catch_up(model));
     for (int i = 0; i < model->unit_count; i++)
         TN_TRY(tn__sharded_let_go(model, model->units[i]));
+    TN_TRY(tn__sharded_catch_up(model)); /* what has found room now */
     TN_TRY(make_factor(model, args));
     advance.step = model->step;
     advance.beta1 = args->beta1, advance.beta2 = args->beta2;
     TN_TRY(tn_adamw_advance(&advance, model->config.stream));
     model->is_updating = 1;
+    model->is_normed = 0;
     return TN_OK;
 }
 

@@ -41,10 +41,16 @@
  * step in another order works, gathers on demand from there on, and is counted.
  *
  * Sums. A gradient is the sum over ranks in rank order, in fp32, rounded once (MPI; NCCL in its own
- * order), of what each rank has; over micro-batches as tn_gradient_sum says. Failure changes
- * nothing, and the call can be made again; a communicator that has failed stays so. After either,
- * tn_sharded_abandon gives up the step: the weights are those of the last update. An update that
- * fails when it has begun to change them can not be given up, only be made again.
+ * order), of what each rank has; over micro-batches as tn_gradient_sum says.
+ *
+ * Failure changes nothing, and the call can be made again, also by one rank alone: it goes on
+ * behind what it has put for all ranks, puts nothing twice, and the others wait for it meanwhile.
+ * A rank that does not make it again says so by tn_comm_abort, and the communicator has failed on
+ * all. Only what fails in unit_add behind the comparison of plans does that by itself. A
+ * communicator that has failed stays so. After a failure that all ranks have met at the same place,
+ * or with a failed communicator, tn_sharded_abandon gives up the step: the weights are those of the
+ * last update. An update that fails when it has begun to change them can not be given up, only be
+ * made again.
  *
  * Threads: one at a time.
  */
@@ -144,8 +150,9 @@ typedef struct tn_sharded_unit_config {
 #define TN_SHARDED_UNIT_CONFIG_INIT                                                                \
     { sizeof(tn_sharded_unit_config), NULL, NULL, 0, TN_SHARD_AUTO, 0 }
 
-/* Cuts the tensors, and casts the rank's part of them; *out counts from 0. All ranks call: the plan
- * is compared first, so that ranks that would cut in different ways are told before they do. */
+/* Cuts the tensors, and casts the rank's part of them; *out counts from 0. All ranks call, and
+ * plans are compared, so that ranks that would cut in different ways are told before they do. What
+ * this rank has no memory for shows before that, and the call can be made again. */
 TN_API TN_MUST_USE tn_status tn_sharded_unit_add(tn_sharded_model *model,
                                                  const tn_sharded_unit_config *config, int *out);
 
@@ -225,7 +232,9 @@ TN_API TN_MUST_USE tn_status tn_sharded_update(tn_sharded_model *model,
 TN_API tn_tensor tn_sharded_norm(const tn_sharded_model *model);
 
 /* Gives up what the step has done so far: units that have begun end, gradients count for nothing.
- * TN_IN_USE if a weight or a gradient is leased. */
+ * All ranks call, at the same place of the step: it is a collective, by which ranks that are at
+ * others find out, and then the communicator has failed. TN_IN_USE if a weight or a gradient is
+ * leased. */
 TN_API TN_MUST_USE tn_status tn_sharded_abandon(tn_sharded_model *model);
 
 /* ---- what it takes -------------------------------------------------------------------------- */

@@ -108,16 +108,17 @@ static tn_status model_gather(world *w, int unit) {
     return TN_OK;
 }
 
-static void model_start_wanted(world *w) {
+/* What fails stays wanted, and nothing is gathered before it. */
+static tn_status model_start_wanted(world *w) {
     for (;;) {
         int first = -1;
         for (int i = 0; i < UNITS; i++) {
             if (!w->units[i].is_wanted) continue;
             if (first < 0 || w->units[i].wanted < w->units[first].wanted) first = i;
         }
-        if (first < 0 || count_there(w) == w->slots) return;
-        w->units[first].is_wanted = 0;
-        (void)model_gather(w, first);
+        if (first < 0 || count_there(w) == w->slots) return TN_OK;
+        const tn_status status = model_gather(w, first);
+        if (status != TN_OK) return status;
     }
 }
 
@@ -126,7 +127,7 @@ static void model_drop(world *w, int unit) {
     of->holds = of->forsaken = of->is_there = 0;
 }
 
-static void model_settle(world *w) {
+static tn_status model_settle(world *w) {
     for (int i = 0; i < UNITS; i++) {
         model_unit *of = &w->units[i];
         for (; of->forsaken > 0 && of->holds > 1; of->forsaken--)
@@ -134,7 +135,7 @@ static void model_settle(world *w) {
         if (of->forsaken == 0 || of->leases > 0) continue;
         model_drop(w, i);
     }
-    model_start_wanted(w);
+    return model_start_wanted(w);
 }
 
 static tn_status model_refresh(world *w, int unit) {
@@ -159,7 +160,8 @@ static tn_status model_make_room(world *w) {
 
 static tn_status model_prefetch(world *w, int unit) {
     model_unit *of = &w->units[unit];
-    model_settle(w);
+    const tn_status settled = model_settle(w);
+    if (settled != TN_OK) return settled;
     if (of->is_there) return model_refresh(w, unit);
     if (count_there(w) < w->slots) return model_gather(w, unit);
     if (!of->is_wanted) of->wanted = ++w->clock;
@@ -169,8 +171,8 @@ static tn_status model_prefetch(world *w, int unit) {
 
 static tn_status model_acquire(world *w, int unit, int is_scoped) {
     model_unit *of = &w->units[unit];
-    model_settle(w);
-    tn_status status = model_refresh(w, unit);
+    tn_status status = model_settle(w);
+    if (status == TN_OK) status = model_refresh(w, unit);
     if (status == TN_OK && !of->is_there) status = model_make_room(w);
     if (status == TN_OK && !of->is_there) status = model_gather(w, unit);
     if (status == TN_OK) of->scoped[of->holds++ - of->forsaken] = is_scoped;
@@ -179,11 +181,11 @@ static tn_status model_acquire(world *w, int unit, int is_scoped) {
 
 static tn_status model_release(world *w, int unit) {
     model_unit *of = &w->units[unit];
-    model_settle(w);
+    (void)model_settle(w);
     if (of->holds == of->forsaken) return TN_INVALID_STATE;
     if (of->holds == 1 && of->leases > 0) return TN_IN_USE;
     if (--of->holds == 0) model_drop(w, unit);
-    model_start_wanted(w);
+    (void)model_start_wanted(w);
     return TN_OK;
 }
 
@@ -199,7 +201,7 @@ static void model_close(world *w) {
         of->forsaken += listed - kept;
         w->abandoned += (uint64_t)(listed - kept);
     }
-    if (w->abandoned != before) model_settle(w);
+    if (w->abandoned != before) (void)model_settle(w);
 }
 
 /* ---- comparing ----------------------------------------------------------------------------- */
@@ -326,10 +328,14 @@ static void open_step_scope(world *w) {
     DEMAND(w, tn_scope_create(&config, &w->step) == TN_OK);
 }
 
+/* Without a fault: each token that ends tries again what has failed at the one before. */
 static void do_close_scope(world *w) {
+    const int fault = w->fault;
+    w->fault = 0;
     arm_fault(w);
     DEMAND(w, tn_scope_close(w->step) == TN_OK);
     model_close(w);
+    w->fault = fault;
     open_step_scope(w);
 }
 
