@@ -2,6 +2,10 @@
  * lost. */
 #include "comm_watch.h"
 
+#include <stdio.h>
+
+enum { KEY_BYTES = 64 };
+
 /* What the engine has made is a communicator from here on, or is ended. */
 static tn_status finish(tn_comm *comm, tn_comm *made, tn_status status, tn_rendezvous *ranks,
                         int is_watched, tn_comm **out) {
@@ -113,12 +117,71 @@ static tn_status check_shrink_locked(const tn_comm *comm) {
                                    : "a group is open: end or cancel it");
 }
 
+static int is_excluded(const int *excluded, size_t count, int rank) {
+    int is_out = 0;
+    for (size_t i = 0; i < count; i++)
+        is_out |= excluded[i] == rank;
+    return is_out;
+}
+
+/* NCCL may refuse to shrink what has an error of its own. Where rank 0, which keeps the ranks'
+ * store, stays, they join anew by an id from it. That they do must be the same on all ranks, which
+ * have the list in common, and not that they have seen a failure yet. */
+static tn_rendezvous *store_of_shrink(const tn_comm *comm, const int *excluded, size_t count) {
+    tn_rendezvous *ranks = tn__comm_watch_ranks(comm->watch);
+    int is_whole = !comm->is_part && comm->engine->joins_by_id;
+    if (!is_whole || is_excluded(excluded, count, 0)) return NULL;
+    return ranks && ranks->store ? ranks : NULL;
+}
+
+/* The lists' order is nobody's business. */
+static void write_key(const tn_comm *comm, const int *excluded, size_t count, char *key,
+                      size_t key_bytes) {
+    uint64_t hash = TN__HASH_BEGIN;
+    for (int rank = 0; rank < comm->rank_count; rank++) {
+        const unsigned char is_out = (unsigned char)is_excluded(excluded, count, rank);
+        hash = tn__hash_bytes(hash, &is_out, sizeof is_out);
+    }
+    snprintf(key, key_bytes, "id without %016llx of %llu", (unsigned long long)hash,
+             (unsigned long long)tn__comm_watch_number(comm->watch));
+}
+
+static tn_status share_id(const tn_comm *comm, tn__store *store, const char *key, tn_comm_id *out) {
+    size_t bytes = 0;
+    if (comm->rank > 0)
+        return tn__store_get(store, key, comm->timeout_us, out, sizeof *out, &bytes);
+    TN_TRY(tn_comm_id_create(out));
+    return tn__store_set(store, key, out, sizeof *out);
+}
+
+static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *excluded, size_t count,
+                           tn_comm *made) {
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_comm_id id;
+    char key[KEY_BYTES];
+    write_key(comm, excluded, count, key, sizeof key);
+    TN_TRY(share_id(comm, ranks->store, key, &id));
+    config.device = comm->device;
+    config.name = made->name;
+    config.timeout_us = comm->timeout_us;
+    config.id = &id;
+    config.rank_count = comm->rank_count - (int)count;
+    for (int rank = 0; rank < comm->rank; rank++)
+        config.rank += !is_excluded(excluded, count, rank);
+    if (comm->engine->expire) comm->engine->expire(comm->state);
+    return comm->engine->join(&config, &made->rank, &made->rank_count, &made->state);
+}
+
 static tn_status shrink_locked(tn_comm *comm, const int *excluded, size_t count, tn_comm *made) {
     TN_TRY(check_shrink_locked(comm));
     const int had_failed = comm->failure != TN_OK;
-    tn_status status = comm->engine->shrink(comm->state, excluded, (int)count, made->name,
-                                            &made->rank, &made->rank_count, &made->state);
+    tn_rendezvous *ranks = store_of_shrink(comm, excluded, count);
+    tn_status status = ranks ? join_anew(comm, ranks, excluded, count, made)
+                             : comm->engine->shrink(comm->state, excluded, (int)count, made->name,
+                                                    &made->rank, &made->rank_count, &made->state);
     comm->is_shrunk = status == TN_OK;
+    /* Nothing more comes of it: it is not kept for that any longer. */
+    if (comm->is_shrunk && comm->engine->expire) comm->engine->expire(comm->state);
     int is_over = status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR;
     return is_over && !had_failed ? tn__comm_fail_locked(comm, status) : status;
 }

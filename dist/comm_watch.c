@@ -345,6 +345,8 @@ tn_rendezvous *tn__comm_watch_ranks(const tn__comm_watch *watch) {
     return watch ? watch->ranks : NULL;
 }
 
+uint64_t tn__comm_watch_number(const tn__comm_watch *watch) { return watch->number; }
+
 void tn__comm_watch_end(tn__comm_watch *watch) {
     if (!watch) return;
     pthread_mutex_lock(&watch->lock);

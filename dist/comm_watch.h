@@ -31,6 +31,9 @@ void tn__comm_watch_end(tn__comm_watch *watch);
 /* Whom it listens to; NULL: nobody. */
 tn_rendezvous *tn__comm_watch_ranks(const tn__comm_watch *watch);
 
+/* Of the communicator among the rendezvous', the same on all ranks. */
+uint64_t tn__comm_watch_number(const tn__comm_watch *watch);
+
 /* Around the putting of a batch, with the lock; NULL is a no-op. A failure of `before` leaves all
  * as it was, unless it is a mismatch: the communicator has then failed. */
 tn_status tn__comm_watch_before(tn__comm_watch *watch, const tn__batch *batch, tn_stream stream);

@@ -37,6 +37,7 @@ static void nccl_abort(tn__comm_state *state) {
 static void nccl_keep(tn__comm_state *state) { state->is_kept = !state->is_adopted; }
 
 static void nccl_expire(tn__comm_state *state) {
+    state->is_kept = 0;
     if (state->is_marked) end_comm(state);
 }
 
@@ -234,13 +235,35 @@ static tn_status check_shrink(const tn__comm_state *state) {
                    "made with tn_comm_config.shrinkable, and shrunk within its timeout");
 }
 
+/* What a communicator has failed with it may go on saying while it is shrunk: that there is a new
+ * one counts. */
+static tn_status await_shrunk(const tn__comm_state *state, tn__comm_state *made, int code) {
+    const struct timespec pause = {0, POLL_NS};
+    uint64_t start_us = now_us();
+    if (code != TN__NCCL_SUCCESS && code != TN__NCCL_IN_PROGRESS)
+        return tn__nccl_fail(state->calls, state->comm, code, "ncclCommShrink");
+    while (!__atomic_load_n(&made->comm, __ATOMIC_ACQUIRE)) {
+        int result = state->calls->async_error(state->comm, &code);
+        if (result != TN__NCCL_SUCCESS)
+            return tn__nccl_fail(state->calls, state->comm, result, "ncclCommGetAsyncError");
+        if (now_us() - start_us >= state->timeout_us)
+            return TN_FAIL(TN_COMM_TIMEOUT, "ncclCommShrink: not all ranks joined it within %g s",
+                           (double)state->timeout_us / MICROSECONDS);
+        nanosleep(&pause, NULL);
+    }
+    return TN_OK;
+}
+
 static tn_status shrink_into(tn__comm_state *state, const int *excluded, int excluded_count,
                              tn__comm_state *made) {
     tn__nccl_config nccl_config = non_blocking;
     int flags = state->is_marked ? TN__NCCL_SHRINK_ABORT : 0;
     int code = state->calls->shrink(state->comm, (int *)(uintptr_t)excluded, excluded_count,
                                     &made->comm, &nccl_config, flags);
-    TN_TRY(tn__nccl_finish(state, code, "ncclCommShrink"));
+    if (state->is_marked)
+        TN_TRY(await_shrunk(state, made, code));
+    else
+        TN_TRY(tn__nccl_finish(state, code, "ncclCommShrink"));
     if (!made->comm) return TN_FAIL(TN_COMM_ERROR, "ncclCommShrink has made no communicator");
     TN_TRY(tn__nccl_finish(made, TN__NCCL_IN_PROGRESS, "ncclCommShrink"));
     return read_ranks(made);

@@ -110,8 +110,9 @@ typedef struct tn_comm_config {
     const struct tn_simulated_links *links; /* SIMULATED: how fast they are; NULL: the defaults */
     /* TCP, or NCCL instead of an id: ranks and count come from it. */
     tn_rendezvous *rendezvous;
-    /* NCCL: 1: after a failure it can be shrunk, for timeout_us. What is on streams ends only then,
-     * by tn_comm_shrink or by tn_comm_destroy, whichever comes first. */
+    /* NCCL: 1: after a failure it can be shrunk also without rank 0 and its store, for timeout_us.
+     * What is on streams ends only then, by tn_comm_shrink or by tn_comm_destroy, whichever comes
+     * first. */
     int shrinkable;
 } tn_comm_config;
 #define TN_COMM_CONFIG_INIT                                                                        \
@@ -270,10 +271,12 @@ TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, co
  * tn_comm_split. comm stays as it is, to be destroyed, or used on if it has not failed, but it is
  * not shrunk again: shrink the new one.
  *
- * TCP makes new connections. NCCL calls ncclCommShrink (2.27 and later), after a failure with its
- * flag to abort, for which comm was made with config.shrinkable; the new one hears of other ranks
- * by its own deadlines only, as what the rendezvous knows is also of those that are left out. MPI
- * and simulated ranks: TN_UNSUPPORTED; the first ends a job of which a rank dies.
+ * TCP makes new connections. NCCL's ranks join anew, by an id through the rendezvous that comm
+ * was made with, if that has a store and rank 0 stays; else it is ncclCommShrink (2.27 and
+ * later), after a failure with its flag to abort, for which comm was made with config.shrinkable.
+ * The new one hears of other ranks by its own deadlines only, as what the rendezvous knows is
+ * also of those that are left out. MPI and simulated ranks: TN_UNSUPPORTED; the first ends a job
+ * of which a rank dies.
  *
  * Errors: TN_INVALID_ARGUMENT (a rank that there is not, twice, or this one), TN_INVALID_STATE
  * (in a group; it was shrunk before), TN_UNSUPPORTED (the text says what is missing), out of
