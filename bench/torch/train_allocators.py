@@ -7,7 +7,8 @@ usage: train_allocators.py BUILD [--steps N] [--jobs llama_varlen,lora]
 CSV on standard output: a line for each job and allocator. peak_allocated and peak_reserved are the
 allocator's, device_used is what the driver says is taken after the last step; steps are timed after
 the first quarter. `losses` is a hash of all losses: the same in each line of a job. Each pair runs
-in a process of its own. Needs torch, transformers and, for lora, peft; nothing is downloaded.
+in a process of its own, one after the other; only what they import they import at the same time.
+Needs torch, transformers and, for lora, peft; nothing is downloaded.
 """
 import argparse
 import hashlib
@@ -79,6 +80,10 @@ def run_job(job, allocator, steps):
         import tenure.pytorch
         tenure.pytorch.install()
     import torch
+    import transformers.models.llama  # noqa: F401
+    if job == "lora":
+        import peft  # noqa: F401
+    sys.stdin.readline()  # our turn on the GPU
     torch.use_deterministic_algorithms(True)  # flash attention's backward, too
     torch.utils.deterministic.fill_uninitialized_memory = False
     model, shape_of = {"llama_varlen": make_llama_varlen, "lora": make_lora}[job]()
@@ -120,14 +125,13 @@ def main():
         run_job(*given.one.split(","), given.steps)
         return 0
     print(FIELDS, flush=True)
-    failed = 0
-    for job in given.jobs.split(","):
-        for allocator in given.allocators.split(","):
-            done = subprocess.run([sys.executable, __file__, given.build, "--steps",
-                                   str(given.steps), "--one", f"{job},{allocator}"],
-                                  env=environment_of(allocator, given.build), check=False)
-            failed += done.returncode != 0
-    return 1 if failed else 0
+    runs = [subprocess.Popen([sys.executable, __file__, given.build, "--steps", str(given.steps),
+                              "--one", f"{job},{allocator}"], stdin=subprocess.PIPE,
+                             env=environment_of(allocator, given.build))
+            for job in given.jobs.split(",") for allocator in given.allocators.split(",")]
+    for run in runs:
+        run.communicate(b"\n")
+    return 1 if any(run.returncode for run in runs) else 0
 
 
 if __name__ == "__main__":
