@@ -241,7 +241,13 @@ def case_threads(install):
                 if step % 20 == 0 and not bool((x == number).all()):
                     wrong.append((number, step))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    def guarded(number):
+        try:
+            work(number)
+        except Exception as error:  # a thread's own would be lost
+            wrong.append((number, error))
+
+    threads = [threading.Thread(target=guarded, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -312,6 +318,9 @@ def run_case(name):
     def install():
         import tenure.pytorch
         tenure.pytorch.install()
+
+    import torch
+    expect(torch.cuda.device_count() > 0, "no CUDA device")
     CASES[name](install)
 
 
