@@ -49,6 +49,8 @@ typedef struct tn__gemm_plan {
     int is_measured;       /* chosen by its time, here or where the file was written */
     int is_wide;           /* has all offers that there are */
     tn_gemm_engine engine; /* that was measured to be faster than all of them; AUTO: none */
+    int has_refused;       /* for a part of the multiprocessors: `refused` is none of them, and */
+    cublasLtMatmulAlgo_t refused; /* can not be one */
     int chosen;
     int count;
     tn__gemm_candidate candidates[];

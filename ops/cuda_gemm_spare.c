@@ -12,8 +12,8 @@
  * that are taken: so they are spared two by two (tn__kernel_launch_narrow). cuBLASLt keeps to a
  * number of multiprocessors that its descriptor says; that is a plan of its own, which is never
  * tuned: it takes the algorithm that is chosen for the product alone, so that what runs beside it
- * changes no bit. Where tuning has chosen a variation that cuBLASLt does not offer by itself, no
- * multiprocessor is spared.
+ * changes no bit. A variation that tuning has chosen and cuBLASLt does not offer by itself is put
+ * to the offers of that plan; if cuBLASLt does not take it there, no multiprocessor is spared.
  */
 #include "cuda_gemm.h"
 
@@ -53,20 +53,65 @@ static int find_alike(const tn__blas *blas, const tn__gemm_candidate *chosen,
     return -1;
 }
 
+static int is_refused(tn__cuda_gemm *gemm, const tn__gemm_plan *plan,
+                      const tn__gemm_candidate *chosen) {
+    pthread_mutex_lock(&gemm->lock);
+    const int refused = plan->has_refused && tn__gemm_is_algorithm(chosen, &plan->refused);
+    pthread_mutex_unlock(&gemm->lock);
+    return refused;
+}
+
+static void refuse(tn__cuda_gemm *gemm, tn__gemm_plan *plan, const tn__gemm_candidate *chosen) {
+    pthread_mutex_lock(&gemm->lock);
+    plan->has_refused = 1;
+    plan->refused = chosen->algorithm;
+    pthread_mutex_unlock(&gemm->lock);
+}
+
+/* Puts a plan that has the chosen candidate, too, in the place of that one. It is not measured, and
+ * so goes into no file. */
+static void extend(tn__cuda_gemm *gemm, tn__gemm_plan *plan, const tn__gemm_candidate *chosen) {
+    tn__gemm_plan *made;
+    if (is_refused(gemm, plan, chosen)) return;
+    if (tn__gemm_plan_make(gemm, &plan->shape, chosen, 0, &made) != TN_OK) {
+        refuse(gemm, plan, chosen);
+        return;
+    }
+    made->is_measured = 0;
+    if (find_alike(gemm->blas, chosen, made) < 0) { /* it wants more memory than it does alone */
+        refuse(gemm, plan, chosen);
+        tn__gemm_plan_end(gemm, made);
+        return;
+    }
+    tn__gemm_plan_put(gemm, made);
+}
+
+/* Takes a plan of the shape that has the candidate; TN_OK, and no place, if there is none. */
+static tn_status acquire_with(tn__cuda_gemm *gemm, const tn__blas_shape *shape,
+                              const tn__gemm_candidate *chosen, tn__gemm_plan **out, int *place) {
+    int unused;
+    TN_TRY(tn__gemm_plan_acquire(gemm, shape, out, &unused));
+    *place = find_alike(gemm->blas, chosen, *out);
+    if (*place >= 0) return TN_OK;
+    extend(gemm, *out, chosen);
+    tn__gemm_plan_release(gemm, *out);
+    TN_TRY(tn__gemm_plan_acquire(gemm, shape, out, &unused));
+    *place = find_alike(gemm->blas, chosen, *out);
+    return TN_OK;
+}
+
 int tn__gemm_spare(tn__gemm_preparation *prepared, int spared) {
+    const tn__gemm_candidate *chosen = &prepared->plan->candidates[prepared->chosen];
     tn__blas_shape shape = prepared->layout.shape;
     tn__gemm_plan *plan;
-    int unused;
+    int place;
     tn__saved_error error;
     shape.processors = prepared->context->multiprocessors - spared;
     if (shape.processors <= 0) return 0;
     tn__error_save(&error);
-    if (tn__gemm_plan_acquire(prepared->gemm, &shape, &plan, &unused) != TN_OK) {
-        tn__error_restore(&error);
-        return 0;
-    }
-    const int place =
-        find_alike(prepared->gemm->blas, &prepared->plan->candidates[prepared->chosen], plan);
+    tn_status status = acquire_with(prepared->gemm, &shape, chosen, &plan, &place);
+    tn__error_restore(&error);
+    if (status != TN_OK) return 0;
     if (place < 0) {
         tn__gemm_plan_release(prepared->gemm, plan);
         return 0;

@@ -242,6 +242,9 @@ static cublasStatus_t check(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
     cublasStatus_t status = work_of(desc, a, b, d, &work);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (!is_known(algorithm)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (processors_of(desc) > 0) __atomic_fetch_add(&scripted.part_checks, 1, __ATOMIC_RELAXED);
+    if (scripted.keeps_varied && processors_of(desc) > 0 && algorithm->data[OF_SWIZZLE] != 0)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     out->workspaceSize = scripted.algorithms[algorithm->data[0] - 1].workspace_bytes;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -253,6 +256,8 @@ static cublasStatus_t attribute(const cublasLtMatmulAlgo_t *algorithm,
     if (which == CUBLASLT_ALGO_CONFIG_ID) *(int32_t *)value = (int32_t)algorithm->data[0];
     if (which == CUBLASLT_ALGO_CONFIG_TILE_ID)
         *(uint32_t *)value = scripted.tile ? (uint32_t)scripted.tile : TILE;
+    if (which == CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING)
+        *(uint32_t *)value = (uint32_t)algorithm->data[OF_SWIZZLE];
     *written = bytes;
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -41,6 +41,8 @@ typedef struct scripted_cublaslt {
     int last;        /* place of the algorithm that ran last, from 1 on; less than 0: swizzled */
     int tile;        /* that all algorithms say they have, by cuBLASLt's number; 0: the usual one */
     int keeps_all;   /* nothing is offered for a part of the multiprocessors */
+    int keeps_varied;    /* what nobody offers is not taken for a part of them */
+    int part_checks;     /* algorithms that were asked about for a part of them, so far */
     int last_processors; /* that the product which ran last may take; 0: all */
 } scripted_cublaslt;
 extern scripted_cublaslt scripted;

@@ -7,6 +7,7 @@
 #include "gpu_support.h"
 #include "op_call.h"
 #include "scripted_cublaslt.h"
+#include "tenure_gemm.h"
 #include "tenure_layers.h"
 
 static gpu_side gpu;
@@ -18,6 +19,7 @@ static int open_gpu(void **state) {
     scripted.count = 1;
     scripted.tile = CUBLASLT_MATMUL_TILE_128x128;
     scripted.keeps_all = 0;
+    scripted.keeps_varied = 0;
     gpu_open(&gpu);
     return 0;
 }
@@ -131,6 +133,65 @@ static void a_layer_shares_the_device_and_gives_the_same_bits(void **state) {
     EXPECT_OK(tn_stream_destroy(gpu.device, side));
 }
 
+/* ---- a variation ----------------------------------------------------------------------------- */
+
+/* The layer's dgrad by an order of blocks that nobody offers. */
+static void tune_dgrad(tn_tensor dy, tn_tensor weight) {
+    static const scripted_algorithm hidden = {.us = 1000.0, .swizzled_us = 900.0};
+    tn_quantize_args cast = TN_QUANTIZE_ARGS_INIT;
+    tn_gemm_args args = TN_GEMM_ARGS_INIT;
+    scripted.algorithms[0] = hidden;
+    cast.src = dy;
+    cast.dst = gpu_fp8(&gpu, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, TN_SCALE_POW2, TOKENS, WIDTH);
+    EXPECT_OK(tn_quantize(&cast, gpu.stream));
+    args.form = TN_GEMM_DGRAD;
+    args.a = cast.dst;
+    args.b = weight;
+    args.d = gpu_plain(&gpu, TN_BF16, TOKENS, WIDTH);
+    args.scope = gpu.scope;
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    gpu_destroy(&gpu, args.d);
+    gpu_destroy(&gpu, cast.dst);
+}
+
+static void check_variation(int is_taken) {
+    tn_tensor dy = filled(TOKENS, WIDTH, 1), weights[] = {frozen_weight(2), frozen_weight(3)};
+    const tn_tensor none = {0};
+    const int part = is_taken ? EMULATED_MULTIPROCESSORS - 8 : 0;
+    tn_stream side;
+    int checks = 0;
+    EXPECT_OK(tn_stream_create(gpu.device, &side));
+    tune_dgrad(dy, weights[0]);
+    gpu_copy alone = backward(dy, weights[0], none, NULL);
+    assert_true(scripted.last < 0);
+    for (int turn = 0; turn < 3; turn++) {
+        gpu_copy shared = backward(dy, weights[0], weights[1], side);
+        assert_true(scripted.last < 0); /* the same one */
+        assert_int_equal(scripted.last_processors, part);
+        assert_true(gpu_copies_equal(&shared, &alone, "dx"));
+        gpu_copy_end(&shared);
+        EXPECT_OK(tn_plane_drop(weights[1], TN_PLANE_COL, gpu.stream));
+        if (turn == 0) checks = scripted.part_checks;
+    }
+    assert_int_equal(scripted.part_checks, checks); /* asked about once */
+    gpu_copy_end(&alone);
+    gpu_destroy(&gpu, weights[0]), gpu_destroy(&gpu, weights[1]);
+    gpu_destroy(&gpu, dy);
+    EXPECT_OK(tn_stream_synchronize(gpu.device, side));
+    EXPECT_OK(tn_stream_destroy(gpu.device, side));
+}
+
+static void a_variation_that_tuning_chose_is_put_to_the_offers(void **state) {
+    (void)state;
+    check_variation(1);
+}
+
+static void a_variation_that_is_not_taken_spares_none(void **state) {
+    (void)state;
+    scripted.keeps_varied = 1;
+    check_variation(0);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_gpu, close_gpu)
 
 int main(void) {
@@ -138,6 +199,8 @@ int main(void) {
         TEST(what_a_product_can_do_without_follows_from_its_rounds),
         TEST(products_that_are_too_short_or_not_known_spare_none),
         TEST(a_layer_shares_the_device_and_gives_the_same_bits),
+        TEST(a_variation_that_tuning_chose_is_put_to_the_offers),
+        TEST(a_variation_that_is_not_taken_spares_none),
     };
     scripted_cublaslt_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);
