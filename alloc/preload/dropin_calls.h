@@ -61,6 +61,8 @@ typedef struct tn__cu_ipc_handle {
       (tn__cu_address *out, tn__cu_ipc_handle handle, unsigned flags), (out, handle, flags))       \
     X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010, NO_STREAM,                                 \
       (tn__cu_address address), (address))                                                         \
+    X(cuDevicePrimaryCtxReset, "cuDevicePrimaryCtxReset", 7000, NO_STREAM,                         \
+      (tn__cu_device device), (device))                                                            \
     X(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, NO_STREAM,                     \
       (tn__cu_device device), (device))                                                            \
     X(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", 4000, NO_STREAM,                             \

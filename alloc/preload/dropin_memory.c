@@ -263,6 +263,12 @@ static tn__cu_result hook_mipmapped(void **out, const void *description, unsigne
 
 static tn__cu_result hook_reset(tn__cu_device device) {
     tn__dropin_device_close(device);
+    return TN__REAL(cuDevicePrimaryCtxReset)(device);
+}
+
+/* The runtime asks for the older one, programs on the driver for this. */
+static tn__cu_result hook_reset_v2(tn__cu_device device) {
+    tn__dropin_device_close(device);
     return TN__REAL(cuDevicePrimaryCtxReset_v2)(device);
 }
 
@@ -276,5 +282,6 @@ void tn__dropin_memory_hooks(tn__dropin_calls *hooks) {
     hooks->cuArrayCreate_v2 = hook_array;
     hooks->cuArray3DCreate_v2 = hook_array_3d;
     hooks->cuMipmappedArrayCreate = hook_mipmapped;
-    hooks->cuDevicePrimaryCtxReset_v2 = hook_reset;
+    hooks->cuDevicePrimaryCtxReset = hook_reset;
+    hooks->cuDevicePrimaryCtxReset_v2 = hook_reset_v2;
 }

@@ -142,14 +142,17 @@ int tn__preload_number(const char *name) {
 
 #define PER_THREAD_FLAG 2u
 
-/* Older functions of the same name, with other parameters, are not taken over. */
+/* The youngest function of the name that the version has. What is older than all here, with other
+ * parameters, is not taken over. */
 int tn__preload_number_of(const char *base, int version, uint64_t flags) {
     int variant = flags & PER_THREAD_FLAG ? PER_THREAD : LEGACY;
+    int best = -1;
     for (int i = 0; i < TN__DROPIN_CALL_COUNT; i++) {
         if (rows[i].variant != NO_STREAM && rows[i].variant != variant) continue;
-        if (strcmp(rows[i].base, base) == 0) return version >= rows[i].since ? i : -1;
+        if (version < rows[i].since || strcmp(rows[i].base, base) != 0) continue;
+        if (best < 0 || rows[i].since > rows[best].since) best = i;
     }
-    return -1;
+    return best;
 }
 
 /* ---- cuGetProcAddress ------------------------------------------------------------------------ */

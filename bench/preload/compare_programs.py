@@ -3,11 +3,11 @@
 
 usage: compare_programs.py BUILD [--jobs N] [--only WORD] [--pool KIND]
 
-For each program: its checksum as it is, once more as it is (a program whose own results differ can
-not be compared), under the drop-in, and what the drop-in's reports say that was taken over. Exit
-status 1 if a checksum differs, a program fails, or nothing was taken over where something must be.
-A program whose module is not installed, or that needs more GPUs than there are, is said to be
-absent.
+For each program: its checksum as it is, once more as it is, under the drop-in, and what the
+drop-in's reports say that was taken over. Where a program's own two results differ, that is said,
+and the one under the drop-in must be one of them. Exit status 1 if a checksum differs, a program
+fails, or nothing was taken over where something must be. A program whose module is not installed,
+or that needs more GPUs than there are, is said to be absent.
 """
 import argparse
 import concurrent.futures
@@ -79,7 +79,7 @@ def compare(build, pool, row):
                   os.path.join(folder, "report"), "--"]
         ours, our_why, our_s = run(tenure + command, environment)
         taken = read_reports(folder)
-    is_good = plain is not None and plain == again == ours and (
+    is_good = plain is not None and ours in (plain, again) and (
         not must_take or pool == "none" or taken.get("allocations", 0) > 0)
     text = (f"{name:18} {plain} {again} {ours} {plain_s:6.1f} s {our_s:6.1f} s  "
             f"taken {taken.get('allocations', 0)} + {taken.get('frees', 0)}, "
@@ -87,7 +87,8 @@ def compare(build, pool, row):
             f"{taken.get('creates', 0)}, "
             f"fences {taken.get('fences', 0)}, waits {taken.get('fence_waits', 0)} + "
             f"{taken.get('device_waits', 0)}, lost {taken.get('lost', 0)}  "
-            f"{'ok' if is_good else 'FAILED'}")
+            f"{'ok' if is_good else 'FAILED'}"
+            f"{'' if plain == again else ': its own results differ'}")
     for side, words_of in (("as it is", why), ("under tenure run", our_why)):
         if words_of:
             text += f"\n--- {name}, {side}:\n{words_of}"
@@ -132,7 +133,7 @@ def main():
         for is_good, text in pool.map(lambda row: compare(build, arguments.pool, row), rows):
             print(text, flush=True)
             good &= is_good
-    print("all the same" if good else "NOT all the same")
+    print("all compared" if good else "NOT all the same")
     return 0 if good else 1
 
 

@@ -242,6 +242,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+CUresult cuDevicePrimaryCtxReset(CUdevice device) { return cuDevicePrimaryCtxReset_v2(device); }
+
 /* ---- cuGetProcAddress ------------------------------------------------------------------------ */
 
 /* Base name, first version, variant (0: none, 1: legacy, 2: per thread), function. */
@@ -270,6 +272,7 @@ static const struct {
     {"cuIpcOpenMemHandle", 11000, 0, (void *)cuIpcOpenMemHandle_v2},
     {"cuIpcCloseMemHandle", 4010, 0, (void *)cuIpcCloseMemHandle},
     {"cuDevicePrimaryCtxReset", 11000, 0, (void *)cuDevicePrimaryCtxReset_v2},
+    {"cuDevicePrimaryCtxReset", 7000, 0, (void *)cuDevicePrimaryCtxReset},
     {"cuGetProcAddress", 12000, 0, (void *)cuGetProcAddress_v2},
     {"cuGetProcAddress", 11030, 0, (void *)cuGetProcAddress},
 };

@@ -16,10 +16,10 @@
 static __typeof__(&cuGetProcAddress_v2) get_address;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void *find(const char *symbol, uint64_t flags) {
+static void *find(const char *symbol, int version) {
     void *found = NULL;
     int status = 0;
-    if (get_address(symbol, &found, RUNTIME_VERSION, flags, &status) != CUDA_SUCCESS || !found) {
+    if (get_address(symbol, &found, version, 0, &status) != CUDA_SUCCESS || !found) {
         fprintf(stderr, "cudart: no %s (status %d)\n", symbol, status);
         exit(1);
     }
@@ -30,7 +30,7 @@ static void *find(const char *symbol, uint64_t flags) {
 #define DRIVER(function, base)                                                                     \
     ({                                                                                             \
         static __typeof__(&function) _Atomic known;                                                \
-        if (!known) known = (__typeof__(&function))find(base, 0);                                  \
+        if (!known) known = (__typeof__(&function))find(base, RUNTIME_VERSION);                    \
         known;                                                                                     \
     })
 
@@ -113,7 +113,11 @@ int cudaDeviceSynchronize(void) {
     return (int)DRIVER(cuCtxSynchronize, "cuCtxSynchronize")();
 }
 
-int cudaDeviceReset(void) { return CALL(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 0); }
+/* By the call's first version, as the real runtime does. */
+int cudaDeviceReset(void) {
+    make_current();
+    return (int)((__typeof__(&cuDevicePrimaryCtxReset))find("cuDevicePrimaryCtxReset", 7000))(0);
+}
 
 void *cudaGetDriverEntryPoint(const char *symbol, unsigned long long flags) {
     void *found = NULL;

@@ -104,6 +104,12 @@ static void by_get_proc_address(void) {
     EXPECT(get("cuMemAlloc", 13000, 0, &status) == dlsym(driver(), "cuMemAlloc_v2"));
     EXPECT_OWNER(get("cuMemAlloc", 3010, 0, &status), "driver"); /* the older function */
     EXPECT_OWNER(get("cuEventRecord", 13000, 0, &status), "driver");
+    /* Of two functions that are both taken over, the one that the version has. */
+    EXPECT(get("cuDevicePrimaryCtxReset", 10000, 0, &status) ==
+           dlsym(driver(), "cuDevicePrimaryCtxReset"));
+    EXPECT(get("cuDevicePrimaryCtxReset", 11000, 0, &status) ==
+           dlsym(driver(), "cuDevicePrimaryCtxReset_v2"));
+    EXPECT_OWNER(dlsym(driver(), "cuDevicePrimaryCtxReset"), "preload");
     /* The flag for per-thread streams gives another function where there are two. */
     EXPECT(get("cuMemAllocAsync", 13000, 2, &status) == dlsym(driver(), "cuMemAllocAsync_ptsz"));
     EXPECT(get("cuMemAllocAsync", 13000, 1, &status) == dlsym(driver(), "cuMemAllocAsync"));
