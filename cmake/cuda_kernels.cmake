@@ -3,6 +3,7 @@
 # There is no CUDA runtime and no CUDA language in CMake: nvcc makes machine code for sm_90a and
 # PTX for every other GPU from sm_80 on, and an assembler directive puts the file into a section
 # for constants under the name tn__<file>_image. Spills to local memory are errors.
+# All presets have the same kernels, which takes minutes: compile_kernels.cmake does it once.
 # Without a toolkit ops/cuda_absent.c stands in for all of it.
 
 set(TENURE_NVCC_FLAGS -fatbin -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a
@@ -30,9 +31,12 @@ function(tenure_embed_kernels objects source)
   set(embedded ${CMAKE_BINARY_DIR}/kernels/${name}_image.c)
   file(GLOB headers CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/ops/cuda_*.cuh
     ${CMAKE_SOURCE_DIR}/ops/cuda_*arguments.h ${CMAKE_SOURCE_DIR}/ops/exact_*.h)
+  set(script ${CMAKE_SOURCE_DIR}/cmake/compile_kernels.cmake)
   add_custom_command(OUTPUT ${image}
-    COMMAND ${TENURE_NVCC} ${TENURE_NVCC_FLAGS} -o ${image} ${source}
-    DEPENDS ${source} ${headers}
+    COMMAND ${CMAKE_COMMAND} "-DNVCC=${TENURE_NVCC}" "-DFLAGS=${TENURE_NVCC_FLAGS}"
+      "-DSOURCE=${source}" "-DHEADERS=${headers}" "-DIMAGE=${image}"
+      "-DCACHE=${CMAKE_SOURCE_DIR}/build/kernels" -P ${script}
+    DEPENDS ${source} ${headers} ${script}
     COMMENT "Compiling kernels of ${name}.cu" VERBATIM)
   file(CONFIGURE OUTPUT ${embedded} @ONLY CONTENT [[
 /* The kernels of @name@.cu as data. */

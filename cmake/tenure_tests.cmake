@@ -108,6 +108,8 @@ foreach(source ${sources})
   tenure_use_emulation(emulation_${name})
   target_include_directories(emulation_${name} PRIVATE tests/gpu)
 endforeach()
+# It takes longest by far: begun first, it is not what is waited for last.
+set_tests_properties(emulation/emulated_battery PROPERTIES COST 100)
 foreach(kind api cli gpu misuse)
   tenure_add_kind_support(${kind})
   file(GLOB sources CONFIGURE_DEPENDS tests/${kind}/test_*.c)
