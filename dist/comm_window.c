@@ -92,27 +92,14 @@ static tn_status reduce_value(tn_comm *comm, float *value) {
     return status;
 }
 
-/* The others wait in it for this rank, which will not come: they are told. */
-static tn_status give_up(tn_comm *comm, tn_status status) {
-    tn__saved_error saved;
-    tn__error_save(&saved);
-    pthread_mutex_lock(&comm->lock);
-    if (comm->failure == TN_OK)
-        (void)tn__comm_fail_locked(
-            comm, TN_FAIL(TN_COMM_ERROR, "communicator %s, rank %d of %d: no agreement: %s",
-                          comm->name, comm->rank, comm->rank_count, saved.text));
-    pthread_mutex_unlock(&comm->lock);
-    tn__error_restore(&saved);
-    return status;
-}
-
 /* The least rank is the greatest number; counts of ranks are exact in a float. */
 tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed) {
     *failed = mine == TN_OK ? -1 : comm->rank;
     if (comm->rank_count == 1) return TN_OK;
     float value = mine == TN_OK ? 0.0f : (float)(comm->rank_count - comm->rank);
     tn_status status = reduce_value(comm, &value);
-    if (status != TN_OK) return give_up(comm, status);
+    if (status != TN_OK) tn_comm_abort(comm, tn_error_last()); /* others may wait in it */
+    TN_TRY(status);
     *failed = value > 0.0f ? comm->rank_count - (int)value : -1;
     return TN_OK;
 }

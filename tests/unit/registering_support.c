@@ -94,6 +94,9 @@ static void abort_state(tn__comm_state *state) {
     below->abort(state);
 }
 
+/* Counts down to the one that is refused. */
+static int is_refused(int *countdown) { return *countdown && --*countdown == 0; }
+
 /* ---- collectives with a window --------------------------------------------------------------- */
 
 static void end_when_aborted(void *argument) {
@@ -110,6 +113,8 @@ static tn_status start(tn__comm_state *state, const tn__batch *batch, tn_stream 
     known_state *of = find(state);
     const tn__collective_call *call = &batch->calls[0];
     end_fault();
+    if (is_refused(&registering.refused_start))
+        return TN_FAIL(TN_INVALID_ARGUMENT, "the script starts none");
     if (of->windows && registering.hangs)
         return of->driver->host_task(of->on, end_when_aborted, of, stream);
     TN_TRY(below->start(state, batch, stream));
@@ -118,9 +123,6 @@ static tn_status start(tn__comm_state *state, const tn__batch *batch, tn_stream 
 }
 
 /* ---- registered memory ----------------------------------------------------------------------- */
-
-/* Counts down to the one that is refused. */
-static int is_refused(int *countdown) { return *countdown && --*countdown == 0; }
 
 static tn_status enroll(tn__comm_state *state, void *address, size_t bytes, int is_window,
                         void **handle) {

@@ -12,6 +12,7 @@ typedef struct registering_script {
     int refused_window; /* the so-many-th window from here is refused; 0: none */
     int refused_buffer; /* likewise */
     int refused_end;    /* likewise, of what ends either */
+    int refused_start;  /* likewise, of collectives */
     int breaks;         /* the engine fails with the end that is refused */
     int hangs;          /* collectives of a communicator that has a window do not end */
     int corrupts;       /* the last byte that they bring is another one */

@@ -303,6 +303,7 @@ typedef struct planted {
     int is_short;    /* each allocation of its seal has failed once, and it seals again */
     int is_checked;  /* TENURE_CHECK_COLLECTIVES */
     int refused_end; /* on the other ranks */
+    int is_lost;     /* it can not agree with the others, and all know at once */
     tn_ring_register wanted;
     tn_ring_registered as;
     tn_status status; /* on the other ranks */
@@ -345,13 +346,15 @@ static void run_ring(const test_meeting *meeting) {
     config.rendezvous = ranks;
     config.timeout_us = TIMEOUT_US;
     EXPECT_OK(tn__comm_create(&config, registering_engine(tn__tcp_engine_get()), &comm));
-    comm->windows.is_known = fault->is_short; /* no trial, which fails on all ranks alike */
+    /* No trial, which fails on all ranks alike. */
+    comm->windows.is_known = fault->is_short || fault->is_lost;
     f.config.comm = comm;
     f.config.registration = fault->wanted;
     registering = (registering_script){.hangs = is_here && fault->hangs,
                                        .refused_window = is_here ? fault->refused_window : 0,
                                        .refused_buffer = is_here ? fault->refused_buffer : 0,
-                                       .refused_end = is_here ? 0 : fault->refused_end};
+                                       .refused_end = is_here ? 0 : fault->refused_end,
+                                       .refused_start = is_here && fault->is_lost};
     for (int unit = 0; unit < UNITS; unit++)
         ring_fixture_add(&f, ROWS, (unsigned char)(unit + 1));
     ring_fixture_make(&f);
@@ -363,8 +366,8 @@ static void run_ring(const test_meeting *meeting) {
     assert_int_equal(ring_fixture_stats(&f).registered, fault->as);
     step(&f);
     registering.hangs = 0;
-    EXPECT_OK(tn_barrier(comm, f.t.stream));
-    end(&f, comm, TN_OK);
+    EXPECT_STATUS(tn_barrier(comm, f.t.stream), fault->is_lost ? TN_COMM_ERROR : TN_OK);
+    end(&f, comm, fault->is_lost ? TN_COMM_ERROR : TN_OK);
     tn_rendezvous_destroy(ranks);
 }
 
@@ -418,6 +421,16 @@ static void a_window_that_stays_is_no_ranks_business(void **state) {
     test_ranks_run(2, run_ring, &fault);
 }
 
+static void a_rank_that_can_not_agree_is_told_of(void **state) {
+    (void)state;
+    const planted fault = {.rank = 1,
+                           .is_lost = 1,
+                           .as = TN_RING_UNREGISTERED,
+                           .status = TN_COMM_ERROR,
+                           .words = "the script starts none"};
+    test_ranks_run(3, run_ring, &fault);
+}
+
 static void a_rank_seals_again_alone(void **state) {
     (void)state;
     const planted fault = {.rank = 1, .is_short = 1, .as = TN_RING_REGISTERED_WINDOW, .words = ""};
@@ -431,6 +444,7 @@ int main(void) {
         cmocka_unit_test(windows_that_hang_leave_a_buffer),
         cmocka_unit_test(a_rank_that_fails_speaks_for_all),
         cmocka_unit_test(a_window_that_stays_is_no_ranks_business),
+        cmocka_unit_test(a_rank_that_can_not_agree_is_told_of),
         cmocka_unit_test(a_rank_seals_again_alone),
         cmocka_unit_test(the_buffer_is_a_window_till_it_ends),
         cmocka_unit_test(it_is_what_is_wanted),
