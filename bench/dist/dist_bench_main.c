@@ -65,8 +65,12 @@ static tn_status time_work(dist_bench *bench, dist_bench_work work, size_t argum
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-static const char *driver_name(const bench_options *options) {
-    return options->config.driver == TN_DRIVER_HOST ? "host" : "cuda";
+/* What it really is, whatever was asked for. */
+static const char *driver_name(const dist_bench *bench) {
+    tn_device_info info = TN_DEVICE_INFO_INIT;
+    if (tn_device_info_get(bench->device, &info) != TN_OK) return "unknown";
+    if (info.driver == TN_DRIVER_HOST) return "host";
+    return info.simulated ? "simulated" : "cuda";
 }
 
 /* A stack's steps with and without prefetch, and its products alone. */
@@ -106,7 +110,7 @@ static int run_steps(dist_bench *bench, const bench_options *options) {
     if (status == TN_OK && tn_comm_rank(bench->comm) == 0) {
         printf("prefetch,ranks,driver,registered,step_us,exposed_us\n");
         for (int i = 0; i < bench->stack_count; i++)
-            print_steps(bench, &times[i], i, rounds, driver_name(options));
+            print_steps(bench, &times[i], i, rounds, driver_name(bench));
     }
     free(times);
     return status == TN_OK;
@@ -122,8 +126,8 @@ static int run_gathers(dist_bench *bench, const bench_options *options) {
                 return 0;
         const double us = dist_bench_spread_of(times, options->wire.rounds).median;
         if (tn_comm_rank(bench->comm) != 0) continue;
-        printf("all_gather,%d,%s,%zu,%.1f,%.1f\n", ranks, driver_name(options),
-               bytes * (size_t)ranks, us, (double)bytes * (ranks - 1) / us);
+        printf("all_gather,%d,%s,%zu,%.1f,%.1f\n", ranks, driver_name(bench), bytes * (size_t)ranks,
+               us, (double)bytes * (ranks - 1) / us);
     }
     return 1;
 }
