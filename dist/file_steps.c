@@ -161,16 +161,30 @@ tn_status tn__directory_make(const char *path) {
     return status;
 }
 
+/* The end of a directory and a failure to read it look the same but for errno. */
+static tn_status next_entry(DIR *directory, const char *path, const struct dirent **out) {
+    errno = 0;
+    *out = readdir(directory);
+    if (*out || errno == 0) return TN_OK;
+    return fail("the directory can not be read", path, errno);
+}
+
+static tn_status list_all(DIR *directory, const char *path, tn__directory_visit visit,
+                          void *context) {
+    const struct dirent *entry;
+    for (;;) {
+        TN_TRY(next_entry(directory, path, &entry));
+        if (!entry) return TN_OK;
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        TN_TRY(visit(context, entry->d_name));
+    }
+}
+
 tn_status tn__directory_list(const char *path, tn__directory_visit visit, void *context) {
     int code = take_step("list", path);
     DIR *directory = code ? NULL : opendir(path);
     if (!directory) return fail("the directory can not be read", path, code ? code : errno);
-    tn_status status = TN_OK;
-    const struct dirent *entry;
-    while (status == TN_OK && (entry = readdir(directory))) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        status = visit(context, entry->d_name);
-    }
+    tn_status status = list_all(directory, path, visit, context);
     closedir(directory);
     return status;
 }
