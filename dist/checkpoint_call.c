@@ -169,8 +169,13 @@ static tn_status make_staging(tn__checkpoint *call) {
 }
 
 static tn_status make_block(tn__checkpoint *call) {
+    tn_device *device;
     tn_pool *pool;
     TN_REQUIRE(call->rank_count < RANKS_MAX, "checkpoints of %d ranks", call->rank_count);
+    TN_TRY(tn__scope_device(call->config->scope, &device));
+    TN_REQUIRE(device == call->device,
+               "checkpoint %s: the communicator %s and the scope are of different devices",
+               call->config->path, tn_comm_name(call->config->comm));
     TN_TRY(tn__scope_pool(call->config->scope, &pool));
     return tn_alloc(pool, WORDS_BYTES, call->stream, NULL, &call->block);
 }

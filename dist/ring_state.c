@@ -264,9 +264,8 @@ tn_status tn__ring_hold_begin(tn_ring *ring, int index, tn__ring_hold *hold, tn_
         slot->holds++;
         hold->next = slot->first_hold;
         slot->first_hold = hold;
-    } else if (slot->holds == 0) {
-        undo_adoption(ring, slot);
     } else {
+        if (slot->holds == 0) undo_adoption(ring, slot);
         slot->stream = stream_before;
     }
     TN_ASSERT(tn__ring_is_valid(ring));

@@ -4,6 +4,7 @@
 #include "comm.h"
 #include "error.h"
 #include "host_alloc.h"
+#include "tensor_internal.h"
 #include "tenure_train.h"
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -111,7 +112,13 @@ static tn_status make_numbers(tn_sharded_model *model, tn_tensor step) {
 }
 
 static tn_status device_of(const tn_sharded_config *config, tn_sharded_model *model) {
-    model->device = config->comm->device;
+    tn_device *device = NULL;
+    TN_REQUIRE(config->scope.value, "tn_sharded_create: scope is {0}");
+    TN_TRY(tn__scope_device(config->scope, &device));
+    TN_REQUIRE(config->comm->device == device,
+               "tn_sharded_create: the communicator %s and the scope are of different devices",
+               tn_comm_name(config->comm));
+    model->device = device;
     model->rank = tn_comm_rank(config->comm);
     model->rank_count = tn_comm_size(config->comm);
     if (config->comm_stream) return TN_OK;
@@ -136,21 +143,24 @@ static tn_status build(tn_sharded_model *model, const tn_sharded_config *config)
     return make_numbers(model, config->step);
 }
 
-/* What is left of a model whose tensors are gone, or go with its scope. */
-static tn_status delete_model(tn_sharded_model *model) {
-    tn_status status = tn_scope_close(model->scope);
+/* The scope with what is in it, and the stream: as far as it goes, so that it can go on. */
+static tn_status end_scope(tn_sharded_model *model) {
+    if (model->scope.value) TN_TRY(tn_scope_close(model->scope));
+    model->scope = (tn_scope){0};
+    if (model->owns_stream) TN_TRY(tn_stream_destroy(model->device, model->config.comm_stream));
+    model->owns_stream = 0;
+    return TN_OK;
+}
+
+/* What is left of a model on the host. */
+static void delete_model(tn_sharded_model *model) {
     for (int i = 0; i < model->unit_count; i++)
         tn__sharded_unit_delete(model->units[i]);
-    if (model->owns_stream) {
-        const tn_status ended = tn_stream_destroy(model->device, model->config.comm_stream);
-        if (status == TN_OK) status = ended;
-    }
     tn__host_free((void *)(uintptr_t)model->config.name);
     tn__host_free(model->units);
     tn__host_free(model->buckets);
     tn__host_free(model->trace);
     tn__host_free(model);
-    return status;
 }
 
 tn_status tn_sharded_create(const tn_sharded_config *config, tn_sharded_model **out) {
@@ -162,7 +172,8 @@ tn_status tn_sharded_create(const tn_sharded_config *config, tn_sharded_model **
     if (status != TN_OK) {
         tn__saved_error saved;
         tn__error_save(&saved);
-        (void)delete_model(model);
+        (void)end_scope(model);
+        delete_model(model);
         tn__error_restore(&saved);
         return status;
     }
@@ -249,18 +260,32 @@ tn_status tn_sharded_seal(tn_sharded_model *model) {
 /* ---- ended ----------------------------------------------------------------------------------- */
 
 /* Units first, which may be refused: they are what others can lease. */
-tn_status tn_sharded_destroy(tn_sharded_model *model) {
-    if (!model) return TN_OK;
+static tn_status end_units(tn_sharded_model *model) {
+    if (model->is_ending) return TN_OK;
     TN_TRY(tn__sharded_give_up(model)); /* what the ring holds is leased by it */
     TN_TRY(tn_scope_close(model->units_scope));
-    tn_status status = tn_comm_wait(model->config.comm);
-    if (model->ring) {
-        const tn_status ended = tn_ring_destroy(model->ring);
-        if (status == TN_OK) status = ended;
-    }
+    model->is_ending = 1;
+    return TN_OK;
+}
+
+static tn_status end_ring(tn_sharded_model *model) {
+    TN_TRY(tn_ring_destroy(model->ring));
+    model->ring = NULL;
+    return TN_OK;
+}
+
+tn_status tn_sharded_destroy(tn_sharded_model *model) {
+    if (!model) return TN_OK;
+    TN_TRY(end_units(model));
+    const tn_status waited = tn_comm_wait(model->config.comm);
+    tn__saved_error why;
+    tn__error_save(&why);
+    TN_TRY(end_ring(model));
     tn__sharded_buckets_end(model);
-    const tn_status ended = delete_model(model);
-    return status == TN_OK ? ended : status;
+    TN_TRY(end_scope(model));
+    delete_model(model);
+    if (waited != TN_OK) tn__error_restore(&why);
+    return waited;
 }
 
 /* ---- asked ----------------------------------------------------------------------------------- */

@@ -198,6 +198,23 @@ static void remove_tree(const char *tree) {
     (void)rmdir(tree);
 }
 
+static void a_scope_of_another_device_is_refused(void **state) {
+    (void)state;
+    tn_device *device = test_open_host();
+    tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    tn_scope_config there = TN_SCOPE_CONFIG_INIT;
+    share mine;
+    there.pool = pool;
+    open_share(&mine, all.rank, all.count, all.comm);
+    EXPECT_OK(tn_scope_create(&there, &mine.config.scope));
+    EXPECT_STATUS(tn_checkpoint_save(&mine.config, all.stream), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("the communicator ranks and the scope are of different devices");
+    EXPECT_OK(tn_scope_close(mine.config.scope));
+    EXPECT_OK(tn_pool_destroy(pool));
+    EXPECT_OK(tn_device_destroy(device));
+    close_share(&mine);
+}
+
 static int open_ranks(void **state) {
     (void)state;
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
@@ -223,6 +240,7 @@ int main(void) {
         cmocka_unit_test(any_count_of_ranks_loads_what_another_saved),
         cmocka_unit_test(ranks_load_together),
         cmocka_unit_test(one_rank_that_fails_is_the_failure_of_all),
+        cmocka_unit_test(a_scope_of_another_device_is_refused),
     };
     return cmocka_run_group_tests(tests, open_ranks, close_ranks);
 }

@@ -295,6 +295,49 @@ static void driver_calls_fail_on_one_rank(void **state) {
     if (all.place == RANKS_ON_SIM) fail_all(DRIVER_CALLS);
 }
 
+/* A model after one step. */
+static life open_life(const kind *of) {
+    life l = {.of = of};
+    tn_scope_config scope = TN_SCOPE_CONFIG_INIT;
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    scope.pool = all.pool;
+    EXPECT_OK(tn_scope_create(&scope, &l.scope));
+    config.rank = 2, config.shape[0] = ROWS, config.shape[1] = COLS;
+    EXPECT_OK(tn_tensor_create(l.scope, &config, &l.initial));
+    EXPECT_OK(tn_plane_fill(l.initial, TN_PLANE_DATA, 0, all.stream));
+    build(&l);
+    pass(&l, 0, 0);
+    assert_int_equal(l.is_over, 0);
+    return l;
+}
+
+/* On all ranks at the same driver call: what failed is gone on with. */
+static void an_end_that_fails_is_called_again(void **state) {
+    (void)state;
+    long failed = 0;
+    int has_come = all.place == RANKS_ON_SIM;
+    for (long nth = 1; has_come; nth += 9) {
+        life l = open_life(&kinds[0]);
+        EXPECT_OK(tn_comm_wait(comm));
+        const uint64_t calls = test_sim_get()->call_count(NULL);
+        arm(DRIVER_CALLS, nth);
+        tn_status status = tn_sharded_destroy(l.model);
+        has_come = disarm(DRIVER_CALLS, nth, calls);
+        if (status != TN_OK && status != TN_COMM_ERROR) {
+            failed++;
+            status = tn_sharded_destroy(l.model);
+        }
+        const int is_over = most(status == TN_COMM_ERROR) > 0.0f;
+        has_come = most((float)has_come) > 0.0f;
+        if (is_over && status == TN_OK) hear_of_the_end(&l);
+        if (!is_over) EXPECT_OK(status);
+        EXPECT_OK(tn_scope_close(l.scope));
+        if (is_over) new_comm();
+        expect_balance();
+    }
+    if (all.place == RANKS_ON_SIM) assert_true(failed > 0);
+}
+
 static int open_ranks(void **state) {
     (void)state;
     all = ranks_open();
@@ -314,6 +357,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_memory_fails_on_one_rank),
         cmocka_unit_test(driver_calls_fail_on_one_rank),
+        cmocka_unit_test(an_end_that_fails_is_called_again),
     };
     return cmocka_run_group_tests(tests, open_ranks, close_ranks);
 }

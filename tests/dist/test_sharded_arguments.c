@@ -33,6 +33,22 @@ static tn_sharded_config config_of(tn_scope scope) {
     return config;
 }
 
+static void refuse_another_device(void) {
+    tn_device *device = test_open_host();
+    tn_pool *pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    tn_scope_config there = TN_SCOPE_CONFIG_INIT;
+    tn_sharded_model *model = NULL;
+    tn_scope scope = {0};
+    there.pool = pool;
+    EXPECT_OK(tn_scope_create(&there, &scope));
+    const tn_sharded_config config = config_of(scope);
+    EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("the communicator ranks and the scope are of different devices");
+    EXPECT_OK(tn_scope_close(scope));
+    EXPECT_OK(tn_pool_destroy(pool));
+    EXPECT_OK(tn_device_destroy(device));
+}
+
 static void a_bad_configuration_is_refused(void **state) {
     (void)state;
     tn_scope scope = open_scope();
@@ -54,6 +70,7 @@ static void a_bad_configuration_is_refused(void **state) {
     EXPECT_ERROR_HAS("ring_registration is 3");
     config = config_of((tn_scope){0});
     EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
+    refuse_another_device();
     config = config_of(scope), config.step = open_plain(scope, TN_FP32, 1, 2);
     EXPECT_STATUS(tn_sharded_create(&config, &model), TN_INVALID_ARGUMENT);
     assert_null(model);
