@@ -66,7 +66,19 @@ endif()
 
 # ---- tests ---------------------------------------------------------------------------------------
 
-# Runs a test of tests/dist under mpirun, once for each count of ranks, as dist/<name>_<ranks>.
+# Runs the program of a test under mpirun, once for each count of ranks, as
+# dist/<name>_[<kind>_]<ranks>, with more in its environment.
+function(tenure_run_ranks name kind environment)
+  foreach(ranks ${ARGN})
+    set(test dist/${name}${kind}_${ranks})
+    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
+      $<TARGET_FILE:dist_test_${name}>)
+    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};${environment}")
+  endforeach()
+endfunction()
+
+# A test of tests/dist over MPI, as dist/<name>_<ranks>.
 function(tenure_add_rank_test name)
   set(target dist_test_${name})
   file(GLOB support CONFIGURE_DEPENDS tests/dist/*_support.c)
@@ -76,13 +88,7 @@ function(tenure_add_rank_test name)
   target_link_libraries(${target} PRIVATE tenure_test_support tenure-dist tenure-ops tenure
     ${TENURE_CMOCKA} ${CMAKE_DL_LIBS} m)
   add_dependencies(${target} tenure-mpi)
-  foreach(ranks ${ARGN})
-    set(test dist/${name}_${ranks})
-    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-      $<TARGET_FILE:${target}>)
-    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
-      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT}")
-  endforeach()
+  tenure_run_ranks(${name} "" "" ${ARGN})
 endfunction()
 
 # A test that forks its ranks itself, as dist/<name>; over the stand-in for NCCL, as
@@ -95,13 +101,7 @@ endfunction()
 
 # The same program over sockets, as dist/<name>_tcp_<ranks>.
 function(tenure_add_tcp_test name)
-  foreach(ranks ${ARGN})
-    set(test dist/${name}_tcp_${ranks})
-    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-      $<TARGET_FILE:dist_test_${name}>)
-    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
-      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=TCP")
-  endforeach()
+  tenure_run_ranks(${name} _tcp TENURE_TEST_ENGINE=TCP ${ARGN})
 endfunction()
 
 # The same program over the stand-in for NCCL, as dist/<name>_nccl_<ranks>.
@@ -110,25 +110,13 @@ function(tenure_add_nccl_test name)
     return()
   endif()
   add_dependencies(dist_test_${name} tenure_stand_in_nccl)
-  foreach(ranks ${ARGN})
-    set(test dist/${name}_nccl_${ranks})
-    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-      $<TARGET_FILE:dist_test_${name}>)
-    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
-      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=NCCL;\
-TENURE_NCCL_LIBRARY=$<TARGET_FILE:tenure_stand_in_nccl>")
-  endforeach()
+  tenure_run_ranks(${name} _nccl "TENURE_TEST_ENGINE=NCCL;\
+TENURE_NCCL_LIBRARY=$<TARGET_FILE:tenure_stand_in_nccl>" ${ARGN})
 endfunction()
 
 # The same program on the simulated CUDA driver, as dist/<name>_sim_<ranks>.
 function(tenure_add_sim_rank_test name)
-  foreach(ranks ${ARGN})
-    set(test dist/${name}_sim_${ranks})
-    add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-      $<TARGET_FILE:dist_test_${name}>)
-    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
-      ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_RANKS_ON=sim;TENURE_SIM_STRICT_UNLOAD=1")
-  endforeach()
+  tenure_run_ranks(${name} _sim "TENURE_RANKS_ON=sim;TENURE_SIM_STRICT_UNLOAD=1" ${ARGN})
 endfunction()
 
 # A rank is killed where the argument says, and Open MPI leaves the others alone: both, of three

@@ -68,19 +68,25 @@ tn_status tn_all_gather(tn_comm *comm, const void *src, void *dst, size_t bytes,
     return tn__collective_put(comm, &call, NULL, 0, stream);
 }
 
+/* src has as many times the call's elements as parts. */
+static tn_status reduce_parts(tn_comm *comm, tn__collective_call *call, size_t parts,
+                              tn_stream stream) {
+    TN_TRY(tn__collective_check_reduction(call));
+    if (!call->count) return tn__collective_put_nothing(comm);
+    call->element_bytes = tn_dtype_bytes(call->dtype);
+    TN_TRY(tn__collective_check_size(comm, call));
+    TN_TRY(tn__collective_check_addresses(call));
+    const size_t bytes = call->count * call->element_bytes;
+    TN_TRY(check_overlap(comm, call, bytes * parts, bytes));
+    return tn__collective_put(comm, call, NULL, 0, stream);
+}
+
 tn_status tn_reduce_scatter(tn_comm *comm, const void *src, void *dst, size_t count, tn_dtype dtype,
                             tn_reduce reduce, tn_stream stream) {
     TN_REQUIRE(comm, "tn_reduce_scatter: comm is NULL");
     tn__collective_call call = {.kind = TN_REDUCE_SCATTER, .src = src, .dst = dst, .count = count};
     call.dtype = dtype, call.reduce = reduce;
-    TN_TRY(tn__collective_check_reduction(&call));
-    if (!count) return tn__collective_put_nothing(comm);
-    call.element_bytes = tn_dtype_bytes(dtype);
-    TN_TRY(tn__collective_check_size(comm, &call));
-    TN_TRY(tn__collective_check_addresses(&call));
-    size_t bytes = count * call.element_bytes;
-    TN_TRY(check_overlap(comm, &call, bytes * (size_t)comm->rank_count, bytes));
-    return tn__collective_put(comm, &call, NULL, 0, stream);
+    return reduce_parts(comm, &call, (size_t)comm->rank_count, stream);
 }
 
 tn_status tn_all_reduce(tn_comm *comm, const void *src, void *dst, size_t count, tn_dtype dtype,
@@ -88,14 +94,7 @@ tn_status tn_all_reduce(tn_comm *comm, const void *src, void *dst, size_t count,
     TN_REQUIRE(comm, "tn_all_reduce: comm is NULL");
     tn__collective_call call = {.kind = TN_ALL_REDUCE, .src = src, .dst = dst, .count = count};
     call.dtype = dtype, call.reduce = reduce;
-    TN_TRY(tn__collective_check_reduction(&call));
-    if (!count) return tn__collective_put_nothing(comm);
-    call.element_bytes = tn_dtype_bytes(dtype);
-    TN_TRY(tn__collective_check_size(comm, &call));
-    TN_TRY(tn__collective_check_addresses(&call));
-    size_t bytes = count * call.element_bytes;
-    TN_TRY(check_overlap(comm, &call, bytes, bytes));
-    return tn__collective_put(comm, &call, NULL, 0, stream);
+    return reduce_parts(comm, &call, 1, stream);
 }
 
 tn_status tn_broadcast(tn_comm *comm, void *buffer, size_t bytes, int root, tn_stream stream) {

@@ -37,6 +37,32 @@ static tn__parallel_wants backward_wants(const tn__parallel_weight *w, int for_d
         .name = "quantized dy", .dtype = w->gradient_dtype, .row = for_dgrad, .col = for_wgrad};
 }
 
+/* ---- both ways ------------------------------------------------------------------------------- */
+
+typedef struct direction {
+    const char *name;
+    int is_row; /* y is of this rank's rows, else x is */
+    tn_status (*run)(tn__parallel *p, const tn_linear_forward_args *args,
+                     const tn__parallel_weight *w, tn_tensor *kept);
+} direction;
+
+static tn_status forward(const direction *way, const tn_parallel *parallel,
+                         const tn_linear_forward_args *args, tn_linear_saved *saved,
+                         tn_stream stream) {
+    tn__parallel_weight w;
+    tn__parallel p;
+    tn_tensor kept = {0};
+    int64_t rows, cols;
+    TN_TRY(check_args(way->name, args, args ? args->size : 0, sizeof *args));
+    TN_TRY(check_saved(way->name, saved, &args->common));
+    TN_TRY(rows_of(way->is_row ? args->y : args->x, &rows, &cols));
+    TN_TRY(tn__parallel_begin(way->name, parallel, &args->common, rows, stream, &p));
+    TN_TRY(tn__parallel_check_weight(&p, "w.weight", &args->w, &w));
+    TN_TRY(tn__parallel_end(&p, way->run(&p, args, &w, &kept)));
+    if (saved) *saved = (tn_linear_saved){.x = kept};
+    return TN_OK;
+}
+
 /* ---- column-parallel ------------------------------------------------------------------------- */
 
 static tn_status run_column_forward(tn__parallel *p, const tn_linear_forward_args *args,
@@ -54,19 +80,8 @@ static tn_status run_column_forward(tn__parallel *p, const tn_linear_forward_arg
 
 tn_status tn_column_linear_forward(const tn_parallel *parallel, const tn_linear_forward_args *args,
                                    tn_linear_saved *saved, tn_stream stream) {
-    static const char name[] = "tn_column_linear_forward";
-    tn__parallel_weight w;
-    tn__parallel p;
-    tn_tensor kept = {0};
-    int64_t rows, cols;
-    TN_TRY(check_args(name, args, args ? args->size : 0, sizeof *args));
-    TN_TRY(check_saved(name, saved, &args->common));
-    TN_TRY(rows_of(args->x, &rows, &cols));
-    TN_TRY(tn__parallel_begin(name, parallel, &args->common, rows, stream, &p));
-    TN_TRY(tn__parallel_check_weight(&p, "w.weight", &args->w, &w));
-    TN_TRY(tn__parallel_end(&p, run_column_forward(&p, args, &w, &kept)));
-    if (saved) *saved = (tn_linear_saved){.x = kept};
-    return TN_OK;
+    const direction column = {"tn_column_linear_forward", 0, run_column_forward};
+    return forward(&column, parallel, args, saved, stream);
 }
 
 /* What wgrad reads of this rank's x. */
@@ -142,19 +157,8 @@ static tn_status run_row_forward(tn__parallel *p, const tn_linear_forward_args *
 
 tn_status tn_row_linear_forward(const tn_parallel *parallel, const tn_linear_forward_args *args,
                                 tn_linear_saved *saved, tn_stream stream) {
-    static const char name[] = "tn_row_linear_forward";
-    tn__parallel_weight w;
-    tn__parallel p;
-    tn_tensor kept = {0};
-    int64_t rows, cols;
-    TN_TRY(check_args(name, args, args ? args->size : 0, sizeof *args));
-    TN_TRY(check_saved(name, saved, &args->common));
-    TN_TRY(rows_of(args->y, &rows, &cols));
-    TN_TRY(tn__parallel_begin(name, parallel, &args->common, rows, stream, &p));
-    TN_TRY(tn__parallel_check_weight(&p, "w.weight", &args->w, &w));
-    TN_TRY(tn__parallel_end(&p, run_row_forward(&p, args, &w, &kept)));
-    if (saved) *saved = (tn_linear_saved){.x = kept};
-    return TN_OK;
+    const direction row = {"tn_row_linear_forward", 1, run_row_forward};
+    return forward(&row, parallel, args, saved, stream);
 }
 
 /* What wgrad reads of x, which is of all rows. */
