@@ -275,7 +275,8 @@ static void norm_linear(const setup *of) {
     close_layer(&l);
 }
 
-static void mlp(const setup *of) {
+/* is_layer: on one rank, the layer of tenure_layers.h. */
+static void mlp(const setup *of, int is_layer) {
     layer l = open_layer(of, 1);
     const steps expected = mlp_steps(&l);
     const gradients g = make_gradients(&l);
@@ -290,8 +291,13 @@ static void mlp(const setup *of) {
     backward.activation = forward.activation, backward.gated = of->gated;
     backward.norm = norm_gradient(&l, &g), backward.common = forward.common;
     backward.gradient1 = layer_gradient(&g, 0), backward.gradient2 = layer_gradient(&g, 1);
-    EXPECT_OK(tn_parallel_norm_mlp_forward(&l.parallel, &forward, &saved, all.stream));
-    EXPECT_OK(tn_parallel_norm_mlp_backward(&l.parallel, &backward, &saved, all.stream));
+    if (is_layer) {
+        EXPECT_OK(tn_norm_mlp_forward(&forward, &saved, all.stream));
+        EXPECT_OK(tn_norm_mlp_backward(&backward, &saved, NULL, all.stream));
+    } else {
+        EXPECT_OK(tn_parallel_norm_mlp_forward(&l.parallel, &forward, &saved, all.stream));
+        EXPECT_OK(tn_parallel_norm_mlp_backward(&l.parallel, &backward, &saved, all.stream));
+    }
     expect_same(of->what, forward.y, expected.y);
     expect_gradients(of->what, &g, &expected.g, 2);
     close_layer(&l);
@@ -306,33 +312,12 @@ static void norm_linear_is_its_steps(void **state) {
 static void norm_mlp_is_its_steps(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof setups / sizeof *setups; i++)
-        mlp(&setups[i]);
+        mlp(&setups[i], 0);
 }
 
-/* On one rank: the layers of tenure_layers.h. */
 static void one_rank_has_the_bits_of_the_layer(void **state) {
-    const setup *of = &setups[1];
     (void)state;
-    if (all.count != 1) return;
-    layer l = open_layer(of, 1);
-    const steps expected = mlp_steps(&l);
-    const gradients g = make_gradients(&l);
-    tn_norm_mlp_forward_args forward = TN_NORM_MLP_FORWARD_ARGS_INIT;
-    tn_norm_mlp_backward_args backward = TN_NORM_MLP_BACKWARD_ARGS_INIT;
-    tn_norm_mlp_saved saved = TN_NORM_MLP_SAVED_INIT;
-    forward.norm = layer_norm(&l);
-    forward.w1 = layer_weight(&l, 0), forward.w2 = layer_weight(&l, 1);
-    forward.activation = TN_ACTIVATION_SILU, forward.gated = of->gated;
-    forward.y = test_plain(l.io, TN_BF16, l.own, N), forward.common = common_of(&l);
-    backward.dy = l.dy, backward.w1 = forward.w1, backward.w2 = forward.w2;
-    backward.activation = forward.activation, backward.gated = of->gated;
-    backward.norm = norm_gradient(&l, &g), backward.common = forward.common;
-    backward.gradient1 = layer_gradient(&g, 0), backward.gradient2 = layer_gradient(&g, 1);
-    EXPECT_OK(tn_norm_mlp_forward(&forward, &saved, all.stream));
-    EXPECT_OK(tn_norm_mlp_backward(&backward, &saved, NULL, all.stream));
-    expect_same("y", forward.y, expected.y);
-    expect_gradients("dx", &g, &expected.g, 2);
-    close_layer(&l);
+    if (all.count == 1) mlp(&setups[1], 1);
 }
 
 int main(void) {

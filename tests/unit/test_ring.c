@@ -347,6 +347,31 @@ static void weights_that_end_first_leave_the_ring_whole(void **state) {
 
 /* ---- failures ------------------------------------------------------------------------------ */
 
+/* All ranks gather in one order: what one of them fails to start comes before all else. */
+static void a_wanted_unit_that_fails_to_start_comes_first(void **state) {
+    ring_fixture f;
+    (void)state;
+    ring_fixture_open(&f, 0);
+    f.config.slots = 1;
+    ring_fixture_start(&f, 3, ROWS);
+    acquire(&f, 0);
+    EXPECT_OK(tn_ring_prefetch(f.ring, 2));
+    f.gather_fault = 1;
+    EXPECT_OK(tn_ring_release(f.ring, 0)); /* it is released, whatever else */
+    const int before = f.gathers;
+    f.gather_fault = 1;
+    EXPECT_STATUS(tn_ring_acquire(f.ring, 1, (tn_scope){0}, f.t.stream), TN_COMM_ERROR);
+    f.gather_fault = 1;
+    EXPECT_STATUS(tn_ring_prefetch(f.ring, 1), TN_COMM_ERROR);
+    assert_int_equal(f.gathers, before); /* each time it was unit 2's that failed */
+    EXPECT_OK(tn_ring_prefetch(f.ring, 1));
+    assert_int_equal(f.gathers, before + 1);
+    acquire(&f, 2);
+    assert_int_equal(f.gathers, before + 1); /* it was there */
+    ring_fixture_expect_there(&f, 2, f.t.stream);
+    ring_fixture_close(&f);
+}
+
 static void a_gather_that_fails_may_be_started_again(void **state) {
     ring_fixture f;
     (void)state;
@@ -413,6 +438,7 @@ int main(void) {
         cmocka_unit_test(what_is_leased_then_is_released_by_the_next_call),
         cmocka_unit_test(a_released_hold_leaves_its_scope),
         cmocka_unit_test(weights_that_end_first_leave_the_ring_whole),
+        cmocka_unit_test(a_wanted_unit_that_fails_to_start_comes_first),
         cmocka_unit_test(a_gather_that_fails_may_be_started_again),
         cmocka_unit_test(what_makes_no_sense_is_refused),
     };
