@@ -198,6 +198,17 @@ void ranks_wait(const rank_fixture *ranks) {
     EXPECT_OK(tn_stream_synchronize(ranks->device, ranks->other));
 }
 
+float ranks_most(const rank_fixture *ranks, float mine) {
+    float value = mine;
+    float *block = test_take(ranks->pool, sizeof value, ranks->stream);
+    EXPECT_OK(tn_copy(ranks->device, block, &value, sizeof value, ranks->stream));
+    EXPECT_OK(tn_all_reduce(ranks->comm, block, block, 1, TN_FP32, TN_REDUCE_MAX, ranks->stream));
+    EXPECT_OK(tn_copy(ranks->device, &value, block, sizeof value, ranks->stream));
+    ranks_wait(ranks);
+    test_give(ranks->pool, block, ranks->stream);
+    return value;
+}
+
 tn_comm_stats ranks_stats(const rank_fixture *ranks) {
     tn_comm_stats stats = TN_COMM_STATS_INIT;
     EXPECT_OK(tn_comm_stats_get(ranks->comm, &stats));

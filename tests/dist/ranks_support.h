@@ -62,6 +62,9 @@ int ranks_sum_in_order(const rank_fixture *ranks);
 /* 1 under NCCL, for what it does not promise; it is printed, and tests/gpu_dist.sh counts it. */
 int ranks_leaves_out(const rank_fixture *ranks, const char *why);
 
+/* The largest of all ranks' values, by the fixture's communicator. */
+float ranks_most(const rank_fixture *ranks, float mine);
+
 tn_comm_stats ranks_stats(const rank_fixture *ranks);
 
 /* A gate in a stream: work behind it starts when it is opened. */

@@ -1,6 +1,7 @@
 /* The N-th host allocation fails within a gather or a parallel layer: nothing is left behind, what
  * was saved is there as it was, each gradient is what it was or has been added to as a whole, and
- * the same call then works.
+ * the same call then works. On one rank of two it is called again, or the communicator has failed
+ * on both at once: nobody waits for a deadline.
  */
 #include "parallel_support.h"
 
@@ -184,12 +185,59 @@ static void a_call_that_fails_has_changed_nothing(void **state) {
     close_fixture(&untroubled);
 }
 
+static int is_lost(tn_status status) {
+    return status == TN_COMM_ERROR || status == TN_COMM_TIMEOUT;
+}
+
+/* What has failed before a collective of the layer is called again; what has failed behind one has
+ * ended the communicator. */
+static tn_status forward_again(fixture *f) {
+    tn_status status = forward(f);
+    for (int tries = 0; tries < 3 && status != TN_OK && !is_lost(status); tries++)
+        status = forward(f);
+    return status == TN_OK ? tn_comm_wait(f->parallel.sequence.comm) : status;
+}
+
+/* *has_come: the fault. 1: the communicator has failed, on all ranks and at once. */
+static int fail_alone(tn_comm *comm, long nth, int *has_come) {
+    fixture f = open_fixture();
+    f.parallel.sequence.comm = comm;
+    if (all.rank == 1) (void)tn__host_alloc_fault(nth, 0);
+    tn_status status = forward_again(&f);
+    *has_come = ranks_most(&all, all.rank == 1 && tn__host_alloc_fault(0, 0) == 0) > 0.0f;
+    const int is_over = ranks_most(&all, status != TN_OK) > 0.0f;
+    if (is_over && status == TN_OK) status = tn_barrier(comm, all.stream);
+    if (is_over && status == TN_OK) status = tn_comm_wait(comm);
+    assert_int_equal(status, is_over ? TN_COMM_ERROR : TN_OK);
+    close_fixture(&f);
+    return is_over;
+}
+
+static void a_rank_that_fails_alone_keeps_nobody_waiting(void **state) {
+    enum { DEADLINE_US = 120 * 1000 * 1000 };
+    long calls = 0, over = 0;
+    int has_come = 1;
+    (void)state;
+    for (long nth = 1; has_come; nth += 2, calls++) {
+        tn_comm *comm = ranks_comm(&all, "layers", DEADLINE_US);
+        const int is_over = fail_alone(comm, nth, &has_come);
+        assert_int_equal(tn_comm_destroy(comm), is_over ? TN_COMM_ERROR : TN_OK);
+        over += is_over;
+    }
+    assert_true(over > 0 && over < calls);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_call_that_fails_has_changed_nothing),
     };
+    const struct CMUnitTest alone[] = {
+        cmocka_unit_test(a_rank_that_fails_alone_keeps_nobody_waiting),
+    };
     all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    all.has_given_up = all.count > 1;
+    int failed = all.count > 1 ? cmocka_run_group_tests(alone, NULL, NULL)
+                               : cmocka_run_group_tests(tests, NULL, NULL);
     ranks_close(&all);
     return failed;
 }

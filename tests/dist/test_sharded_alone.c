@@ -46,20 +46,6 @@ static const kind kinds[] = {
 static rank_fixture all; /* its communicator is for the test's own meetings */
 static tn_comm *comm;    /* the models' */
 
-/* ---- what ranks tell each other ------------------------------------------------------------ */
-
-/* The largest of all ranks' values. */
-static float most(float mine) {
-    float value = mine;
-    float *block = test_take(all.pool, sizeof value, all.stream);
-    EXPECT_OK(tn_copy(all.device, block, &value, sizeof value, all.stream));
-    EXPECT_OK(tn_all_reduce(all.comm, block, block, 1, TN_FP32, TN_REDUCE_MAX, all.stream));
-    EXPECT_OK(tn_copy(all.device, &value, block, sizeof value, all.stream));
-    ranks_wait(&all);
-    test_give(all.pool, block, all.stream);
-    return value;
-}
-
 /* ---- faults -------------------------------------------------------------------------------- */
 
 typedef enum fault_kind { HOST_MEMORY, DRIVER_CALLS } fault_kind;
@@ -221,7 +207,7 @@ static outcome live(const kind *of, fault_kind faults, long nth, float *masters,
     train(&l);
     outcome seen_here = {.failed_calls = l.failed_calls};
     if (nth) seen_here.has_come = disarm(faults, nth, calls);
-    seen_here.is_over = most((float)l.is_over) > 0.0f;
+    seen_here.is_over = ranks_most(&all, (float)l.is_over) > 0.0f;
     if (seen_here.is_over && !l.is_over) hear_of_the_end(&l);
     if (!l.is_over && !nth) *count = read_masters(&l, masters);
     if (!l.is_over && nth) {
@@ -267,7 +253,7 @@ static void fail_each(const kind *of, fault_kind faults, int faulty, long first)
     for (long nth = first; has_come; nth += stride()) {
         seen = live(of, faults, all.rank == faulty ? nth : 0, masters, &count);
         if (all.rank != faulty && seen.is_over == 0) assert_int_equal(seen.failed_calls, 0);
-        has_come = most((float)seen.has_come) > 0.0f;
+        has_come = ranks_most(&all, (float)seen.has_come) > 0.0f;
         lives++, over += seen.is_over, failed += seen.failed_calls > 0;
         if (seen.is_over) new_comm();
         expect_balance();
@@ -327,8 +313,8 @@ static void an_end_that_fails_is_called_again(void **state) {
             failed++;
             status = tn_sharded_destroy(l.model);
         }
-        const int is_over = most(status == TN_COMM_ERROR) > 0.0f;
-        has_come = most((float)has_come) > 0.0f;
+        const int is_over = ranks_most(&all, status == TN_COMM_ERROR) > 0.0f;
+        has_come = ranks_most(&all, (float)has_come) > 0.0f;
         if (is_over && status == TN_OK) hear_of_the_end(&l);
         if (!is_over) EXPECT_OK(status);
         EXPECT_OK(tn_scope_close(l.scope));
