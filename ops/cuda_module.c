@@ -247,6 +247,11 @@ static void norm_tiles_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     produce_name("norm_tiles", index, name);
 }
 
+static void single_norm_begin_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    (void)index;
+    snprintf(name, TN__KERNEL_NAME_BYTES, "norm_begin");
+}
+
 static void norm_any_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "norm_any_rows_%s_%s", float_names[index / 2],
              fp8_names[index % 2]);
@@ -457,6 +462,7 @@ static const struct kernel_family {
     {TN__KERNEL_NORM_ROWS, NORM_ROWS_IMAGE, norm_rows_name},
     {TN__KERNEL_NORM_TILES, NORM_TILES_IMAGE, norm_tiles_name},
     {TN__KERNEL_NORM_ANY_ROWS, NORM_TILES_IMAGE, norm_any_rows_name},
+    {TN__KERNEL_NORM_BEGIN, NORM_TILES_IMAGE, single_norm_begin_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
     {TN__KERNEL_QUANTIZE_STOCHASTIC, STOCHASTIC_IMAGE, quantize_stochastic_name},
@@ -591,7 +597,7 @@ static int is_waiting(int kernel) {
     } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},    {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
                    {TN__KERNEL_AMAX, 3},         {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
                    {TN__KERNEL_SCALE_FINISH, 2}, {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
-                   {TN__KERNEL_NVFP4_FINISH, 1}};
+                   {TN__KERNEL_NVFP4_FINISH, 1}, {TN__KERNEL_NORM_TILES, TN__PRODUCE_KERNELS}};
     for (size_t f = 0; f < sizeof waiting / sizeof *waiting; f++)
         if (kernel >= waiting[f].first && kernel < waiting[f].first + waiting[f].count) return 1;
     return 0;

@@ -4,7 +4,28 @@
 
 #include "cuda_arguments.h"
 
-enum { TN__LANE_COLUMNS = 8 /* of a row that a thread holds in one step */ };
+enum {
+    TN__LANE_COLUMNS = 8,      /* of a row that a thread holds in one step */
+    TN__BAND_BLOCKS_MAX = 256, /* of 128 columns, in a row of bands */
+    TN__BAND_PARTS = 16 /* that the rows of a band of 128 are made in: see cuda_norm_bands.cuh */
+};
+
+/* The bits of a number of a row that is not made yet. */
+#define TN__NOT_YET 0xFFFFFFFFu
+
+/* How a launch that makes numbers of rows and then tiles takes its parts. */
+typedef struct tn__cuda_bands {
+    int *turn; /* parts that have been taken; NULL: only tiles are made, all numbers are there */
+    uint32_t ahead; /* bands whose rows are made before the first tile */
+} tn__cuda_bands;
+
+/* Before such a launch: none of `rows` numbers is made, and no part is taken. */
+typedef struct tn__cuda_norm_begin_arguments {
+    float *numbers[2]; /* NULL: none */
+    int64_t rows;
+    int *turn;
+    const float *skip;
+} tn__cuda_norm_begin_arguments;
 
 typedef struct tn__cuda_norm_arguments {
     tn__cuda_quantize_arguments cast; /* src is what is normalised: `sum`, or x; src_vectors says
@@ -23,6 +44,7 @@ typedef struct tn__cuda_norm_arguments {
     float epsilon;
     float gamma_base;
     int gamma_dtype, beta_dtype; /* 0 fp32, 1 bf16, 2 fp16 */
+    tn__cuda_bands bands;        /* of norm_tiles */
 } tn__cuda_norm_arguments;
 
 #endif
