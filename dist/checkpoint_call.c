@@ -215,6 +215,8 @@ void tn__checkpoint_end(tn__checkpoint *call) {
     for (int i = 0; i < TN__CHECKPOINT_HALVES; i++) {
         if (call->copied[i]) (void)call->driver->event_destroy(call->on, call->copied[i]);
     }
+    /* Where a meeting failed, a copy of its words may still be under way. */
+    if (call->words) (void)call->driver->stream_synchronize(call->on, call->stream);
     if (call->words) (void)call->driver->host_free(call->on, call->words);
     tn__host_free(call->items);
     tn__host_free(call->leases);

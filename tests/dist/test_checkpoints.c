@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "host_alloc.h"
 #include "tenure_checkpoint.h"
 
 enum { ENTRIES = 4, MASTER_ELEMENTS = 1003 * 7, WEIGHT_ELEMENTS = 300 * 96, TINY_ELEMENTS = 3 };
@@ -198,6 +199,48 @@ static void remove_tree(const char *tree) {
     (void)rmdir(tree);
 }
 
+static tn_status save_again(share *mine) {
+    tn_status status = tn_checkpoint_save(&mine->config, all.stream);
+    for (int tries = 0; tries < 3 && status != TN_OK && status != TN_COMM_ERROR; tries++)
+        status = tn_checkpoint_save(&mine->config, all.stream);
+    return status;
+}
+
+/* *has_come: the fault. 1: the communicator has failed, on all ranks and at once. */
+static int save_short_of_memory(tn_comm *comm, long nth, int *has_come) {
+    share mine;
+    open_share(&mine, all.rank, all.count, comm);
+    fill(&mine, (unsigned)nth);
+    if (all.rank == 1) (void)tn__host_alloc_fault(nth, 0);
+    tn_status status = save_again(&mine);
+    *has_come = ranks_most(&all, all.rank == 1 && tn__host_alloc_fault(0, 0) == 0) > 0.0f;
+    const int is_over = ranks_most(&all, status != TN_OK) > 0.0f;
+    if (is_over && status == TN_OK) status = tn_barrier(comm, all.stream);
+    if (is_over && status == TN_OK) status = tn_comm_wait(comm);
+    assert_int_equal(status, is_over ? TN_COMM_ERROR : TN_OK);
+    if (!is_over) {
+        fill(&mine, 999);
+        EXPECT_OK(tn_checkpoint_load(&mine.config, all.stream));
+        assert_true(has(&mine, (unsigned)nth));
+    }
+    close_share(&mine);
+    return is_over;
+}
+
+/* What fails before the ranks have met is called again by this one alone, what fails after that by
+ * all; where it could not even say so, all have heard. */
+static void a_rank_short_of_memory_keeps_nobody_waiting(void **state) {
+    enum { DEADLINE_US = 120 * 1000 * 1000 };
+    int has_come = all.count > 1;
+    (void)state;
+    for (long nth = 1; has_come; nth += 2) {
+        tn_comm *comm = ranks_comm(&all, "saving", DEADLINE_US);
+        const int is_over = save_short_of_memory(comm, nth, &has_come);
+        assert_int_equal(tn_comm_destroy(comm), is_over ? TN_COMM_ERROR : TN_OK);
+        if (is_over) all.has_given_up = 1;
+    }
+}
+
 static void a_scope_of_another_device_is_refused(void **state) {
     (void)state;
     tn_device *device = test_open_host();
@@ -241,6 +284,7 @@ int main(void) {
         cmocka_unit_test(ranks_load_together),
         cmocka_unit_test(one_rank_that_fails_is_the_failure_of_all),
         cmocka_unit_test(a_scope_of_another_device_is_refused),
+        cmocka_unit_test(a_rank_short_of_memory_keeps_nobody_waiting),
     };
     return cmocka_run_group_tests(tests, open_ranks, close_ranks);
 }
