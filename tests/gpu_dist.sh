@@ -98,7 +98,7 @@ note_skips() {
 run_test() {
     name=$1 start=$(date +%s) status=0
     shift
-    timeout 240 "$@" >"$logs/$name.log" 2>&1 </dev/null || status=$?
+    timeout 150 "$@" >"$logs/$name.log" 2>&1 </dev/null || status=$?
     if [ "$status" = 0 ]; then
         echo "ok: $name ($(($(date +%s) - start)) s)"
         passed=$((passed + 1))

@@ -101,6 +101,9 @@ static void two_communicators_work_beside_each_other(void **state) {
 /* The collective never gets its turn: destroying gives up on it, and it ends when it does. */
 static void destroy_gives_up_on_a_stream_that_is_held_up(void **state) {
     (void)state;
+    if (all.place == RANKS_ON_CUDA &&
+        ranks_leaves_out(&all, "NCCL's abort may wait for a kernel that has not begun"))
+        return;
     tn_comm *doomed = ranks_comm(&all, "doomed", DEADLINE_US);
     unsigned char data = 7;
     unsigned char *part = test_take(all.pool, 1, all.stream);
