@@ -60,7 +60,8 @@ __device__ __forceinline__ void load_group(row_group<T> &group, const tn__cuda_n
 }
 
 /* What the blocks of a row add up to: 32 sums, of which a lane has PARTS; the total on all lanes.
- * Sums are added that are 16 apart, then 8, 4, 2, 1: parts first, then lanes, and last the halves. */
+ * Sums are added that are 16 apart, then 8, 4, 2, 1: parts first, then lanes, and last the
+ * halves. */
 template <typename T> struct row_total {
     float part[row_group<T>::PARTS];
 

@@ -1,8 +1,8 @@
 /* How one launch makes what needs whole rows and then tiles of 128 rows: the order of its work, and
  * how rows tell tiles that they are done.
  *
- * The matrix is bands of 128 rows. What a band's rows give is made by 16 parts of 8 rows, a warp for
- * each row, and what its tiles give by a part for each tile. Parts are taken in turn:
+ * The matrix is bands of 128 rows. What a band's rows give is made by 16 parts of 8 rows, a warp
+ * for each row, and what its tiles give by a part for each tile. Parts are taken in turn:
  *
  *     rows of bands 0 ... A - 1 | rows of band A, tiles of band 0 | rows of A + 1, tiles of 1 | ...
  *
