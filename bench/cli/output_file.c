@@ -2,11 +2,14 @@
 #include "output_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
+
+enum { PARTS_MAX = 100 }; /* names that are tried for what is half-written */
 
 static int ends_in_gz(const char *path) {
     size_t length = strlen(path);
@@ -55,14 +58,19 @@ static int close_compressed(void *cookie) {
     return result;
 }
 
-static FILE *open_compressed(const char *path) {
+/* Closes the descriptor if it fails. */
+static FILE *open_compressed(int descriptor) {
     cookie_io_functions_t calls = {.write = write_compressed, .close = close_compressed};
     compressed *self = calloc(1, sizeof *self);
     FILE *stream = NULL;
-    if (self) self->file = gzopen(path, "wb6e");
+    if (self) self->file = gzdopen(descriptor, "wb6");
     if (self && self->file) stream = fopencookie(self, "w", calls);
     if (stream) return stream;
-    if (self && self->file) (void)gzclose(self->file);
+    if (self && self->file) {
+        (void)gzclose(self->file);
+    } else {
+        close(descriptor);
+    }
     free(self);
     return NULL;
 }
@@ -80,31 +88,65 @@ static int is_folder(const char *path) {
     return stat(path, &about) == 0 && S_ISDIR(about.st_mode);
 }
 
-static int choose_names(output_file *out, const char *path) {
+static int choose_name(output_file *out, const char *path) {
     char *there = realpath(path, NULL); /* of a link, what it leads to */
     out->path = there ? there : strdup(path);
-    if (!out->path) return 0;
-    if (is_special(out->path)) return 1;
-    return asprintf(&out->part, "%s.part", out->path) > 0 || (out->part = NULL, 0);
+    return out->path != NULL;
+}
+
+/* A new file beside the one that is to be, readable to whom that is: the descriptor, or -1. One
+ * that is there already is somebody's, perhaps the input. */
+static int open_part(output_file *out) {
+    struct stat about;
+    int descriptor = -1;
+    int had_file = stat(out->path, &about) == 0;
+    for (int i = 1; i <= PARTS_MAX && descriptor < 0; i++) {
+        free(out->part);
+        if (asprintf(&out->part, i > 1 ? "%s.part%d" : "%s.part", out->path, i) < 0) {
+            out->part = NULL;
+            errno = ENOMEM;
+            return -1;
+        }
+        descriptor = open(out->part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (descriptor < 0 && errno != EEXIST) return -1;
+    }
+    if (descriptor >= 0 && had_file) (void)fchmod(descriptor, about.st_mode & 0777);
+    return descriptor;
+}
+
+/* NULL and errno. */
+static FILE *open_output(output_file *out, const char *path) {
+    int descriptor;
+    FILE *stream;
+    errno = EISDIR;
+    if (is_folder(out->path)) return NULL;
+    descriptor = is_special(out->path) ? open(out->path, O_WRONLY | O_CLOEXEC) : open_part(out);
+    if (descriptor < 0) return NULL;
+    if (ends_in_gz(path)) {
+        stream = open_compressed(descriptor);
+    } else {
+        stream = fdopen(descriptor, "w");
+        if (!stream) close(descriptor);
+    }
+    if (!stream && out->part) (void)unlink(out->part);
+    if (!stream) errno = ENOMEM;
+    return stream;
 }
 
 int output_begin(output_file *out, const char *path, char *error) {
-    const char *opened;
     *out = (output_file){0};
     if (strcmp(path, "-") == 0) {
         out->stream = stdout;
         return 1;
     }
-    if (!choose_names(out, path)) {
+    if (!choose_name(out, path)) {
         fail(out, "out of host memory", error);
         forget(out);
         return 0;
     }
-    opened = out->part ? out->part : out->path;
-    errno = is_folder(opened) ? EISDIR : 0;
-    if (errno == 0) out->stream = ends_in_gz(path) ? open_compressed(opened) : fopen(opened, "we");
+    out->stream = open_output(out, path);
     if (out->stream) return 1;
-    fail(out, errno ? strerror(errno) : "out of host memory", error);
+    fail(out, strerror(errno), error);
     forget(out);
     return 0;
 }

@@ -6,8 +6,9 @@
  *     fprintf(out.stream, ...);
  *     if (!output_end(&out, error)) ...            or output_abandon(&out)
  *
- * What is written goes to PATH.part, which gets its name when all of it is on its way to the disk;
- * until then, and after a failure, a file of that name is as it was. Devices and pipes are written
+ * What is written goes to a new file, PATH.part or PATH.part2 ..., which gets its name when all of
+ * it is on its way to the disk, with the permissions that a file of that name had; until then, and
+ * after a failure, such a file is as it was. Devices and pipes are written
  * to as they are. "-" is standard output. A name that ends in .gz is compressed. Failures are told
  * at the end, by the first thing that failed.
  */
