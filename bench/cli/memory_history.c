@@ -13,6 +13,10 @@ enum { FIRST_ITEMS = 64 };
 
 #define PAGE_BYTES (UINT64_C(2) << 20)
 
+int history_has_place(const history_block *block) {
+    return block->address && block->address + block->bytes > block->address;
+}
+
 memory_history *history_create(void) { return calloc(1, sizeof(memory_history)); }
 
 void history_destroy(memory_history *history) {
@@ -81,7 +85,7 @@ static int add_block(memory_history *history, const history_block *block, uint32
     history->blocks[history->block_count] = *block;
     history->blocks[history->block_count].begin = history->event_count;
     history->blocks[history->block_count].end = HISTORY_ALIVE;
-    if (block->address) history->has_addresses = 1;
+    if (history_has_place(block)) history->has_addresses = 1;
     *index = history->block_count++;
     return 1;
 }

@@ -106,6 +106,9 @@ typedef struct memory_history {
     char shortage_text[512]; /* of the last shortage, "" if there is none */
 } memory_history;
 
+/* 1 if it is known where the block lies: an address, bytes, and an end that addresses reach. */
+int history_has_place(const history_block *block);
+
 memory_history *history_create(void);
 
 /* NULL is a no-op. */

@@ -43,10 +43,11 @@ static const cJSON *member(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
 }
 
+/* Sizes and numbers, as far as they have a sign to spare: releases are negative. */
 static uint64_t whole(const cJSON *object, const char *name) {
     const cJSON *item = member(object, name);
     double value = cJSON_IsNumber(item) ? item->valuedouble : 0.0;
-    return value > 0 && value < 1.8e19 ? (uint64_t)value : 0;
+    return value > 0 && value < 9.2e18 ? (uint64_t)value : 0;
 }
 
 static const char *text_of(const cJSON *object, const char *name) {
@@ -135,10 +136,13 @@ static int note_alive(pool_reader *self, const history_piece *piece, uint64_t st
            no_memory(self);
 }
 
-/* The driver's id of the stream that the pool numbers so. */
+/* The driver's id of the stream that the pool numbers so; of those beyond the most that a history
+ * tells apart, the number. */
 static uint64_t stream_id_of(const pool_reader *self, uint64_t number) {
     const cJSON *stream;
+    int looked_at = 0;
     cJSON_ArrayForEach(stream, member(self->root, "streams")) {
+        if (looked_at++ == HISTORY_STREAMS_MAX) break;
         if (whole(stream, "number") == number) return whole(stream, "id");
     }
     return number;

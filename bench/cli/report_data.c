@@ -221,9 +221,8 @@ static size_t gather_ranges(const memory_history *history, address_range *ranges
     uint64_t gap = GAP_BYTES;
     for (uint32_t i = 0; i < history->block_count; i++) {
         const history_block *block = &history->blocks[i];
-        uint64_t to = block->address + block->bytes;
-        if (block->address && to > block->address)
-            ranges[count++] = (address_range){block->address, to};
+        if (history_has_place(block))
+            ranges[count++] = (address_range){block->address, block->address + block->bytes};
     }
     for (uint32_t i = 0; i < history->segment_count; i++) {
         uint64_t from = history->segments[i].address;
@@ -303,7 +302,7 @@ static uint32_t write_blocks(FILE *stream, const memory_history *history,
         put_number(&out, owners->ranks[block->owner]);
         put_number(&out, block->stream);
         put_number(&out, block->bytes);
-        put_number(&out, block->address ? block->address - base + 1 : 0);
+        put_number(&out, history_has_place(block) ? block->address - base + 1 : 0);
         before = block->begin;
         count++;
     }

@@ -347,14 +347,14 @@ function offsetOf(position) {
 if (data.ranges.length)
   for (let i = 0; i < blocks.count; i++) blocks.pos[i] = positionOf(blocks.offset[i]);
 
-/* The blocks that were alive after the event, by position. */
+/* The blocks that were alive after the event and lie anywhere, by position; the bytes of all. */
 function aliveAt(event) {
   const found = [];
   let bytes = 0;
   for (let i = 0; i < blocks.count && blocks.begin[i] <= event; i++) {
     if (blocks.end[i] <= event) continue;
     bytes += blocks.bytes[i];
-    found.push(i);
+    if (blocks.offset[i] >= 0) found.push(i);
   }
   found.sort((a, b) => blocks.pos[a] - blocks.pos[b]);
   return { list: found, bytes, event };

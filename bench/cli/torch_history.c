@@ -14,6 +14,7 @@
 #include "pickle_reader.h"
 
 enum { EXIT_BAD_INPUT = 2, MEMBERS_MAX = 64, FRAMES_MAX = 512, DEVICES_MAX = 1024 };
+enum { FILE_BYTES_MAX = 4096 }; /* of a file's name, its end; many frames can have the same one */
 
 typedef struct torch_reader {
     const char *name;
@@ -75,8 +76,21 @@ static int enter(torch_reader *self, const pickle_value *dict, const char *what,
 
 /* ---- owners ---------------------------------------------------------------------------------- */
 
-static int text_has(const pickle_value *text, const char *part) {
-    return memmem(text->of.text, text->count, part, strlen(part)) != NULL;
+typedef struct file_name {
+    const char *text; /* not 0-terminated */
+    size_t bytes;
+} file_name;
+
+/* The end of the name: what is looked at of a frame must not grow with the pickle. */
+static file_name end_of_name(const pickle_value *file) {
+    size_t bytes = file->count < FILE_BYTES_MAX ? file->count : FILE_BYTES_MAX;
+    return (file_name){file->of.text + (file->count - bytes), bytes};
+}
+
+static int is_torch(const pickle_value *file) {
+    static const char part[] = "/torch/";
+    file_name name = end_of_name(file);
+    return memmem(name.text, name.bytes, part, strlen(part)) != NULL;
 }
 
 static int is_python(const pickle_value *file) {
@@ -95,7 +109,7 @@ static const pickle_value *best_frame(const torch_reader *self, const pickle_val
         if (frame->kind != PICKLE_DICT || frame->count > 2 * MEMBERS_MAX) continue;
         file = pickle_member(self->root, frame, "filename");
         if (!file || file->kind != PICKLE_TEXT) continue;
-        rank = !is_python(file) ? 1 : text_has(file, "/torch/") ? 2 : 3;
+        rank = !is_python(file) ? 1 : is_torch(file) ? 2 : 3;
         if (rank <= best_rank) continue;
         best_rank = rank;
         best = frame;
@@ -105,17 +119,16 @@ static const pickle_value *best_frame(const torch_reader *self, const pickle_val
 
 /* "train.py:42 forward" */
 static int name_frame(torch_reader *self, const pickle_value *frame, uint32_t *owner) {
-    const pickle_value *file = pickle_member(self->root, frame, "filename");
     const pickle_value *function = pickle_member(self->root, frame, "name");
+    file_name file = end_of_name(pickle_member(self->root, frame, "filename"));
     char text[2 * NAME_BYTES_MAX];
-    const char *base = memrchr(file->of.text, '/', file->count);
-    size_t file_bytes =
-        base ? file->count - (size_t)(base + 1 - file->of.text) : (size_t)file->count;
+    const char *base = memrchr(file.text, '/', file.bytes);
+    size_t file_bytes = base ? file.bytes - (size_t)(base + 1 - file.text) : file.bytes;
     int64_t line = 0;
     int has_name = function && function->kind == PICKLE_TEXT;
     int used;
     if (file_bytes > 60) file_bytes = 60;
-    used = snprintf(text, sizeof text, "%.*s", (int)file_bytes, base ? base + 1 : file->of.text);
+    used = snprintf(text, sizeof text, "%.*s", (int)file_bytes, base ? base + 1 : file.text);
     if (number_of(self, frame, "line", &line) && line > 0)
         used += snprintf(text + used, sizeof text - (size_t)used, ":%lld", (long long)line);
     if (has_name)

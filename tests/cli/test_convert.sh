@@ -169,4 +169,42 @@ done
 [ ! -e "$work_dir/kept.csv.gz" ] || complain "expected no half of a file"
 [ "$(cat "$work_dir/kept.csv")" = before ] || complain "expected kept.csv as it was"
 [ -z "$(find "$work_dir" -name '*.part*')" ] || complain "expected nothing half-written"
+
+# A file of the name that half-written ones have is somebody's, and may be the input.
+for ending in csv csv.gz; do
+    run_tenure convert "$good" "$work_dir/mine.$ending.part" --to trace
+    expect_status 0
+    cp "$work_dir/mine.$ending.part" "$work_dir/copy"
+    echo before >"$work_dir/mine.$ending"
+    chmod 600 "$work_dir/mine.$ending"
+    run_tenure convert "$work_dir/mine.$ending.part" "$work_dir/mine.$ending"
+    expect_status 0
+    cmp "$work_dir/mine.$ending.part" "$work_dir/copy" || complain "expected the input as it was"
+    [ "$(stat -c %a "$work_dir/mine.$ending")" = 600 ] || complain "expected it to stay private"
+    gzip -dcf "$work_dir/mine.$ending" | cmp - "$work_dir/copy" || complain "expected the trace"
+    rm "$work_dir/mine.$ending.part"
+done
+[ -z "$(find "$work_dir" -name '*.part*')" ] || complain "expected nothing half-written"
+
+# A pool's snapshot with numbers that no pool has, and with more streams than a history tells apart,
+# each of them looked for by each piece.
+echo '{"format": "tenure pool snapshot 1", "regions": [], "events": [
+{"kind": "grow", "bytes": 9223372036854775808, "time_us": 1},
+{"kind": "release", "bytes": 9223372036854775808, "time_us": 2},
+{"kind": "release", "bytes": 1e300, "time_us": 1e300}]}' >"$work_dir/large.json"
+for output in large.csv large.pickle large_chrome.json; do
+    run_tenure convert "$work_dir/large.json" "$work_dir/$output"
+    expect_status 0
+done
+python3 - "$work_dir/streams.json" <<'END'
+import json, sys
+json.dump({"format": "tenure pool snapshot 1", "streams": [{"number": 1, "id": 7}] * 60000,
+           "regions": [{"address": "0x10", "pieces": [
+               {"kind": "live", "stream": i % 2 + 1} for i in range(60000)]}]},
+          open(sys.argv[1], "w"))
+END
+last_run="tenure convert of a snapshot with many streams"
+timeout 30 "$tenure" convert "$work_dir/streams.json" - --to trace >"$work_dir/out" 2>&1
+last_status=$?
+expect_status 0
 finish

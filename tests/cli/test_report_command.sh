@@ -56,6 +56,16 @@ expect_refusal "/dev/full can not be written: No space left on device"
 [ "$(cat "$work_dir/kept.html")" = before ] || complain "expected kept.html as it was"
 [ -z "$(find "$work_dir" -name '*.part')" ] || complain "expected nothing half-written"
 
+# Blocks that lie nowhere: without bytes, and beyond the last address. A page without a map then.
+echo 'op,id,bytes,stream,time_us,address,owner
+a,1,0,0,0,0x1000,a
+a,2,100,0,1,0xffffffffffffffff,</script><script>alert(1)</script>' >"$work_dir/nowhere.csv"
+run_tenure report "$work_dir/nowhere.csv"
+expect_status 0
+expect_output '"hasAddresses":false'
+expect_output "This trace has no addresses"
+! grep -q "<script>alert" "$work_dir/out" || complain "expected names that end no script"
+
 refused() {
     message=$1
     shift

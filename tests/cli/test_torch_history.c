@@ -199,6 +199,44 @@ static void begin_segment(maker *made, int64_t first_bytes) {
     pickle_list_begin(made->stream);
 }
 
+/* A stack of 500 frames in each of 300 events, and one name of 3 MiB in all of them. */
+static void a_long_name_is_not_read_for_each_frame(void **state) {
+    enum { FRAMES = 500, EVENTS = 300, NAME_BYTES = 3 << 20 };
+    static const char ending[] = "/torch/nn.py";
+    char *name = malloc(NAME_BYTES + sizeof ending);
+    maker made;
+    memory_history *history;
+    (void)state;
+    assert_non_null(name);
+    memset(name, 'a', NAME_BYTES);
+    memcpy(name + NAME_BYTES, ending, sizeof ending);
+    begin(&made);
+    for (int event = 0; event < EVENTS; event++) {
+        begin_event(&made, "alloc");
+        put_member(&made, "addr", 4096 * (event + 1));
+        put_member(&made, "size", 64);
+        pickle_text(made.stream, "frames");
+        pickle_list_begin(made.stream);
+        if (event == 0) {
+            pickle_dict_begin(made.stream);
+            pickle_text(made.stream, "filename");
+            pickle_text(made.stream, name);
+            pickle_dict_end(made.stream);
+            pickle_remember(made.stream, 0);
+        }
+        for (int frame = event == 0; frame < FRAMES; frame++)
+            pickle_recall(made.stream, 0);
+        pickle_list_end(made.stream);
+        pickle_dict_end(made.stream);
+    }
+    history = read_made(&made);
+    assert_int_equal(history->block_count, EVENTS);
+    assert_string_equal(name_table_text(&history->owners, history->blocks[EVENTS - 1].owner),
+                        "nn.py");
+    history_destroy(history);
+    free(name);
+}
+
 static void blocks_must_add_up(void **state) {
     maker made;
     memory_history *history;
@@ -246,9 +284,12 @@ static void other_pickles_are_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(events_must_be_events),     cmocka_unit_test(completions_may_be_missing),
-        cmocka_unit_test(lists_may_hold_anything),   cmocka_unit_test(blocks_must_add_up),
+        cmocka_unit_test(events_must_be_events),
+        cmocka_unit_test(completions_may_be_missing),
+        cmocka_unit_test(lists_may_hold_anything),
+        cmocka_unit_test(blocks_must_add_up),
         cmocka_unit_test(other_pickles_are_refused),
+        cmocka_unit_test(a_long_name_is_not_read_for_each_frame),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
