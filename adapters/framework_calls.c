@@ -51,6 +51,12 @@ static tn_status free_later(tn__adapter *adapter, void *block, tn_stream stream)
     return tn__late_frees_add(&adapter->late, block, stream, 0, 0);
 }
 
+/* A free that fails for a live block: its stream has been ended, or is of another device. */
+static int is_stream_wrong(tn_status status, const void *block) {
+    return status != TN_OK && status != TN_INVALID_STATE && status != TN_OUT_OF_HOST_MEMORY &&
+           tn_block_info(block, NULL, NULL) == TN_OK;
+}
+
 tn_status tn__framework_free(int device, void *block, tn_stream stream) {
     tn__adapter *adapter = tn__adapter_peek(device);
     tn__stream_use *uses;
@@ -63,7 +69,9 @@ tn_status tn__framework_free(int device, void *block, tn_stream stream) {
     is_recorded = record_all(block, uses);
     status = is_recorded ? tn__graph_memory_free(adapter, block, stream) : TN_OK;
     if (status == TN_INVALID_STATE) status = free_later(adapter, block, stream);
-    if (!is_recorded) status = tn__adapter_free_unordered(adapter, block, 0);
+    if (!is_recorded || is_stream_wrong(status, block)) {
+        status = tn__adapter_free_unordered(adapter, block, 0);
+    }
     return tn__error_scope_end(status);
 }
 

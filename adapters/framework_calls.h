@@ -18,7 +18,8 @@ TN_SISTER_API TN_MUST_USE tn_status tn__framework_alloc(int device, size_t bytes
                                                         const char *owner, void **out);
 
 /* Frees in the order of the stream, and of those that tn__framework_use named. What can not be done
- * during a capture is done after it. TN_INVALID_ARGUMENT: no live block begins there. */
+ * during a capture is done after it; behind all work of the devices if the stream has been ended.
+ * TN_INVALID_ARGUMENT: no live block begins there. */
 TN_SISTER_API TN_MUST_USE tn_status tn__framework_free(int device, void *block, tn_stream stream);
 
 /* The stream has, or will have until the block is freed, work with it. Memory that is of no pool

@@ -93,11 +93,15 @@ static tn__late_free *take_list(tn__late_frees *late, size_t *bytes) {
     return list;
 }
 
-/* TN_INVALID_STATE: not yet. */
-static tn_status free_item(tn__adapter *adapter, const tn__late_free *item, int is_idle) {
-    int is_ordered = item->bytes == 0;
-    if (!is_ordered && !is_idle) return TN_INVALID_STATE;
-    return tn__graph_memory_free(adapter, item->block, is_ordered ? item->stream : NULL);
+/* TN_INVALID_STATE: not yet. A stream that has been ended orders nothing any more. */
+static tn_status free_item(tn__adapter *adapter, tn__late_free *item, int is_idle) {
+    tn_status status;
+    if (item->bytes > 0) {
+        return is_idle ? tn__graph_memory_free(adapter, item->block, NULL) : TN_INVALID_STATE;
+    }
+    status = tn__graph_memory_free(adapter, item->block, item->stream);
+    if (status != TN_INVALID_ARGUMENT) return status;
+    return tn_block_info(item->block, &item->bytes, NULL) == TN_OK ? TN_INVALID_STATE : status;
 }
 
 static size_t free_list(tn__adapter *adapter, tn__late_free *list, int is_idle) {

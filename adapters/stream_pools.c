@@ -8,10 +8,13 @@ void tn__stream_pools_deinit(tn__stream_pools *pools) { pthread_mutex_destroy(&p
 /* The legacy default stream has two names. */
 static int is_default(tn_stream stream) { return (uintptr_t)stream <= 1; }
 
-/* Where the stream is, or the free slot where it would be. Half of the slots stay free. */
-static tn__stream_slot *find_slot(tn__stream_pools *pools, tn_stream stream) {
+/* Where the stream is, or the free slot where it would be; *pool is what the slot had when it was
+ * looked at: without the mutex, a free one may be another stream's a moment later. Half of the
+ * slots stay free. */
+static tn__stream_slot *find_slot(tn__stream_pools *pools, tn_stream stream, tn_pool **pool) {
     size_t at = ((uintptr_t)stream * 0x9E3779B97F4A7C15u >> 32) % TN__STREAM_POOL_SLOTS;
-    while (atomic_load(&pools->slots[at].pool) && pools->slots[at].stream != stream)
+    while ((*pool = atomic_load(&pools->slots[at].pool)) != NULL &&
+           pools->slots[at].stream != stream)
         at = (at + 1) % TN__STREAM_POOL_SLOTS;
     return &pools->slots[at];
 }
@@ -28,8 +31,7 @@ static tn_status make_pool(tn__adapter *adapter, tn_pool **out) {
 
 static tn_status make_locked(tn__adapter *adapter, tn_stream stream, tn_pool **out) {
     tn__stream_pools *pools = &adapter->streams;
-    tn__stream_slot *slot = find_slot(pools, stream);
-    *out = atomic_load(&slot->pool);
+    tn__stream_slot *slot = find_slot(pools, stream, out);
     if (*out) return TN_OK;
     if (pools->count == TN__STREAM_POOLS_MAX) {
         *out = adapter->pool;
@@ -44,8 +46,8 @@ static tn_status make_locked(tn__adapter *adapter, tn_stream stream, tn_pool **o
 
 tn_status tn__stream_pool_find(tn__adapter *adapter, tn_stream stream, tn_pool **out) {
     tn_status status;
-    *out = is_default(stream) ? adapter->pool
-                              : atomic_load(&find_slot(&adapter->streams, stream)->pool);
+    *out = adapter->pool;
+    if (!is_default(stream)) (void)find_slot(&adapter->streams, stream, out);
     if (*out) return TN_OK;
     pthread_mutex_lock(&adapter->streams.mutex);
     status = make_locked(adapter, stream, out);

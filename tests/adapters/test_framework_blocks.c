@@ -137,6 +137,23 @@ static void a_use_of_a_stream_that_is_gone_waits_for_the_device(void **state) {
     adapters_close(device);
 }
 
+/* A stream that its program has ended before the last block of it was freed. */
+static void a_block_of_a_stream_that_is_gone_is_freed(void **state) {
+    tn_device *device = adapters_open(1, 0);
+    tn_stream stream = test_open_foreign_stream(device);
+    void *block = adapters_take(4 * MIB, stream);
+    void *small = adapters_take(1000, stream);
+    (void)state;
+    test_sim_write(device, stream, block, 4 * MIB, 1000);
+    EXPECT_OK(tn_device_synchronize(device));
+    test_close_foreign_stream(device, stream);
+    adapters_give(block, stream);
+    adapters_give(small, stream);
+    EXPECT_OK(tn_adapters_trim());
+    assert_int_equal(adapters_number("live_blocks"), 0);
+    adapters_close(device);
+}
+
 /* Work that no one told of runs on: the memory is not given out before the device was idle. */
 static void memory_freed_without_a_stream_waits_for_all_work(void **state) {
     tn_device *device = adapters_open(1, 128 * MIB);
@@ -401,6 +418,7 @@ int main(void) {
         cmocka_unit_test(what_waits_for_the_devices_is_bounded),
         cmocka_unit_test(uses_end_with_their_block),
         cmocka_unit_test(shortage_is_a_status_or_null),
+        cmocka_unit_test(a_block_of_a_stream_that_is_gone_is_freed),
         cmocka_unit_test(a_fraction_limits_the_pool),
         cmocka_unit_test(devices_are_peers_of_each_other),
         cmocka_unit_test(the_program_can_give_its_own_pool),

@@ -134,6 +134,33 @@ static void a_shared_pool_ends_with_its_last_graph_and_block(void **state) {
     EXPECT_STATUS(adapters_release(2), TN_INVALID_ARGUMENT);
 }
 
+/* A block that could not be freed in a capture, whose stream is gone once that has ended. */
+static void a_late_free_outlives_its_stream(void **state) {
+    fixture *f = *state;
+    tn_stream stream = test_open_foreign_stream(f->device);
+    adapters_filter filter = {stream, 0, 0};
+    test_graph graphs[2];
+    void *block = NULL;
+    for (int i = 0; i < 2; i++) {
+        adapters_begin(1, &filter);
+        test_capture_begin(f->device, stream, TEST_CAPTURE_RELAXED);
+        if (block) adapters_give(block, stream);
+        block = take_and_write(f, 2 * MIB, stream);
+        if (i == 1) adapters_give(block, stream);
+        graphs[i] = test_capture_end(f->device, stream);
+        if (i == 0) EXPECT_OK(adapters_end(1));
+    }
+    assert_int_equal(adapters_number("live_blocks"), 1);
+    for (int i = 0; i < 2; i++)
+        test_graph_destroy(f->device, &graphs[i]);
+    test_close_foreign_stream(f->device, stream);
+    EXPECT_OK(adapters_end(1));
+    EXPECT_OK(adapters_release(1));
+    EXPECT_OK(adapters_release(1));
+    EXPECT_OK(tn_adapters_trim());
+    assert_int_equal(adapters_number("live_blocks"), 0);
+}
+
 /* A block of an earlier capture is freed on the stream while that captures again: later. */
 static void an_older_block_is_freed_after_the_capture(void **state) {
     fixture *f = *state;
@@ -406,6 +433,7 @@ int main(void) {
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_shared_pool_ends_with_its_last_graph_and_block, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(a_late_free_outlives_its_stream, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_older_block_is_freed_after_the_capture, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_capture_that_fails_leaves_nothing_behind, set_up,
