@@ -32,6 +32,7 @@ target_link_libraries(preload_dynamic_program PRIVATE lookalike_cudart)
 tenure_add_preload_program(preload_static_program ${preload_dir}/runtime_program.c
   ${preload_dir}/lookalike_cudart.c)
 tenure_add_preload_program(preload_lookup_program ${preload_dir}/lookup_program.c)
+tenure_add_preload_program(preload_edge_program ${preload_dir}/edge_program.c)
 tenure_add_preload_program(preload_linked_program ${preload_dir}/linked_program.c)
 target_link_libraries(preload_linked_program PRIVATE lookalike_cuda tenure-simcuda)
 foreach(name other_preload other_library)

@@ -72,8 +72,10 @@ typedef struct tn__dropin_block {
     uint32_t priority;
 } tn__dropin_block;
 
-/* Gives the block its serial. */
-void tn__dropin_blocks_add(tn__dropin_block *block);
+/* Gives the block its serial. Blocks of the driver's that were where it is have ended without a
+ * call of the program's, with a graph or a context: they are taken out and returned, a list by
+ * `next`. */
+tn__dropin_block *tn__dropin_blocks_add(tn__dropin_block *block);
 
 /* Takes the block that begins there out of the table; NULL: none does. */
 tn__dropin_block *tn__dropin_blocks_take(uintptr_t address);
@@ -190,6 +192,13 @@ tn__dropin_device *tn__dropin_device_current(void);
 /* That device, opened if its primary context is there to be; NULL: it is the driver's business. */
 tn__dropin_device *tn__dropin_device_open(int ordinal);
 
+/* Devices that the driver has, of those that there is room for. */
+int tn__dropin_device_count(void);
+
+/* Opens the devices whose primary context is in use: they may have work on any memory. Not in the
+ * midst of opening one, nor under a lock of the fences. */
+void tn__dropin_devices_open_active(void);
+
 /* The device whose primary context this is, NULL: the current one. -1: none's. */
 int tn__dropin_ordinal_of(const void *context);
 
@@ -222,6 +231,9 @@ void tn__dropin_fence_drain(tn__dropin_device *device);
 /* Bytes freed that are not back in their pools. */
 size_t tn__dropin_fence_bytes(tn__dropin_device *device);
 
+/* The device ends: the others' freed memory waits for it no more. */
+void tn__dropin_fence_forget(const tn__dropin_device *gone);
+
 /* The device is out of use and idle: gives all back and destroys the events. */
 void tn__dropin_fence_close(tn__dropin_device *device);
 
@@ -238,7 +250,8 @@ void tn__dropin_whole_give(tn__dropin_device *device, tn__dropin_whole *whole);
 /* Gives idle ones back to the driver until at most keep_bytes are left; the bytes given back. */
 size_t tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes);
 
-/* Does so if more are idle than may be, and no stream captures. */
+/* Does so if more are idle than may be, and no stream captures. The driver may wait for the device:
+ * only where the program's own call would. */
 void tn__dropin_whole_bound(tn__dropin_device *device);
 
 /* Whether the address is in one, in use or not. */
@@ -284,6 +297,9 @@ void tn__dropin_note(tn__cu_address address, size_t bytes, void *stream);
 
 /* Frees what one of the driver's allocations was recorded as. */
 void tn__dropin_forget(tn__dropin_block *block);
+
+/* The program has the block: into the table with it. */
+void tn__dropin_hand_out(tn__dropin_block *block);
 
 /* A stream as the pools know it: a NULL of the per-thread calls has its own handle. */
 static inline void *tn__dropin_stream_of(void *stream, int is_per_thread) {

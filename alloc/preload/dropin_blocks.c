@@ -56,9 +56,35 @@ static tn__dropin_block *join(tn__dropin_block *left, tn__dropin_block *right) {
     return result;
 }
 
-void tn__dropin_blocks_add(tn__dropin_block *block) {
+static tn__dropin_block *take_at(tn__dropin_block **at) {
+    tn__dropin_block *block = *at;
+    if (!block) return NULL;
+    *at = join(block->left, block->right);
+    block->left = block->right = NULL;
+    return block;
+}
+
+/* One of the driver's that is where the new block is. The last one that begins before the new one's
+ * end is the only one that can be. */
+static tn__dropin_block *take_stale(const tn__dropin_block *block) {
+    tn__dropin_block **found = NULL;
+    for (tn__dropin_block **at = &root; *at;) {
+        int is_before = (*at)->address < block->address + block->bytes;
+        if (is_before) found = at;
+        at = is_before ? &(*at)->right : &(*at)->left;
+    }
+    if (!found || (*found)->kind != TN__DROPIN_DRIVER) return NULL;
+    return (*found)->address + (*found)->bytes > block->address ? take_at(found) : NULL;
+}
+
+tn__dropin_block *tn__dropin_blocks_add(tn__dropin_block *block) {
     tn__dropin_block **at = &root;
+    tn__dropin_block *stale = NULL, *one;
     pthread_mutex_lock(&mutex);
+    while ((one = take_stale(block)) != NULL) {
+        one->next = stale;
+        stale = one;
+    }
     block->serial = ++last_serial;
     block->priority = draw();
     while (*at && (*at)->priority > block->priority) {
@@ -67,14 +93,7 @@ void tn__dropin_blocks_add(tn__dropin_block *block) {
     split(*at, block->address, &block->left, &block->right);
     *at = block;
     pthread_mutex_unlock(&mutex);
-}
-
-static tn__dropin_block *take_at(tn__dropin_block **at) {
-    tn__dropin_block *block = *at;
-    if (!block) return NULL;
-    *at = join(block->left, block->right);
-    block->left = block->right = NULL;
-    return block;
+    return stale;
 }
 
 tn__dropin_block *tn__dropin_blocks_take(uintptr_t address) {

@@ -6,7 +6,7 @@
  * cuMemFree waits until all work is over that any stream had been given. Here a freed block joins
  * the open batch of its device. A fence closes the batch: an event behind all work of the device at
  * that moment, that of streams that nobody can name too (cuCtxRecordEvent), on each device that the
- * drop-in serves, since a peer may use the memory. When the events have come the blocks are idle
+ * program uses, since a peer may use the memory. When the events have come the blocks are idle
  * and go back to their pool. So a free costs no driver call, and a fence is one event for many
  * frees.
  *
@@ -145,6 +145,7 @@ static void close_batch(tn__dropin_device *device) {
 
 /* Both locks are taken in their order. */
 static void close_if_legal(tn__dropin_device *device, int is_forced) {
+    tn__dropin_devices_open_active();
     int is_legal = tn__dropin_captures_lock();
     pthread_mutex_lock(&mutex);
     const tn__dropin_batch *open = device->open;
@@ -159,6 +160,7 @@ static void close_if_legal(tn__dropin_device *device, int is_forced) {
 
 /* As the driver does it, wait and all. A block that something may still use is kept for good. */
 static void free_at_once(tn__dropin_block *block) {
+    tn__dropin_devices_open_active();
     if (wait_for_devices() == TN_OK) {
         tn__dropin_give(block);
     } else {
@@ -277,6 +279,12 @@ static void forget_device(const tn__dropin_device *gone) {
             *event = NULL;
         }
     }
+}
+
+void tn__dropin_fence_forget(const tn__dropin_device *gone) {
+    pthread_mutex_lock(&mutex);
+    forget_device(gone);
+    pthread_mutex_unlock(&mutex);
 }
 
 void tn__dropin_fence_close(tn__dropin_device *device) {

@@ -10,23 +10,28 @@
 
 /* ---- allocations ----------------------------------------------------------------------------- */
 
-/* What the stream pool has, when nothing else is left. It may be in the order of other streams:
- * when `idle`, which was made to wait for them, has come to it, it is idle. */
-static tn_status take_from_stream_pool(tn__dropin_device *device, tn__dropin_block *block) {
-    void *address = NULL;
-    tn_status status;
-    if (!device->stream_pool) return TN_OUT_OF_DEVICE_MEMORY;
-    TN_TRY(tn_alloc(device->stream_pool, block->bytes, device->idle, NULL, &address));
-    block->kind = TN__DROPIN_STREAM;
-    block->address = (uintptr_t)address;
-    status = tn_stream_synchronize(device->device, device->idle);
+/* Memory that is given out in the order of `idle`, which had to wait for something, is idle when
+ * `idle` has come to it. If that can not be known nobody gets it. */
+static tn_status settle(tn__dropin_device *device, void *address) {
+    tn_status status = tn_stream_synchronize(device->device, device->idle);
     if (status != TN_OK && tn_free(address, device->idle) != TN_OK) {
         tn__dropin_count(&tn__dropin.counts.lost);
     }
     return status;
 }
 
-/* In segments large blocks would fragment; pages move. */
+/* What the stream pool has, when nothing else is left. It may be in the order of other streams. */
+static tn_status take_from_stream_pool(tn__dropin_device *device, tn__dropin_block *block) {
+    void *address = NULL;
+    if (!device->stream_pool) return TN_OUT_OF_DEVICE_MEMORY;
+    TN_TRY(tn_alloc(device->stream_pool, block->bytes, device->idle, NULL, &address));
+    block->kind = TN__DROPIN_STREAM;
+    block->address = (uintptr_t)address;
+    return settle(device, address);
+}
+
+/* In segments large blocks would fragment; pages move; of the driver's pools memory comes in the
+ * order of `idle`. */
 static tn_status take(tn__dropin_device *device, tn__dropin_block *block) {
     void *address = NULL;
     if (block->bytes >= TN__DROPIN_WHOLE_BYTES && tn__dropin.backing == TN_BACKING_PLAIN) {
@@ -34,6 +39,7 @@ static tn_status take(tn__dropin_device *device, tn__dropin_block *block) {
         return tn__dropin_whole_take(device, block);
     }
     TN_TRY(tn_alloc(device->pool, block->bytes, device->idle, NULL, &address));
+    if (tn__dropin.backing == TN_BACKING_ASYNC) TN_TRY(settle(device, address));
     block->address = (uintptr_t)address;
     return TN_OK;
 }
@@ -42,7 +48,6 @@ static tn_status take(tn__dropin_device *device, tn__dropin_block *block) {
 static tn_status take_or_make_room(tn__dropin_device *device, tn__dropin_block *block) {
     tn_status status;
     tn__dropin_fence_poll(device);
-    tn__dropin_whole_bound(device);
     status = take(device, block);
     if (status != TN_OUT_OF_DEVICE_MEMORY || block->bytes > device->memory_bytes) return status;
     tn__dropin_count(&tn__dropin.counts.retries);
@@ -75,9 +80,18 @@ tn__cu_result tn__dropin_alloc(tn__dropin_device *device, size_t bytes, tn__cu_a
     }
     tn__dropin_count(&tn__dropin.counts.allocations);
     tn__dropin_record_alloc(block, NULL);
-    tn__dropin_blocks_add(block);
+    tn__dropin_hand_out(block);
     *out = block->address;
     return TN__CU_SUCCESS;
+}
+
+void tn__dropin_hand_out(tn__dropin_block *block) {
+    tn__dropin_block *stale = tn__dropin_blocks_add(block);
+    while (stale) {
+        tn__dropin_block *next = stale->next;
+        tn__dropin_forget(stale);
+        stale = next;
+    }
 }
 
 void tn__dropin_note(tn__cu_address address, size_t bytes, void *stream) {
@@ -88,7 +102,7 @@ void tn__dropin_note(tn__cu_address address, size_t bytes, void *stream) {
     if (!block) return;
     block->address = (uintptr_t)address;
     tn__dropin_record_alloc(block, stream);
-    tn__dropin_blocks_add(block);
+    tn__dropin_hand_out(block);
 }
 
 void tn__dropin_forget(tn__dropin_block *block) {
@@ -102,6 +116,9 @@ static tn__cu_result hook_alloc(tn__cu_address *out, size_t bytes) {
     if (device) result = tn__dropin_alloc(device, bytes, out);
     if (result != TN__CU_ERROR_NOT_SUPPORTED) return result;
     result = TN__REAL(cuMemAlloc_v2)(out, bytes);
+    if (result == TN__CU_ERROR_OUT_OF_MEMORY && tn__dropin_give_back()) {
+        result = TN__REAL(cuMemAlloc_v2)(out, bytes);
+    }
     if (result == TN__CU_SUCCESS && out) tn__dropin_note(*out, bytes, NULL);
     return result;
 }
@@ -118,6 +135,9 @@ static tn__cu_result hook_alloc_pitch(tn__cu_address *out, size_t *pitch, size_t
     if (result == TN__CU_SUCCESS) *pitch = row;
     if (result != TN__CU_ERROR_NOT_SUPPORTED) return result;
     result = TN__REAL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
+    if (result == TN__CU_ERROR_OUT_OF_MEMORY && tn__dropin_give_back()) {
+        result = TN__REAL(cuMemAllocPitch_v2)(out, pitch, width, height, element);
+    }
     if (result == TN__CU_SUCCESS && out && pitch) tn__dropin_note(*out, *pitch * height, NULL);
     return result;
 }
@@ -139,7 +159,7 @@ static tn__cu_result free_recorded(tn__dropin_block *block) {
     if (result == TN__CU_SUCCESS) {
         tn__dropin_forget(block);
     } else {
-        tn__dropin_blocks_add(block);
+        tn__dropin_hand_out(block);
     }
     return result;
 }
@@ -174,10 +194,12 @@ void tn__dropin_free(tn__dropin_block *block) {
  * of a segment, and all of that would go. */
 static tn__cu_result hook_free(tn__cu_address address) {
     tn__dropin_block *block = address ? tn__dropin_blocks_take((uintptr_t)address) : NULL;
+    tn__dropin_device *device = block ? block->device : NULL;
     if (block && block->kind == TN__DROPIN_DRIVER) return free_recorded(block);
     if (!block && tn__dropin_owns(address)) return TN__CU_ERROR_INVALID_VALUE;
     if (!block) return TN__REAL(cuMemFree_v2)(address);
     tn__dropin_free(block);
+    if (!tn__dropin.is_over) tn__dropin_whole_bound(device);
     return TN__CU_SUCCESS;
 }
 
@@ -219,6 +241,7 @@ static tn__cu_result hook_info(size_t *free_bytes, size_t *total_bytes) {
 
 int tn__dropin_give_back(void) {
     size_t sum = 0;
+    if (tn__dropin.is_over) return 0;
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
         tn__dropin_device *device = tn__dropin.devices[i];
         size_t released = 0;

@@ -20,6 +20,8 @@ typedef struct context_calls {
     tn__cu_result (*device)(tn__cu_device *device);
     tn__cu_result (*retain)(void **context, tn__cu_device device);
     tn__cu_result (*release)(tn__cu_device device);
+    tn__cu_result (*state)(tn__cu_device device, unsigned *flags, int *is_active);
+    tn__cu_result (*count)(int *count);
 } context_calls;
 
 static context_calls contexts;
@@ -29,7 +31,10 @@ static int find_context_calls(void) {
     *(void **)&contexts.device = tn__dropin.driver->find("cuCtxGetDevice");
     *(void **)&contexts.retain = tn__dropin.driver->find("cuDevicePrimaryCtxRetain");
     *(void **)&contexts.release = tn__dropin.driver->find("cuDevicePrimaryCtxRelease_v2");
-    return contexts.current && contexts.device && contexts.retain && contexts.release;
+    *(void **)&contexts.state = tn__dropin.driver->find("cuDevicePrimaryCtxGetState");
+    *(void **)&contexts.count = tn__dropin.driver->find("cuDeviceGetCount");
+    return contexts.current && contexts.device && contexts.retain && contexts.release &&
+           contexts.state && contexts.count;
 }
 
 /* ---- exit and fork --------------------------------------------------------------------------- */
@@ -114,6 +119,9 @@ static tn_status open_device(int ordinal, void *context, tn__dropin_device **out
 /* One that could not be opened is the driver's from then on: said once. */
 static int refused[TN__DROPIN_DEVICES_MAX];
 
+/* One that a reset took away with what it had; once for each, since it is refused then. */
+static tn__dropin_device *left_behind[TN__DROPIN_DEVICES_MAX];
+
 static tn__dropin_device *open_once(int ordinal, void *context) {
     tn__dropin_device *device = NULL;
     pthread_mutex_lock(&mutex);
@@ -130,9 +138,16 @@ static tn__dropin_device *open_once(int ordinal, void *context) {
     return device;
 }
 
+/* A program that uses none must not get one: it takes memory and time to make. */
+static int is_active(int ordinal) {
+    unsigned flags = 0;
+    int is = 0;
+    return contexts.state(ordinal, &flags, &is) == TN__CU_SUCCESS && is;
+}
+
 static int is_primary(int ordinal, const void *context) {
     void *primary = NULL;
-    if (contexts.retain(&primary, ordinal) != TN__CU_SUCCESS) return 0;
+    if (!is_active(ordinal) || contexts.retain(&primary, ordinal) != TN__CU_SUCCESS) return 0;
     (void)contexts.release(ordinal);
     return primary == context;
 }
@@ -170,13 +185,25 @@ int tn__dropin_ordinal_of(const void *context) {
     void *current = NULL;
     int ordinal = 0;
     if (!context && contexts.current(&current) == TN__CU_SUCCESS) context = current;
-    for (; context && ordinal < TN__DROPIN_DEVICES_MAX; ordinal++) {
-        void *primary = NULL;
-        if (contexts.retain(&primary, ordinal) != TN__CU_SUCCESS) return -1;
-        (void)contexts.release(ordinal);
-        if (primary == context) return ordinal;
+    for (; context && ordinal < tn__dropin_device_count(); ordinal++) {
+        if (is_primary(ordinal, context)) return ordinal;
     }
     return -1;
+}
+
+int tn__dropin_device_count(void) {
+    int count = 0;
+    if (contexts.count(&count) != TN__CU_SUCCESS) return 0;
+    return count < TN__DROPIN_DEVICES_MAX ? count : TN__DROPIN_DEVICES_MAX;
+}
+
+void tn__dropin_devices_open_active(void) {
+    for (int i = 0; i < tn__dropin_device_count(); i++) {
+        tn__dropin_device *device = NULL;
+        if (tn__dropin.devices[i] || refused[i] || !is_active(i)) continue;
+        device = tn__dropin_device_open(i);
+        if (device) tn__dropin_peers_apply(device);
+    }
 }
 
 tn_pool *tn__dropin_stream_pool(tn__dropin_device *device) {
@@ -216,6 +243,8 @@ void tn__dropin_device_close(int ordinal) {
     pthread_mutex_lock(&mutex);
     device = tn__dropin.devices[ordinal];
     if (device && tn_device_synchronize(device->device) != TN_OK) {
+        tn__dropin_fence_forget(device);
+        left_behind[ordinal] = device;
         tn__dropin.devices[ordinal] = NULL;
         refused[ordinal] = 1;
         end_blocks(device, 0);

@@ -27,13 +27,20 @@ static void tell_pools(const tn__dropin_device *owner, const tn__dropin_device *
     tell(owner->stream_pool, peer->device, is_allowed);
 }
 
-void tn__dropin_peers_apply(const tn__dropin_device *owner) {
-    pthread_mutex_lock(&mutex);
+/* A peer that is opened for it has pools, and so peers, of its own. */
+static void apply_locked(const tn__dropin_device *owner) {
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
+        int is_new = !tn__dropin.devices[i];
         const tn__dropin_device *peer = NULL;
         if (reached_by[owner->ordinal] >> i & 1) peer = tn__dropin_device_open(i);
         if (peer) tell_pools(owner, peer, 1);
+        if (peer && is_new) apply_locked(peer);
     }
+}
+
+void tn__dropin_peers_apply(const tn__dropin_device *owner) {
+    pthread_mutex_lock(&mutex);
+    apply_locked(owner);
     pthread_mutex_unlock(&mutex);
 }
 

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +38,12 @@ static double now_us(void) {
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
+/* A device, or a pipe. */
+static int is_no_file(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 && !S_ISREG(status.st_mode);
+}
+
 /* FILE.gz becomes FILE.PID.gz, and FILE.csv FILE.PID.csv, in all processes but the first. */
 static char *path_for_process(const char *path) {
     const char *first = getenv("TENURE_RUN_PROCESS");
@@ -44,7 +51,9 @@ static char *path_for_process(const char *path) {
     const char *end = path + strlen(path);
     size_t bytes = strlen(path) + 32;
     char *made;
-    if (!first || strtol(first, NULL, 10) == (long)getpid()) return tn__host_strdup(path);
+    if (!first || strtol(first, NULL, 10) == (long)getpid() || is_no_file(path)) {
+        return tn__host_strdup(path);
+    }
     made = tn__host_alloc(bytes, 1);
     if (!made) return NULL;
     name = name ? name + 1 : path;
@@ -155,22 +164,32 @@ static void write_report(FILE *file) {
     }
 }
 
-/* Beside its name first: whoever looks there finds the whole report or none. */
-static void save_report(void) {
-    size_t bytes = strlen(report_path) + 8;
-    char *beside = tn__host_alloc(bytes, 1);
-    FILE *file;
+static int write_report_to(const char *path) {
+    FILE *file = fopen(path, "we");
     int is_good;
-    if (!beside) return;
-    snprintf(beside, bytes, "%s.part", report_path);
-    file = fopen(beside, "we");
     if (file) write_report(file);
     is_good = file && !ferror(file);
     if (file && fclose(file) != 0) is_good = 0;
-    if (!is_good || rename(beside, report_path) != 0) {
+    return is_good;
+}
+
+/* Beside its name first: whoever looks there finds the whole report or none. What is no file, such
+ * as /dev/stderr, is written to. */
+static void save_report(void) {
+    size_t bytes = strlen(report_path) + 8;
+    char *beside = tn__host_alloc(bytes, 1);
+    int is_good;
+    if (!beside) return;
+    snprintf(beside, bytes, "%s.part", report_path);
+    if (is_no_file(report_path)) {
+        is_good = write_report_to(report_path);
+    } else {
+        is_good = write_report_to(beside) && rename(beside, report_path) == 0;
+    }
+    if (!is_good) {
         fprintf(stderr, "tenure: the report %s can not be written: %s\n", report_path,
                 strerror(errno));
-        (void)unlink(beside);
+        if (!is_no_file(report_path)) (void)unlink(beside);
     }
     tn__host_free(beside);
 }

@@ -17,10 +17,12 @@
 
 #define CAPTURES_MAX 256
 
-/* Streams that capture. Beyond the table's end they are only counted, for good. */
+/* Streams that capture. Beyond the table's end they are only counted, for good. The mutex may be
+ * held while the driver waits for a device: whoever only asks reads the count without it, since the
+ * device may be waiting for that thread. */
 static pthread_mutex_t captures_mutex = PTHREAD_MUTEX_INITIALIZER;
 static void *capturing[CAPTURES_MAX];
-static size_t capture_count;
+static _Atomic size_t capture_count;
 
 int tn__dropin_captures_lock(void) {
     pthread_mutex_lock(&captures_mutex);
@@ -47,12 +49,7 @@ static void note_end_locked(const void *stream) {
 int tn__dropin_is_capturing(void *stream) {
     static tn__cu_result (*_Atomic is_capturing)(void *, int *);
     int status = TN__CU_STREAM_CAPTURE_STATUS_NONE;
-    int is_any;
-    if (tn__dropin.is_over) return 0;
-    pthread_mutex_lock(&captures_mutex);
-    is_any = capture_count > 0;
-    pthread_mutex_unlock(&captures_mutex);
-    if (!is_any) return 0;
+    if (tn__dropin.is_over || capture_count == 0) return 0;
     if (!is_capturing) {
         is_capturing =
             (tn__cu_result(*)(void *, int *))tn__dropin.driver->find("cuStreamIsCapturing");
@@ -204,20 +201,14 @@ static adopted_stream *take_idle_doomed(void) {
 /* A question about a stream may be illegal while another captures. */
 static void end_idle_streams(void) {
     adopted_stream *one;
-    int is_legal = tn__dropin_captures_lock();
-    tn__dropin_captures_unlock();
-    while (is_legal && (one = take_idle_doomed()) != NULL)
+    while (capture_count == 0 && (one = take_idle_doomed()) != NULL)
         (void)end_stream(one);
 }
 
 static tn__cu_result hook_stream_destroy(void *stream) {
     adopted_stream *one = NULL;
-    int is_legal;
     if (tn__dropin.is_over) return TN__REAL(cuStreamDestroy_v2)(stream);
-    pthread_mutex_lock(&captures_mutex);
-    note_end_locked(stream);
-    is_legal = capture_count == 0;
-    pthread_mutex_unlock(&captures_mutex);
+    if (capture_count > 0) note_end(TN__CU_SUCCESS, stream);
     end_idle_streams();
     pthread_mutex_lock(&adopted_mutex);
     if (!is_default(stream)) {
@@ -225,7 +216,7 @@ static tn__cu_result hook_stream_destroy(void *stream) {
         one = *at;
         if (one) *at = one->next;
     }
-    if (one && !(is_legal && is_idle(stream))) {
+    if (one && !(capture_count == 0 && is_idle(stream))) {
         one->next = doomed;
         doomed = one;
         pthread_mutex_unlock(&adopted_mutex);
@@ -294,7 +285,7 @@ static tn__cu_result alloc_in_order(tn__cu_address *out, size_t bytes, void *str
     tn__dropin_count(&tn__dropin.counts.allocations);
     tn__dropin_count(&tn__dropin.counts.stream_allocations);
     tn__dropin_record_alloc(block, stream);
-    tn__dropin_blocks_add(block);
+    tn__dropin_hand_out(block);
     *out = block->address;
     return TN__CU_SUCCESS;
 }
@@ -339,14 +330,6 @@ static int is_default_pool(const void *pool, tn__cu_device ordinal) {
     return get && get(&own, ordinal) == TN__CU_SUCCESS && own == pool;
 }
 
-static int device_count(void) {
-    tn__cu_result (*get)(int *) = NULL;
-    int count = 0;
-    *(void **)&get = tn__dropin.driver->find("cuDeviceGetCount");
-    if (!get || get(&count) != TN__CU_SUCCESS) return 0;
-    return count < TN__DROPIN_DEVICES_MAX ? count : TN__DROPIN_DEVICES_MAX;
-}
-
 static int is_current_default(const void *pool) {
     const tn__dropin_device *device = tn__dropin_device_current();
     return device && is_default_pool(pool, device->ordinal);
@@ -379,7 +362,7 @@ static tn__cu_result hook_set_pool(tn__cu_device ordinal, void *pool) {
 /* Who may reach memory of a default pool is a property of that pool: so it serves from then on. */
 static tn__cu_result hook_set_access(void *pool, const void *accesses, size_t count) {
     tn__cu_result result = TN__REAL(cuMemPoolSetAccess)(pool, accesses, count);
-    for (int i = 0; result == TN__CU_SUCCESS && i < device_count(); i++) {
+    for (int i = 0; result == TN__CU_SUCCESS && i < tn__dropin_device_count(); i++) {
         if (is_default_pool(pool, i)) tn__dropin.has_shared_mempool[i] = 1;
     }
     return result;
@@ -419,7 +402,7 @@ static tn__cu_result end_free(tn__cu_result result, tn__dropin_block *recorded) 
     if (result == TN__CU_SUCCESS) {
         tn__dropin_forget(recorded);
     } else {
-        tn__dropin_blocks_add(recorded);
+        tn__dropin_hand_out(recorded);
     }
     return result;
 }

@@ -4,7 +4,7 @@
  * With segments of a pool behind them they would fragment: a program that fits into the device when
  * every cudaFree gives memory back must still fit. And so they are to other processes, peers and
  * network cards what the program believes them to be. What is idle goes back when anything is
- * short, and beyond a share of the device at the next allocation, longest idle first.
+ * short, and beyond a share of the device at the next cuMemFree, longest idle first.
  *
  * Invariant, under the mutex: a device's list has all of them, those that are idle in the order in
  * which they became so; whole_bytes and whole_idle_bytes are their sums.

@@ -133,12 +133,13 @@ static int check_values(const run_options *options) {
 }
 
 /* A file of an earlier run goes once nothing else can be refused: else it would look like this
- * one's if the program makes none. */
+ * one's if the program makes none. What is no file, such as /dev/null, stays. */
 static int set_output(const char *option, const char *name, const char *variable) {
     char path[PATH_BYTES];
     if (!name) return 1;
     if (!run_program_check_output(option, name, path, sizeof path)) return 0;
-    if (unlink(path) != 0 && errno != ENOENT && errno != EPERM && errno != EBUSY) {
+    if (run_program_is_regular(path) && unlink(path) != 0 && errno != ENOENT && errno != EPERM &&
+        errno != EBUSY) {
         fprintf(stderr, "tenure run: %s %s: %s\n", option, name, strerror(errno));
         return 0;
     }

@@ -110,18 +110,35 @@ static int make_absolute(const char *name, char *out, size_t bytes) {
     return 0;
 }
 
+/* A link is there also if what it leads to is not. A pipe that nobody reads is not waited for. */
 static int can_write(const char *path) {
-    int was_there = access(path, F_OK) == 0;
-    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    struct stat status;
+    int was_there = lstat(path, &status) == 0;
+    int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
     if (file < 0) return 0;
     close(file);
     if (!was_there) (void)unlink(path);
     return 1;
 }
 
+int run_program_is_regular(const char *path) {
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+/* A link to a file stays one: the file itself is written. */
+static void follow_link(char *path, size_t bytes) {
+    char *real = run_program_is_regular(path) ? realpath(path, NULL) : NULL;
+    if (real && strlen(real) < bytes) memcpy(path, real, strlen(real) + 1);
+    free(real);
+}
+
 int run_program_check_output(const char *option, const char *name, char *out, size_t bytes) {
     errno = ENOENT;
-    if (*name && make_absolute(name, out, bytes) && can_write(out)) return 1;
+    if (*name && make_absolute(name, out, bytes) && can_write(out)) {
+        follow_link(out, bytes);
+        return 1;
+    }
     fprintf(stderr, "tenure run: %s %s: can not be written: %s\n", option, name, strerror(errno));
     return 0;
 }

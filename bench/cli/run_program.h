@@ -21,4 +21,7 @@ int run_program_preload(const char *drop_in);
  * not there. 0 with the words. */
 int run_program_check_output(const char *option, const char *name, char *out, size_t bytes);
 
+/* Whether there is a file, which can be taken away and made anew: no device, pipe or folder. */
+int run_program_is_regular(const char *path);
+
 #endif

@@ -11,6 +11,7 @@
 #include "lookalike_cuda.h"
 
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,6 +72,8 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     if (result == CUDA_SUCCESS && i < range_count) ranges[i] = ranges[--range_count];
     return result;
 }
+
+CUresult lookalike_lose(CUdeviceptr address) { return cuMemFree_v2(address); }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
                             unsigned element) {
@@ -232,6 +235,53 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
+static _Atomic int is_held, is_waiting;
+
+void lookalike_hold(int hold) { is_held = hold; }
+int lookalike_is_waiting(void) { return is_waiting; }
+
+CUresult cuCtxSynchronize(void) {
+    is_waiting = 1;
+    while (is_held)
+        sched_yield();
+    is_waiting = 0;
+    return INNER(cuCtxSynchronize)();
+}
+
+static int has_own_context;
+static int retained[2];
+
+void lookalike_use_own_context(int is_own) { has_own_context = is_own; }
+
+CUresult cuCtxGetCurrent(CUcontext *context) {
+    static char own;
+    CUresult result = INNER(cuCtxGetCurrent)(context);
+    if (result == CUDA_SUCCESS && has_own_context) *context = (CUcontext)&own;
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+    CUresult result = INNER(cuDevicePrimaryCtxRetain)(context, device);
+    if (result == CUDA_SUCCESS) retained[device]++;
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    CUresult result = INNER(cuDevicePrimaryCtxRelease_v2)(device);
+    if (result == CUDA_SUCCESS) retained[device]--;
+    return result;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active) {
+    int count = 0;
+    CUresult result = INNER(cuDeviceGetCount)(&count);
+    if (result != CUDA_SUCCESS) return result;
+    if (device < 0 || device >= count) return CUDA_ERROR_INVALID_DEVICE;
+    *flags = 0;
+    *is_active = retained[device] > 0 && !has_own_context;
+    return CUDA_SUCCESS;
+}
+
 static long left_at_reset = -1;
 
 long lookalike_left_at_reset(void) { return left_at_reset; }
@@ -271,6 +321,11 @@ static const struct {
     {"cuIpcGetMemHandle", 4010, 0, (void *)cuIpcGetMemHandle},
     {"cuIpcOpenMemHandle", 11000, 0, (void *)cuIpcOpenMemHandle_v2},
     {"cuIpcCloseMemHandle", 4010, 0, (void *)cuIpcCloseMemHandle},
+    {"cuCtxSynchronize", 2000, 0, (void *)cuCtxSynchronize},
+    {"cuCtxGetCurrent", 4000, 0, (void *)cuCtxGetCurrent},
+    {"cuDevicePrimaryCtxRetain", 7000, 0, (void *)cuDevicePrimaryCtxRetain},
+    {"cuDevicePrimaryCtxRelease", 11000, 0, (void *)cuDevicePrimaryCtxRelease_v2},
+    {"cuDevicePrimaryCtxGetState", 7000, 0, (void *)cuDevicePrimaryCtxGetState},
     {"cuDevicePrimaryCtxReset", 11000, 0, (void *)cuDevicePrimaryCtxReset_v2},
     {"cuDevicePrimaryCtxReset", 7000, 0, (void *)cuDevicePrimaryCtxReset},
     {"cuGetProcAddress", 12000, 0, (void *)cuGetProcAddress_v2},

@@ -29,9 +29,21 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *out, CUipcMemHandle handle, unsigned
 CUresult cuIpcCloseMemHandle(CUdeviceptr address);
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
 CUresult cuCtxDisablePeerAccess(CUcontext peer);
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active);
 CUresult cuDevicePrimaryCtxReset(CUdevice device);
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
 CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t flags);
+
+/* Whether the threads' current context is one that the program has made, and there is no primary
+ * one; else it is that. */
+void lookalike_use_own_context(int is_own);
+
+/* From now on cuCtxSynchronize waits until it is let go on; whether one does. */
+void lookalike_hold(int hold);
+int lookalike_is_waiting(void);
+
+/* Memory ends without a call of the program's: with its context, or with a graph. */
+CUresult lookalike_lose(CUdeviceptr address);
 
 /* Plain allocations that the driver has now. */
 size_t lookalike_ranges(void);

@@ -41,6 +41,26 @@ checks=$((checks + 2))
 [ "$(cat "$work_dir/old")" = kept ] || complain "the old file was touched"
 [ ! -e "$work_dir/trace" ] || complain "a trace was left behind"
 
+# What is no file stays what it is; a link stays one, and what it leads to is written.
+mkfifo "$work_dir/pipe"
+run_tenure run --report "$work_dir/pipe" true
+expect_refusal "--report $work_dir/pipe: can not be written"
+ln -s /dev/null "$work_dir/null"
+run_under "--trace $work_dir/null --report $work_dir/null" preload_static_program counts
+expect_status 0
+echo earlier >"$work_dir/real.txt"
+ln -s real.txt "$work_dir/link"
+run_under "--report $work_dir/link" preload_static_program counts
+expect_status 0
+checks=$((checks + 5))
+[ -c /dev/null ] || complain "the device has gone"
+[ -p "$work_dir/pipe" ] || complain "the pipe has gone"
+[ "$(readlink "$work_dir/null")" = /dev/null ] || complain "the link to a device has gone"
+[ -L "$work_dir/link" ] || complain "the link has gone"
+grep -qx "allocations: 1000" "$work_dir/real.txt" || complain "the link is not followed"
+run_under "--report /dev/stderr" preload_static_program counts
+expect_error "allocations: 1000"
+
 # As env(1) says it.
 run_tenure run -- "$work_dir/no/such/program"
 expect_status 127

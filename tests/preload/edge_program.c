@@ -1,0 +1,236 @@
+/* What programs seldom do, in cases, on the driver as lookalike_cuda.c has it: contexts of their
+ * own, devices that have only work, memory that ends with something else. */
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include "program_checks.h"
+
+static CUcontext contexts[2];
+
+static void use_device(int ordinal) {
+    EXPECT_OK(DRIVER(cuInit)(0));
+    if (!contexts[ordinal]) {
+        EXPECT_OK(DRIVER(cuDevicePrimaryCtxRetain)(&contexts[ordinal], ordinal));
+    }
+    EXPECT_OK(DRIVER(cuCtxSetCurrent)(contexts[ordinal]));
+}
+
+static CUdeviceptr allocate(size_t bytes) {
+    CUdeviceptr address = 0;
+    EXPECT_OK(DRIVER(cuMemAlloc_v2)(&address, bytes));
+    return address;
+}
+
+static void release(CUdeviceptr address) { EXPECT_OK(DRIVER(cuMemFree_v2)(address)); }
+
+static uint64_t calls(const char *name) { return DRIVER(tnsim_call_count)(name); }
+
+static CUstream new_stream(void) {
+    CUstream stream = NULL;
+    EXPECT_OK(DRIVER(cuStreamCreate)(&stream, 1));
+    return stream;
+}
+
+static void write_on(CUstream stream, CUdeviceptr memory, size_t bytes, double us) {
+    tnsim_range range = {(void *)(uintptr_t)memory, bytes, 1};
+    EXPECT_OK(DRIVER(tnsim_launch)(stream, "write", &range, 1, us));
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+/* One of two devices is reset after an error that stays: the other one's memory, which waits for
+ * both, comes back. */
+static void reset_of_one(void) {
+    CUdeviceptr last = 0;
+    use_device(1);
+    allocate(4096);
+    use_device(0);
+    allocate(4096);
+    use_device(1);
+    for (int i = 0; i < 3; i++)
+        release(allocate(40 * MIB)); /* a fence each, on both devices */
+    EXPECT_OK(DRIVER(tnsim_fault)("cuCtxSynchronize", 1, 0, CUDA_ERROR_ILLEGAL_ADDRESS));
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(0));
+    for (int i = 0; i < 600; i++) {
+        last = allocate(MIB);
+        release(last);
+    }
+    release(allocate(40 * MIB));
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(1));
+    release(allocate(MIB));
+}
+
+/* A device that has no memory of its own here may work on another's: that comes again only when
+ * both are done. */
+static void work_of_another_device(void) {
+    CUdeviceptr first, second;
+    CUstream stream;
+    use_device(1);
+    stream = new_stream();
+    use_device(0);
+    first = allocate(40 * MIB);
+    use_device(1);
+    write_on(stream, 0, 0, 1e6);
+    use_device(0);
+    release(first);
+    second = allocate(40 * MIB);
+    EXPECT(second != first);
+    release(second);
+    use_device(1);
+    EXPECT_OK(DRIVER(cuStreamSynchronize)(stream));
+    use_device(0);
+    second = allocate(40 * MIB);
+    EXPECT(second == first);
+}
+
+/* Mapped pages of two devices, each of which the other one reaches, whichever has memory first. */
+static void peers_both_ways(void) {
+    CUdeviceptr memory;
+    CUstream stream;
+    use_device(1);
+    stream = new_stream();
+    allocate(MIB);
+    use_device(0);
+    EXPECT_OK(DRIVER(cuStreamSynchronize)(NULL));
+    use_device(1);
+    EXPECT_OK(DRIVER(cuCtxEnablePeerAccess)(contexts[0], 0));
+    use_device(0);
+    EXPECT_OK(DRIVER(cuCtxEnablePeerAccess)(contexts[1], 0));
+    memory = allocate(3 * MIB);
+    use_device(1);
+    write_on(stream, memory, 3 * MIB, 10);
+    EXPECT_OK(DRIVER(cuStreamSynchronize)(stream));
+}
+
+/* ---- contexts -------------------------------------------------------------------------------- */
+
+/* A context of the program's own: its memory is the driver's, and the device gets no other one. */
+static void own_context(void) {
+    uint64_t allocs, retained;
+    use_device(0);
+    DRIVER(lookalike_use_own_context)(1);
+    retained = calls("cuDevicePrimaryCtxRetain");
+    allocs = calls("cuMemAlloc_v2");
+    for (int i = 0; i < 100; i++)
+        release(allocate(4096));
+    EXPECT(calls("cuMemAlloc_v2") == allocs + 100);
+    EXPECT(calls("cuDevicePrimaryCtxRetain") == retained);
+    DRIVER(lookalike_use_own_context)(0);
+    release(allocate(4096));
+    release(allocate(4096));
+    EXPECT(calls("cuMemAlloc_v2") == allocs + 101);
+}
+
+/* Device of 256 MiB: what the pools keep goes back when memory of such a context is short. */
+static void own_context_shortage(void) {
+    CUdeviceptr pitched = 0;
+    size_t pitch = 0;
+    use_device(0);
+    for (int i = 0; i < 2; i++) {
+        DRIVER(lookalike_use_own_context)(0);
+        release(allocate(200 * MIB));
+        DRIVER(lookalike_use_own_context)(1);
+        if (i == 0) {
+            release(allocate(180 * MIB));
+        } else {
+            EXPECT_OK(DRIVER(cuMemAllocPitch_v2)(&pitched, &pitch, MIB, 180, 4));
+            release(pitched);
+        }
+    }
+}
+
+/* ---- memory that ends with something else ---------------------------------------------------- */
+
+/* Memory of the driver's own that ends without a call (with its graph, its context) may be a pool's
+ * the next time. */
+static void lost_memory(void) {
+    static const struct {
+        size_t lost_bytes, bytes;
+    } sizes[] = {{20 * MIB, 20 * MIB}, {32 * MIB, MIB}};
+    use_device(0);
+    for (size_t i = 0; i < 2; i++) {
+        CUdeviceptr lost = 0, now;
+        uint64_t frees;
+        EXPECT_OK(DRIVER(cuMemAllocManaged)(&lost, sizes[i].lost_bytes, 1));
+        EXPECT_OK(DRIVER(lookalike_lose)(lost));
+        now = allocate(sizes[i].bytes);
+        EXPECT(now == lost);
+        frees = calls("cuMemFree_v2");
+        release(now);
+        EXPECT_CODE(DRIVER(cuMemFree_v2)(now), 1);
+        EXPECT(calls("cuMemFree_v2") == frees);
+    }
+}
+
+/* ---- waits ----------------------------------------------------------------------------------- */
+
+/* Device of 256 MiB, of which more is kept than may be for long: what that is given back at waits
+ * for the device as cuMemFree does, and so no allocation does it. */
+static void no_wait_to_allocate(void) {
+    CUdeviceptr blocks[3];
+    CUstream stream;
+    uint64_t frees;
+    use_device(0);
+    stream = new_stream();
+    for (int i = 0; i < 3; i++)
+        blocks[i] = allocate(60 * MIB);
+    for (int i = 0; i < 3; i++)
+        release(blocks[i]);
+    EXPECT_OK(DRIVER(tnsim_stall)(stream, 1));
+    write_on(stream, 0, 0, 10);
+    frees = calls("cuMemFree_v2");
+    blocks[0] = allocate(4096);
+    blocks[1] = allocate(4096);
+    EXPECT(calls("cuMemFree_v2") == frees);
+    EXPECT_OK(DRIVER(tnsim_stall)(stream, 0));
+    release(blocks[0]);
+    EXPECT(calls("cuMemFree_v2") == frees + 2);
+}
+
+static void *let_go_on(void *unused) {
+    CUdeviceptr memory = 0;
+    CUstream stream;
+    use_device(0);
+    stream = new_stream();
+    while (!DRIVER(lookalike_is_waiting)())
+        sched_yield();
+    EXPECT_OK(DRIVER(cuMemAllocAsync)(&memory, 4096, stream));
+    EXPECT_OK(DRIVER(cuMemFreeAsync)(memory, stream));
+    memory = allocate(4096);
+    release(memory);
+    EXPECT_OK(DRIVER(cuStreamDestroy_v2)(stream));
+    DRIVER(lookalike_hold)(0);
+    return unused;
+}
+
+/* Where a free waits, other threads go on: the device may be waiting for one of them. */
+static void free_beside_others(void) {
+    CUdeviceptr memory;
+    pthread_t thread;
+    use_device(0);
+    EXPECT_OK(DRIVER(tnsim_fault)("cuCtxRecordEvent", 1, 1, CUDA_ERROR_NOT_SUPPORTED));
+    memory = allocate(40 * MIB);
+    DRIVER(lookalike_hold)(1);
+    EXPECT(pthread_create(&thread, NULL, let_go_on, NULL) == 0);
+    release(memory);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    release(allocate(40 * MIB));
+    EXPECT(DRIVER(tnsim_race_count)() == 0);
+}
+
+static const program_case cases[] = {
+    {"no_wait_to_allocate", no_wait_to_allocate},
+    {"free_beside_others", free_beside_others},
+    {"reset_of_one", reset_of_one},
+    {"work_of_another_device", work_of_another_device},
+    {"peers_both_ways", peers_both_ways},
+    {"own_context", own_context},
+    {"own_context_shortage", own_context_shortage},
+    {"lost_memory", lost_memory},
+};
+
+int main(int argc, char **argv) {
+    alarm(60); /* what waits for ever has failed */
+    return program_main(argc, argv, cases, sizeof cases / sizeof *cases);
+}

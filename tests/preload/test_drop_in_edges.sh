@@ -1,0 +1,29 @@
+#!/bin/sh
+# What programs seldom do: each case of edge_program.c; pools of the driver's own.
+. "$2/tests/preload/preload_support.sh"
+
+for pool in plain vmm async; do
+    TENURE_SIM_DEVICES=2 run_under "--pool $pool" preload_edge_program reset_of_one
+    expect_status 0
+    TENURE_SIM_MEMORY=256MiB run_under "--pool $pool" preload_edge_program own_context_shortage
+    expect_status 0
+    run_under "--pool $pool" preload_edge_program free_beside_others
+    expect_status 0
+done
+TENURE_SIM_DEVICES=2 run_under "" preload_edge_program work_of_another_device
+expect_status 0
+run_under "" preload_edge_program own_context
+expect_status 0
+TENURE_SIM_DEVICES=2 run_under "--pool vmm" preload_edge_program peers_both_ways
+expect_status 0
+run_under "" preload_edge_program lost_memory
+expect_status 0
+TENURE_SIM_MEMORY=256MiB run_under "" preload_edge_program no_wait_to_allocate
+expect_status 0
+
+# Memory of the driver's pools comes in the order of a stream, and for any other it must be there.
+for case in reuse in_order threads capture misuse reset; do
+    run_under "--pool async" preload_static_program "$case"
+    expect_status 0
+done
+finish
