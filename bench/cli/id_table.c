@@ -7,12 +7,15 @@
 #include "id_table.h"
 
 #include <stdlib.h>
+#include <sys/random.h>
+#include <time.h>
 
 enum { FIRST_CAPACITY = 1024 };
 
 /* Ids count up by one in our traces and by aligned addresses in RMM's: both need mixing. These
  * are the constants of the finalizer of splitmix64. */
 static size_t home_of(const id_table *table, uint64_t id) {
+    id ^= table->seed;
     id ^= id >> 30;
     id *= UINT64_C(0xbf58476d1ce4e5b9);
     id ^= id >> 27;
@@ -33,8 +36,16 @@ static size_t place_of(const id_table *table, uint64_t id) {
     return place;
 }
 
+static uint64_t make_seed(void) {
+    uint64_t seed = 0;
+    if (getrandom(&seed, sizeof seed, GRND_NONBLOCK) == (ssize_t)sizeof seed) return seed;
+    return (uint64_t)clock() ^ (uint64_t)time(NULL) << 20; /* a system without: still not chosen */
+}
+
 static int grow(id_table *table) {
-    id_table larger = {NULL, table->capacity ? table->capacity * 2 : FIRST_CAPACITY, table->count};
+    id_table larger = *table;
+    larger.capacity = table->capacity ? table->capacity * 2 : FIRST_CAPACITY;
+    if (table->capacity == 0) larger.seed = make_seed();
     larger.entries = calloc(larger.capacity, sizeof(*larger.entries));
     if (!larger.entries) return 0;
     for (size_t i = 0; i < table->capacity; i++) {

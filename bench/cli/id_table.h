@@ -24,6 +24,7 @@ typedef struct id_table {
     id_table_entry *entries;
     size_t capacity; /* 0 or a power of two */
     size_t count;    /* at most 5/8 of the capacity */
+    uint64_t seed;   /* another in each table: no file can choose ids that meet in one place */
 } id_table;
 
 /* The id must not be in the table; slot below UINT32_MAX. */
