@@ -64,12 +64,21 @@ static void *entry_of(const char *name, int *call) {
     return *call < 0 ? NULL : tn__preload_take(*call, NULL);
 }
 
-/* In a process without a driver, a search in all libraries finds our entries: and nothing else. */
+/* As if this library were not there: a search in all libraries finds its entries, too. With dlerror
+ * if nothing else has the name. */
+static void *answer_without(void *handle, const char *name, const void *entry) {
+    void *found = tn__preload_dlsym()(handle, name);
+    if (found != entry) return found;
+    found = tn__preload_find(name);
+    if (!found) (void)tn__preload_dlsym()(RTLD_NEXT, name);
+    return found;
+}
+
 static void *answer(void *handle, const char *name, void *entry, int call) {
     void *found = tn__preload_dlsym()(handle, name);
     void *driver = found ? tn__preload_driver() : NULL;
     if (!found) return NULL;
-    if (found == entry) return driver ? entry : NULL;
+    if (found == entry) return driver ? entry : answer_without(handle, name, entry);
     if (!driver || tn__preload_dlsym()(driver, name) != found) return found;
     return call < 0 ? entry : tn__preload_take(call, found);
 }
@@ -82,7 +91,9 @@ __attribute__((visibility("default"))) void *dlsym(void *restrict handle,
     if (name[0] == 'c' && name[1] == 'u' && handle != RTLD_NEXT) {
         entry = entry_of(name, &call);
     }
-    if (!entry || tn__preload_stands_aside()) return next(handle, name);
-    if (is_libtenure(__builtin_return_address(0))) return next(handle, name);
+    if (!entry) return next(handle, name);
+    if (tn__preload_stands_aside() || is_libtenure(__builtin_return_address(0))) {
+        return answer_without(handle, name, entry);
+    }
     return answer(handle, name, entry, call);
 }

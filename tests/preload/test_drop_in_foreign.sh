@@ -22,6 +22,14 @@ same sh -c 'printf "b\na\n" | sort | tr ab xy; exit 7'
 same python3 -c 'import ctypes, json, zlib; print(json.dumps(zlib.crc32(b"x")))'
 same python3 -c 'import ctypes; print(ctypes.CDLL("libm.so.6").cos is None)'
 same python3 -c 'import ctypes; ctypes.CDLL("libm.so.6").cuMemAlloc_v2'
+
+# One that asks all libraries for the driver's calls finds none, also if all is switched off.
+for off in 0 1; do
+    TENURE_DISABLE=$off run_words "$tenure" run -- \
+        python3 -c 'import ctypes; ctypes.CDLL(None).cuMemAlloc_v2'
+    expect_status 1
+    expect_error "undefined symbol: cuMemAlloc_v2"
+done
 same env -i PATH="$PATH" sh -c 'echo "${LD_PRELOAD:-none}"'
 
 # Nothing but the one small library is in them, and that needs nothing but libc.
