@@ -94,23 +94,26 @@ static int choose_name(output_file *out, const char *path) {
     return out->path != NULL;
 }
 
-/* A new file beside the one that is to be, readable to whom that is: the descriptor, or -1. One
- * that is there already is somebody's, perhaps the input. */
-static int open_part(output_file *out) {
+int output_part_make(const char *path, const char *ending, char **part) {
     struct stat about;
     int descriptor = -1;
-    int had_file = stat(out->path, &about) == 0;
+    int had_file = stat(path, &about) == 0;
+    *part = NULL;
     for (int i = 1; i <= PARTS_MAX && descriptor < 0; i++) {
-        free(out->part);
-        if (asprintf(&out->part, i > 1 ? "%s.part%d" : "%s.part", out->path, i) < 0) {
-            out->part = NULL;
+        free(*part);
+        if (asprintf(part, "%s.part%.0d%s", path, i > 1 ? i : 0, ending) < 0) {
+            *part = NULL;
             errno = ENOMEM;
             return -1;
         }
-        descriptor = open(out->part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (descriptor < 0 && errno != EEXIST) return -1;
+        descriptor = open(*part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (descriptor < 0 && errno != EEXIST) break;
     }
     if (descriptor >= 0 && had_file) (void)fchmod(descriptor, about.st_mode & 0777);
+    if (descriptor < 0) {
+        free(*part);
+        *part = NULL;
+    }
     return descriptor;
 }
 
@@ -120,7 +123,8 @@ static FILE *open_output(output_file *out, const char *path) {
     FILE *stream;
     errno = EISDIR;
     if (is_folder(out->path)) return NULL;
-    descriptor = is_special(out->path) ? open(out->path, O_WRONLY | O_CLOEXEC) : open_part(out);
+    descriptor = is_special(out->path) ? open(out->path, O_WRONLY | O_CLOEXEC)
+                                       : output_part_make(out->path, "", &out->part);
     if (descriptor < 0) return NULL;
     if (ends_in_gz(path)) {
         stream = open_compressed(descriptor);

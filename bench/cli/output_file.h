@@ -29,6 +29,11 @@ typedef struct output_file {
 int output_begin(output_file *out, const char *path, char *error);
 int output_end(output_file *out, char *error);
 
+/* A new file beside the one of that name: PATH.part, PATH.part2 ... and the ending, readable to
+ * whom that one is. What is there already is somebody's, perhaps the input. Returns its descriptor,
+ * and its name to free; -1 with errno and NULL. */
+int output_part_make(const char *path, const char *ending, char **part);
+
 /* Leaves nothing behind. */
 void output_abandon(output_file *out);
 

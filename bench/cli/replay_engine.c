@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "options.h"
+#include "output_file.h"
 #include "progress.h"
 #include "sim_library.h"
 #include "tenure_pool.h"
@@ -160,13 +161,15 @@ static replay_status begin_own_trace(replay *self) {
     if (!path) return REPLAY_DONE;
     if (stat(path, &about) != 0 || S_ISREG(about.st_mode)) {
         int is_gzip = length > 3 && strcmp(path + length - 3, ".gz") == 0;
-        if (asprintf(&self->own_trace_part, "%s.part%s", path, is_gzip ? ".gz" : "") < 0) {
-            self->own_trace_part = NULL;
-            return fail(self, REPLAY_FAILED, "out of host memory");
-        }
+        int descriptor = output_part_make(path, is_gzip ? ".gz" : "", &self->own_trace_part);
+        if (descriptor < 0)
+            return fail(self, REPLAY_BAD_INPUT, "the trace %s can not be written: %s", path,
+                        strerror(errno));
+        close(descriptor);
     }
     written = self->own_trace_part ? self->own_trace_part : path;
     if (tn_pool_trace_begin(self->pool, written) == TN_OK) return REPLAY_DONE;
+    if (self->own_trace_part) (void)unlink(self->own_trace_part);
     free(self->own_trace_part);
     self->own_trace_part = NULL;
     return fail(self, REPLAY_BAD_INPUT, "%s", tn_error_last());

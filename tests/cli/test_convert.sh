@@ -182,6 +182,9 @@ for ending in csv csv.gz; do
     cmp "$work_dir/mine.$ending.part" "$work_dir/copy" || complain "expected the input as it was"
     [ "$(stat -c %a "$work_dir/mine.$ending")" = 600 ] || complain "expected it to stay private"
     gzip -dcf "$work_dir/mine.$ending" | cmp - "$work_dir/copy" || complain "expected the trace"
+    run_tenure replay "$work_dir/mine.$ending.part" --trace "$work_dir/mine.$ending"
+    expect_status 0
+    cmp "$work_dir/mine.$ending.part" "$work_dir/copy" || complain "expected the input as it was"
     rm "$work_dir/mine.$ending.part"
 done
 [ -z "$(find "$work_dir" -name '*.part*')" ] || complain "expected nothing half-written"
