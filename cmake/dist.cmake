@@ -212,6 +212,8 @@ function(tenure_add_rank_tests)
     add_dependencies(dist_test_nccl_faults tenure_stand_in_nccl)
     tenure_add_forked_test(nccl_faults nccl_faults ${stand_in})
     tenure_add_forked_test(comm_shrink_nccl comm_shrink ${stand_in} TENURE_TEST_RANKS=2)
+    tenure_add_forked_test(comm_shrink_nccl_3 comm_shrink ${stand_in} TENURE_TEST_RANKS=3
+      TENURE_TEST_FILTER=ranks_go_on_*)
   endif()
   tenure_add_nccl_test(collectives 3)
   tenure_add_nccl_test(collectives_uneven 3)

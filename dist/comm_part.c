@@ -124,9 +124,14 @@ static int is_excluded(const int *excluded, size_t count, int rank) {
     return is_out;
 }
 
-/* NCCL may refuse to shrink what has an error of its own. Where rank 0, which keeps the ranks'
- * store, stays, they join anew by an id from it. That they do must be the same on all ranks, which
- * have the list in common, and not that they have seen a failure yet. */
+static int is_left_alone(const tn_comm *comm, size_t excluded_count) {
+    return excluded_count + 1 == (size_t)comm->rank_count;
+}
+
+/* NCCL refuses to shrink what has an error of its own. So a rank that is left alone joins by an id
+ * of its own, and where rank 0, which keeps the ranks' store, stays, they join anew by an id from
+ * it. Which way it is must be the same on all ranks, which have the list in common, and not that
+ * they have seen a failure yet. */
 static tn_rendezvous *store_of_shrink(const tn_comm *comm, const int *excluded, size_t count) {
     tn_rendezvous *ranks = tn__comm_watch_ranks(comm->watch);
     int is_whole = !comm->is_part && comm->engine->joins_by_id;
@@ -146,21 +151,24 @@ static void write_key(const tn_comm *comm, const int *excluded, size_t count, ch
              (unsigned long long)tn__comm_watch_number(comm->watch));
 }
 
-static tn_status share_id(const tn_comm *comm, tn__store *store, const char *key, tn_comm_id *out) {
+/* ranks: NULL for one that is left alone. */
+static tn_status find_id(const tn_comm *comm, tn_rendezvous *ranks, const int *excluded,
+                         size_t count, tn_comm_id *out) {
     size_t bytes = 0;
+    char key[KEY_BYTES];
+    if (!ranks) return tn_comm_id_create(out);
+    write_key(comm, excluded, count, key, sizeof key);
     if (comm->rank > 0)
-        return tn__store_get(store, key, comm->timeout_us, out, sizeof *out, &bytes);
+        return tn__store_get(ranks->store, key, comm->timeout_us, out, sizeof *out, &bytes);
     TN_TRY(tn_comm_id_create(out));
-    return tn__store_set(store, key, out, sizeof *out);
+    return tn__store_set(ranks->store, key, out, sizeof *out);
 }
 
 static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *excluded, size_t count,
                            tn_comm *made) {
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_comm_id id;
-    char key[KEY_BYTES];
-    write_key(comm, excluded, count, key, sizeof key);
-    TN_TRY(share_id(comm, ranks->store, key, &id));
+    TN_TRY(find_id(comm, ranks, excluded, count, &id));
     config.device = comm->device;
     config.name = made->name;
     config.timeout_us = comm->timeout_us;
@@ -175,10 +183,12 @@ static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *exclu
 static tn_status shrink_locked(tn_comm *comm, const int *excluded, size_t count, tn_comm *made) {
     TN_TRY(check_shrink_locked(comm));
     const int had_failed = comm->failure != TN_OK;
-    tn_rendezvous *ranks = store_of_shrink(comm, excluded, count);
-    tn_status status = ranks ? join_anew(comm, ranks, excluded, count, made)
-                             : comm->engine->shrink(comm->state, excluded, (int)count, made->name,
-                                                    &made->rank, &made->rank_count, &made->state);
+    const int is_alone = comm->engine->joins_by_id && is_left_alone(comm, count);
+    tn_rendezvous *ranks = is_alone ? NULL : store_of_shrink(comm, excluded, count);
+    tn_status status = is_alone || ranks
+                           ? join_anew(comm, ranks, excluded, count, made)
+                           : comm->engine->shrink(comm->state, excluded, (int)count, made->name,
+                                                  &made->rank, &made->rank_count, &made->state);
     comm->is_shrunk = status == TN_OK;
     /* Nothing more comes of it: it is not kept for that any longer. */
     if (comm->is_shrunk && comm->engine->expire) comm->engine->expire(comm->state);

@@ -254,6 +254,23 @@ static tn_status await_shrunk(const tn__comm_state *state, tn__comm_state *made,
     return TN_OK;
 }
 
+/* The ranks' own store is gone with rank 0, or was never theirs: they make another. Whoever waits
+ * for ranks that were refused learns it by the deadline; NCCL may write to what it makes until the
+ * old communicator ends. */
+static tn_status say_what_is_left(tn__comm_state *state, tn_status status) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    if (status == TN_COMM_TIMEOUT) {
+        state->is_kept = 0;
+        end_comm(state);
+    }
+    return TN_FAIL_NATIVE(status, saved.native,
+                          "%s; NCCL shrinks none that has met an error of its own: the ranks that "
+                          "are left make a new rendezvous (tn_rendezvous_create) and their "
+                          "communicator from it (tn_comm_create)",
+                          saved.text);
+}
+
 static tn_status shrink_into(tn__comm_state *state, const int *excluded, int excluded_count,
                              tn__comm_state *made) {
     tn__nccl_config nccl_config = non_blocking;
@@ -276,6 +293,8 @@ static tn_status nccl_shrink(tn__comm_state *state, const int *excluded, int exc
     TN_TRY(check_shrink(state));
     TN_TRY(make_state(state->driver, state->on, state->timeout_us, &made));
     tn_status status = shrink_into(state, excluded, excluded_count, made);
+    if (status == TN_COMM_ERROR || status == TN_COMM_TIMEOUT)
+        status = say_what_is_left(state, status);
     if (status != TN_OK) {
         drop_state(made);
         return status;

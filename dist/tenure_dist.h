@@ -272,8 +272,11 @@ TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, co
  * not shrunk again: shrink the new one.
  *
  * TCP makes new connections. NCCL's ranks join anew, by an id through the rendezvous that comm
- * was made with, if that has a store and rank 0 stays; else it is ncclCommShrink (2.27 and
- * later), after a failure with its flag to abort, for which comm was made with config.shrinkable.
+ * was made with, if that has a store and rank 0 stays; a rank that is left alone does by itself.
+ * Else it is ncclCommShrink (2.27 and later), after a failure with its flag to abort, for which
+ * comm was made with config.shrinkable. That NCCL refuses to a communicator which has met an error
+ * itself, as one over sockets has with any death: a status that says so, and then the ranks that
+ * are left make a new rendezvous and a communicator from it.
  * The new one hears of other ranks by its own deadlines only, as what the rendezvous knows is
  * also of those that are left out. MPI and simulated ranks: TN_UNSUPPORTED; the first ends a job
  * of which a rank dies.
@@ -281,7 +284,8 @@ TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, co
  * Errors: TN_INVALID_ARGUMENT (a rank that there is not, twice, or this one), TN_INVALID_STATE
  * (in a group; it was shrunk before), TN_UNSUPPORTED (the text says what is missing), out of
  * memory. TN_COMM_TIMEOUT (not all of them came, or with another list) and TN_COMM_ERROR (one
- * that was to stay has died) are comm's failure too; after that it may be shrunk further. */
+ * that was to stay has died; NCCL refuses) are comm's failure too; after that it may be shrunk
+ * further, if not by ncclCommShrink. */
 TN_API TN_MUST_USE tn_status tn_comm_shrink(tn_comm *comm, const int *excluded,
                                             size_t excluded_count, const char *name, tn_comm **out);
 

@@ -154,6 +154,7 @@ int shrink_call(void *comm, int *excluded, int excluded_count, void **out, tn__n
     for (int i = 0; i < excluded_count; i++)
         write_down(" %d", excluded[i]);
     write_down(" flags %d ", flags);
+    if (STATE.refused_shrink) return STATE.refused_shrink;
     (void)comm, STATE.split++, *out = &STATE.split;
     return begin();
 }

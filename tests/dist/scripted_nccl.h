@@ -9,6 +9,7 @@ typedef struct scripted_nccl {
     int polls_in_progress; /* so many polls of a call say ncclInProgress; -1: all */
     int result;            /* what it then comes to */
     int refused;           /* the so-many-th collective from here returns ncclInvalidArgument */
+    int refused_shrink;    /* ncclCommShrink returns this; 0: it does not */
     int is_early;          /* splits and registrations return success while in progress */
     int rank;              /* of every communicator */
     int rank_count;

@@ -4,7 +4,8 @@
  *     call  ->  bytes to and from each rank  ->  task on the stream  ->  pipes in shared memory
  *
  * It is as strict as NCCL is: a communicator is there once all ranks have joined it; what a rank
- * waits for and nobody sends hangs until the communicator is aborted, also if that rank has died;
+ * waits for and nobody sends hangs until the communicator is aborted, also if that rank has died,
+ * and then it is not shrunk any more;
  * the ranks' sums have an order of NCCL's own (each part begins behind the rank that it is of, and
  * bf16 is rounded at each step), so that of more than two ranks they are not those of the ranks'
  * order.
@@ -32,7 +33,9 @@ enum {
     PATH_BYTES = 128,
     VERSION = 22800,
     UNHANDLED = 1,
-    INVALID_USAGE = 5
+    INVALID_USAGE = 5,
+    REMOTE_ERROR = 6,
+    NEWS_MS = 50 /* until a death is known */
 };
 
 #define AS_PROTOTYPE(field, name, result, parameters) result field##_call parameters __asm__(name);
@@ -55,6 +58,7 @@ typedef struct split_word {
 
 typedef struct shared_room {
     atomic_int joined;
+    atomic_int has_left[RANKS_MAX];
     split_word words[ROUNDS_MAX][RANKS_MAX];
     byte_pipe pipes[RANKS_MAX][RANKS_MAX]; /* from, to */
 } shared_room;
@@ -63,6 +67,7 @@ typedef struct communicator {
     atomic_int references; /* the caller's and each task's */
     atomic_int is_aborted;
     shared_room *room;
+    int file; /* of the room: a rank has its own byte locked while it lives */
     char name[NAME_BYTES];
     int rank, rank_count;
     tn__nccl_put_task *put;
@@ -84,16 +89,20 @@ static void path_of(const communicator *comm, char path[PATH_BYTES]) {
     snprintf(path, PATH_BYTES, "/dev/shm/tenure-nccl-%s", comm->name);
 }
 
-static shared_room *map_room(const communicator *comm) {
+/* With it the rank's byte of the file is locked, until the rank has left or is gone. */
+static int map_room(communicator *comm) {
     char path[PATH_BYTES];
+    struct flock own = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = comm->rank, .l_len = 1};
     path_of(comm, path);
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0) return NULL;
+    comm->file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (comm->file < 0) return 0;
     void *room = MAP_FAILED;
-    if (ftruncate(file, sizeof(shared_room)) == 0)
-        room = mmap(NULL, sizeof(shared_room), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    return room == MAP_FAILED ? NULL : room;
+    if (ftruncate(comm->file, sizeof(shared_room)) == 0 &&
+        fcntl(comm->file, F_OFD_SETLK, &own) == 0)
+        room = mmap(NULL, sizeof(shared_room), PROT_READ | PROT_WRITE, MAP_SHARED, comm->file, 0);
+    if (room == MAP_FAILED) return close(comm->file), 0;
+    comm->room = room;
+    return 1;
 }
 
 static void forget_name(const communicator *comm) {
@@ -105,6 +114,7 @@ static void forget_name(const communicator *comm) {
 static void drop(communicator *comm) {
     if (atomic_fetch_sub(&comm->references, 1) > 1) return;
     munmap(comm->room, sizeof *comm->room);
+    close(comm->file);
     free(comm);
 }
 
@@ -115,8 +125,7 @@ static communicator *enter(const char *name, int rank, int rank_count) {
     comm->rank = rank, comm->rank_count = rank_count;
     comm->put = put_task, comm->device = device_of_tasks;
     comm->references = 1;
-    comm->room = map_room(comm);
-    if (!comm->room) return free(comm), NULL;
+    if (!map_room(comm)) return free(comm), NULL;
     atomic_fetch_add(&comm->room->joined, 1);
     return comm;
 }
@@ -462,11 +471,29 @@ int split_call(void *handle, int color, int key, void **out, tn__nccl_config *co
     return TN__NCCL_IN_PROGRESS;
 }
 
+static int has_died(const communicator *comm, int rank) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = rank, .l_len = 1};
+    if (rank == comm->rank || fcntl(comm->file, F_OFD_GETLK, &lock) != 0) return 0;
+    return lock.l_type == F_UNLCK && !atomic_load(&comm->room->has_left[rank]);
+}
+
+/* After a failure, the flag says: one of a death is NCCL's own error, too. */
+static int await_death(const communicator *comm, int flags) {
+    int is_known = 0;
+    for (int i = 0; i < NEWS_MS && !is_known && flags & TN__NCCL_SHRINK_ABORT; i++) {
+        for (int rank = 0; rank < comm->rank_count; rank++)
+            is_known |= has_died(comm, rank);
+        if (!is_known) (void)poll(NULL, 0, 1);
+    }
+    return is_known;
+}
+
 int shrink_call(void *handle, int *excluded, int excluded_count, void **out,
                 tn__nccl_config *config, int flags) {
     communicator *comm = handle;
     int rank = 0, mask = 0;
     if (config->magic != TN__NCCL_CONFIG_MAGIC || comm->is_splitting) return INVALID_USAGE;
+    if (await_death(comm, flags)) return REMOTE_ERROR;
     if (flags & TN__NCCL_SHRINK_ABORT) atomic_store(&comm->is_aborted, 1);
     for (int i = 0; i < excluded_count; i++) {
         mask |= 1 << excluded[i];
@@ -479,13 +506,18 @@ int shrink_call(void *handle, int *excluded, int excluded_count, void **out,
 
 int finalize_call(void *comm) { return (void)comm, TN__NCCL_SUCCESS; }
 
-int destroy_call(void *comm) { return drop(comm), TN__NCCL_SUCCESS; }
+static void leave(communicator *comm) {
+    atomic_store(&comm->room->has_left[comm->rank], 1);
+    drop(comm);
+}
+
+int destroy_call(void *comm) { return leave(comm), TN__NCCL_SUCCESS; }
 
 int abort_call(void *handle) {
     communicator *comm = handle;
     atomic_store(&comm->is_aborted, 1);
     if (!has_all(comm)) forget_name(comm);
-    drop(comm);
+    leave(comm);
     return TN__NCCL_SUCCESS;
 }
 

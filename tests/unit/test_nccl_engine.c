@@ -413,6 +413,37 @@ static void what_has_failed_is_kept_to_be_shrunk(void **state) {
     assert_int_equal(script->destroyed, 1);
 }
 
+/* What NCCL has met itself it says again, at once. */
+static void a_refused_shrink_says_what_to_do(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    engine->keep(comm);
+    engine->abort(comm);
+    script->refused_shrink = REMOTE_ERROR;
+    EXPECT_STATUS(shrink(comm, &part), TN_COMM_ERROR);
+    EXPECT_ERROR_HAS("ncclCommShrink failed: ncclRemoteError");
+    EXPECT_ERROR_HAS("make a new rendezvous");
+    assert_null(part);
+    assert_int_equal(script->aborted, 0);
+    engine->leave(comm);
+    assert_int_equal(script->aborted, 1);
+}
+
+/* NCCL would write to what it makes later on: it ends. */
+static void a_shrink_that_takes_too_long_ends_the_old_one(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(SHORT_US, NULL, &comm));
+    engine->keep(comm);
+    script->polls_in_progress = -1;
+    EXPECT_STATUS(shrink(comm, &part), TN_COMM_TIMEOUT);
+    EXPECT_ERROR_HAS("make a new rendezvous");
+    assert_null(part);
+    assert_true(script->aborted > 0);
+    engine->leave(comm);
+}
+
 static void what_is_kept_expires(void **state) {
     (void)state;
     tn__comm_state *comm, *part = NULL;
@@ -471,6 +502,8 @@ int main(void) {
         SCRIPTED(a_split_that_takes_too_long_fails_the_old_one_for_good),
         SCRIPTED(a_communicator_is_shrunk_by_choice),
         SCRIPTED(what_has_failed_is_kept_to_be_shrunk),
+        SCRIPTED(a_refused_shrink_says_what_to_do),
+        SCRIPTED(a_shrink_that_takes_too_long_ends_the_old_one),
         SCRIPTED(what_is_kept_expires),
     };
     setenv("TENURE_NCCL_LIBRARY", path, 1);
