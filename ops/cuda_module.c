@@ -26,6 +26,7 @@ extern const unsigned char tn__cuda_gradient_image[];
 extern const unsigned char tn__cuda_gate_gradient_image[];
 extern const unsigned char tn__cuda_norm_rows_image[];
 extern const unsigned char tn__cuda_norm_tiles_image[];
+extern const unsigned char tn__cuda_norm_bands_image[];
 extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
 extern const unsigned char tn__cuda_norm_gradient_image[];
@@ -49,6 +50,7 @@ enum {
     GATE_GRADIENT_IMAGE,
     NORM_ROWS_IMAGE,
     NORM_TILES_IMAGE,
+    NORM_BANDS_IMAGE,
     REQUANTIZE_IMAGE,
     STOCHASTIC_IMAGE,
     NORM_GRADIENT_IMAGE,
@@ -74,6 +76,7 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [GATE_GRADIENT_IMAGE] = tn__cuda_gate_gradient_image,
     [NORM_ROWS_IMAGE] = tn__cuda_norm_rows_image,
     [NORM_TILES_IMAGE] = tn__cuda_norm_tiles_image,
+    [NORM_BANDS_IMAGE] = tn__cuda_norm_bands_image,
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
     [NORM_GRADIENT_IMAGE] = tn__cuda_norm_gradient_image,
@@ -245,6 +248,10 @@ static void norm_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
 
 static void norm_tiles_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     produce_name("norm_tiles", index, name);
+}
+
+static void norm_bands_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    produce_name("norm_bands", index, name);
 }
 
 static void single_norm_begin_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
@@ -462,7 +469,8 @@ static const struct kernel_family {
     {TN__KERNEL_NORM_ROWS, NORM_ROWS_IMAGE, norm_rows_name},
     {TN__KERNEL_NORM_TILES, NORM_TILES_IMAGE, norm_tiles_name},
     {TN__KERNEL_NORM_ANY_ROWS, NORM_TILES_IMAGE, norm_any_rows_name},
-    {TN__KERNEL_NORM_BEGIN, NORM_TILES_IMAGE, single_norm_begin_name},
+    {TN__KERNEL_NORM_BANDS, NORM_BANDS_IMAGE, norm_bands_name},
+    {TN__KERNEL_NORM_BEGIN, NORM_BANDS_IMAGE, single_norm_begin_name},
     {TN__KERNEL_REQUANTIZE, REQUANTIZE_IMAGE, requantize_name},
     {TN__KERNEL_SHIFT, REQUANTIZE_IMAGE, shift_name},
     {TN__KERNEL_QUANTIZE_STOCHASTIC, STOCHASTIC_IMAGE, quantize_stochastic_name},
@@ -597,7 +605,7 @@ static int is_waiting(int kernel) {
     } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},    {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
                    {TN__KERNEL_AMAX, 3},         {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
                    {TN__KERNEL_SCALE_FINISH, 2}, {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
-                   {TN__KERNEL_NVFP4_FINISH, 1}, {TN__KERNEL_NORM_TILES, TN__PRODUCE_KERNELS}};
+                   {TN__KERNEL_NVFP4_FINISH, 1}, {TN__KERNEL_NORM_BANDS, TN__PRODUCE_KERNELS}};
     for (size_t f = 0; f < sizeof waiting / sizeof *waiting; f++)
         if (kernel >= waiting[f].first && kernel < waiting[f].first + waiting[f].count) return 1;
     return 0;

@@ -64,7 +64,8 @@ enum {
     TN__KERNEL_NORM_ROWS = TN__KERNEL_DIFFERENTIATE_PAIRS + TN__PAIRS_KERNELS,
     TN__KERNEL_NORM_TILES = TN__KERNEL_NORM_ROWS + TN__NORM_ROWS_KERNELS,
     TN__KERNEL_NORM_ANY_ROWS = TN__KERNEL_NORM_TILES + TN__PRODUCE_KERNELS,
-    TN__KERNEL_NORM_BEGIN = TN__KERNEL_NORM_ANY_ROWS + 3 * 2,
+    TN__KERNEL_NORM_BANDS = TN__KERNEL_NORM_ANY_ROWS + 3 * 2,
+    TN__KERNEL_NORM_BEGIN = TN__KERNEL_NORM_BANDS + TN__PRODUCE_KERNELS,
     TN__KERNEL_REQUANTIZE,
     TN__KERNEL_SHIFT = TN__KERNEL_REQUANTIZE + TN__REQUANTIZE_KERNELS,
     TN__KERNEL_QUANTIZE_STOCHASTIC = TN__KERNEL_SHIFT + 2,
@@ -97,8 +98,8 @@ int tn__kernel_of_format(int family, const tn__quantize_work *work);
 int tn__kernel_of_format_back(int family, int is_col, tn_dtype format, tn_dtype dst);
 int tn__kernel_of_amax(tn_dtype src);
 int tn__kernel_of_scale_finish(tn_dtype format);
-/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS, NORM_TILES or
- * NORM_GRADIENT. */
+/* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS, NORM_TILES,
+ * NORM_BANDS or NORM_GRADIENT. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
 /* Rows of up to tn__norm_columns[length] columns, by tn__norm_threads(length, is_layer) threads. */
 extern const int64_t tn__norm_columns[TN__NORM_LENGTHS];
@@ -110,7 +111,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 21 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 22 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */

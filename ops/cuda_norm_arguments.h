@@ -15,7 +15,7 @@ enum {
 
 /* How a launch that makes numbers of rows and then tiles takes its parts. */
 typedef struct tn__cuda_bands {
-    int *turn; /* parts that have been taken; NULL: only tiles are made, all numbers are there */
+    int *turn;      /* parts that have been taken */
     uint32_t ahead; /* bands whose rows are made before the first tile */
 } tn__cuda_bands;
 
@@ -44,7 +44,7 @@ typedef struct tn__cuda_norm_arguments {
     float epsilon;
     float gamma_base;
     int gamma_dtype, beta_dtype; /* 0 fp32, 1 bf16, 2 fp16 */
-    tn__cuda_bands bands;        /* of norm_tiles */
+    tn__cuda_bands bands;        /* of norm_bands */
 } tn__cuda_norm_arguments;
 
 #endif

@@ -135,7 +135,12 @@ static int takes_bands(const tn__quantize_work *cast, const tn__cuda_norm_argume
            tn__tiles_of(cast->src.cols) <= TN__BAND_BLOCKS_MAX;
 }
 
-static tn_status launch_bands(tn__cuda_context *context, int kernel, const tn__quantize_work *cast,
+static int kernel_of_tiles(int family, const tn__quantize_work *cast) {
+    return tn__kernel_of_produce(family, cast->format == TN_FORMAT_FP8_BLOCK_1D, cast->src.dtype,
+                                 cast->dtype);
+}
+
+static tn_status launch_bands(tn__cuda_context *context, const tn__quantize_work *cast,
                               tn__cuda_norm_arguments *argument, tn_stream stream) {
     const int64_t rows = cast->src.rows;
     tn__cuda_norm_begin_arguments begin = {.numbers = {argument->rstd, argument->mean},
@@ -146,22 +151,20 @@ static tn_status launch_bands(tn__cuda_context *context, int kernel, const tn__q
     TN_TRY(tn__kernel_launch(context, TN__KERNEL_NORM_BEGIN,
                              (rows + TN__FLAT_THREADS - 1) / TN__FLAT_THREADS, TN__FLAT_THREADS,
                              &begin, stream));
-    return tn__kernel_launch(context, kernel, parts_of(&cast->src, &argument->bands),
-                             TN__TILE_THREADS, argument, stream);
+    return tn__kernel_launch(context, kernel_of_tiles(TN__KERNEL_NORM_BANDS, cast),
+                             parts_of(&cast->src, &argument->bands), TN__TILE_THREADS, argument,
+                             stream);
 }
 
 static tn_status launch_tiles(tn__cuda_context *context, const tn__quantize_work *cast,
                               tn__cuda_norm_arguments *argument, tn_stream stream) {
-    const int kernel =
-        tn__kernel_of_produce(TN__KERNEL_NORM_TILES, cast->format == TN_FORMAT_FP8_BLOCK_1D,
-                              cast->src.dtype, cast->dtype);
     tn__cuda_norm_arguments statistics = *argument;
-    if (takes_bands(cast, argument)) return launch_bands(context, kernel, cast, argument, stream);
+    if (takes_bands(cast, argument)) return launch_bands(context, cast, argument, stream);
     statistics.value = NULL;
     statistics.cast.row.data = NULL;
     TN_TRY(launch_rows(context, cast, &statistics, stream));
-    return tn__kernel_launch(context, kernel, tn__matrix_tiles(&cast->src), TN__TILE_THREADS,
-                             argument, stream);
+    return tn__kernel_launch(context, kernel_of_tiles(TN__KERNEL_NORM_TILES, cast),
+                             tn__matrix_tiles(&cast->src), TN__TILE_THREADS, argument, stream);
 }
 
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
