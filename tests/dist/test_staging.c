@@ -157,8 +157,9 @@ static void fail_the_nth(const char *call, long nth, long *refused, long *failed
         EXPECT_OK(tn_comm_destroy(comm));
     } else {
         ++*failed;
-        EXPECT_STATUS(tn_comm_wait(comm), TN_DRIVER_ERROR);
-        EXPECT_STATUS(tn_comm_destroy(comm), TN_DRIVER_ERROR);
+        EXPECT_STATUS(tn_comm_wait(comm), TN_COMM_ERROR);
+        EXPECT_ERROR_HAS("TN_DRIVER_ERROR");
+        EXPECT_STATUS(tn_comm_destroy(comm), TN_COMM_ERROR);
     }
     EXPECT_OK(tn_stream_synchronize(all.device, all.stream));
     test_give(all.pool, src, all.stream);
