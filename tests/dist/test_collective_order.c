@@ -9,8 +9,17 @@ enum { DEADLINE_US = 2000 * 1000 };
 
 static rank_fixture all;
 
+/* CUDA's copies of pageable memory wait on the host for what is before them: not behind a gate that
+ * the host opens later. */
+static int copies_wait(void) {
+    if (all.place != RANKS_ON_CUDA) return 0;
+    (void)ranks_leaves_out(&all, "copies of pageable memory behind a gate");
+    return 1;
+}
+
 static void a_collective_runs_between_its_producer_and_its_consumer(void **state) {
     (void)state;
+    if (copies_wait()) return;
     unsigned char mine = (unsigned char)(all.rank + 1), seen[16], before[16];
     size_t count = (size_t)all.count;
     unsigned char *part = test_take(all.pool, 1, all.stream);
@@ -61,6 +70,7 @@ static void collectives_on_two_streams_run_in_the_order_of_calls(void **state) {
 /* Rank 0's stream is held before its barrier until all others have looked. */
 static void nothing_passes_a_barrier_before_the_last_stream_has_come(void **state) {
     (void)state;
+    if (copies_wait()) return;
     tn_comm *side = ranks_comm(&all, "side", 0);
     unsigned char one = 1, passed = 0;
     ranks_gate *gate = all.rank == 0 ? ranks_gate_put(&all, all.stream) : NULL;
