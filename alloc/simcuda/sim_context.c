@@ -272,6 +272,15 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     return tn__sim_leave(CUDA_SUCCESS);
 }
 
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *is_active) {
+    SIM_ENTER(cuDevicePrimaryCtxGetState);
+    if (!flags || !is_active) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!device_exists(device)) return tn__sim_leave(CUDA_ERROR_INVALID_DEVICE);
+    *flags = 0;
+    *is_active = tn__sim.devices[device].primary_retained > 0;
+    return tn__sim_leave(CUDA_SUCCESS);
+}
+
 CUresult cuCtxGetCurrent(CUcontext *context) {
     SIM_ENTER(cuCtxGetCurrent);
     if (!context) return tn__sim_leave(CUDA_ERROR_INVALID_VALUE);

@@ -44,6 +44,7 @@ typedef int64_t sim_ns; /* virtual time; whole nanoseconds, so that sums are exa
     X(cuDeviceCanAccessPeer, INIT, 0)                                                              \
     X(cuDevicePrimaryCtxRetain, INIT, 0)                                                           \
     X(cuDevicePrimaryCtxRelease_v2, INIT, 0)                                                       \
+    X(cuDevicePrimaryCtxGetState, INIT, 0)                                                         \
     X(cuCtxGetCurrent, INIT, 0)                                                                    \
     X(cuCtxSetCurrent, INIT, 0)                                                                    \
     X(cuCtxPushCurrent_v2, INIT, 0)                                                                \

@@ -11,7 +11,7 @@
         if (try_status != TN_OK) return try_status;                                                \
     } while (0)
 
-static const uint64_t timeout_us = 60 * 1000 * 1000;
+static const uint64_t timeout_us = (uint64_t)60 * 1000 * 1000;
 static const size_t gather_bytes = (size_t)4096 * 8 * 8 * 8 * 8; /* of a rank: 16 MiB */
 static const size_t small_gather_bytes = (size_t)4096 * 8;
 

@@ -199,7 +199,8 @@ static void a_device_describes_itself(void **state) {
 
 static void calls_need_init_and_a_context(void **state) {
     CUcontext context, current;
-    int count, device;
+    unsigned flags = 1;
+    int count, device, is_active = 7;
     (void)state;
     cu = simcuda_load();
     EXPECT_CUDA_OK(cu->tnsim_configure(&(tnsim_config){.size = sizeof(tnsim_config)}));
@@ -210,7 +211,11 @@ static void calls_need_init_and_a_context(void **state) {
     EXPECT_CUDA(cu->cuCtxGetDevice(&device), CUDA_ERROR_INVALID_CONTEXT);
     EXPECT_CUDA_OK(cu->cuCtxGetCurrent(&current));
     assert_null(current);
+    EXPECT_CUDA_OK(cu->cuDevicePrimaryCtxGetState(0, &flags, &is_active));
+    assert_int_equal(is_active, 0);
     EXPECT_CUDA_OK(cu->cuDevicePrimaryCtxRetain(&context, 0));
+    EXPECT_CUDA_OK(cu->cuDevicePrimaryCtxGetState(0, &flags, &is_active));
+    assert_int_equal(is_active, 1);
     EXPECT_CUDA_OK(cu->cuCtxPushCurrent_v2(context));
     EXPECT_CUDA_OK(cu->cuCtxGetDevice(&device));
     assert_int_equal(device, 0);
