@@ -163,6 +163,9 @@ static void expect_words(const fault_plan *plan, int rank) {
         snprintf(words, sizeof words, "rank %d is gone: its process has ended", plan->victim);
         EXPECT_ERROR_HAS(words);
     } else if (plan->kind == FAULT_HANG) {
+        /* Where the machine is so busy that the engine comes to its deadline late, that of the wait
+         * for it, which knows no rank, has been over first. */
+        if (strstr(tn_error_last(), "its collectives were not done 4 s after")) return;
         EXPECT_ERROR_HAS("waited 2 s for ");
         snprintf(words, sizeof words, "rank %d", plan->victim);
         EXPECT_ERROR_HAS(words);
