@@ -64,6 +64,13 @@ for name in libcmocka-dev libdlpack-dev libopenmpi-dev openmpi-bin g++ python3 p
         { echo "FAIL: $name is not asked for"; exit 1; }
 done
 
+# A package that is only wished for and can not be had keeps none of the others out.
+play apt-get 'echo "$@" >>'"$work"'/apt.log
+case "$*" in *openmpi*) exit 100 ;; esac'
+expect 1 "trying without what is only wished for" test
+tail -n 1 "$work/apt.log" | grep -qF " cmake" || { echo "FAIL: cmake is not asked for"; exit 1; }
+if tail -n 1 "$work/apt.log" | grep -qF openmpi; then echo "FAIL: a wish is asked for"; exit 1; fi
+
 # What is there is not installed again, and a machine without the tests' needs builds without them.
 for name in cmake ninja gcc objcopy g++ python3 mpicc mpirun valgrind spin; do
     play $name 'exit 0'
