@@ -2,17 +2,18 @@
 #include "convert_command.h"
 
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "history_owners.h"
 #include "history_read.h"
 #include "history_write.h"
 #include "output_file.h"
 
-enum { EXIT_BAD_USAGE = 2, ORDINAL_MAX = 1023 };
+#define COMMAND "convert"
+
 enum { OPTION_TO = 256, OPTION_ORDINAL, OPTION_HELP };
 
 /* In the order in which a name is tried. */
@@ -51,16 +52,6 @@ static const char help_text[] =
 
 void convert_command_print_help(void) { fputs(help_text, stdout); }
 
-__attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, ...) {
-    va_list arguments;
-    fputs("tenure convert: ", stderr);
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fputs("; see `tenure help convert`\n", stderr);
-    return EXIT_BAD_USAGE;
-}
-
 /* ---- options --------------------------------------------------------------------------------- */
 
 static const struct {
@@ -77,29 +68,16 @@ static int take_target(convert_request *request, const char *name) {
         request->to = (target)to;
         return 0;
     }
-    return bad_usage("--to %s: expected rmm, trace, pytorch or chrome", name);
-}
-
-static int take_ordinal(convert_request *request, const char *text) {
-    char *end = NULL;
-    long number = strtol(text, &end, 10);
-    if (end == text || *end || number < 0 || number > ORDINAL_MAX)
-        return bad_usage("--ordinal %s: expected a number from 0 to %d", text, ORDINAL_MAX);
-    request->ordinal = (int)number;
-    return 0;
+    return command_misused(COMMAND, "--to %s: expected rmm, trace, pytorch or chrome", name);
 }
 
 static int take_option(convert_request *request, int option, char **argv) {
     switch (option) {
     case OPTION_TO: return take_target(request, optarg);
-    case OPTION_ORDINAL: return take_ordinal(request, optarg);
+    case OPTION_ORDINAL: return command_ordinal(COMMAND, optarg, &request->ordinal);
     case 'h':
     case OPTION_HELP: request->wants_help = 1; return 0;
-    case ':': return bad_usage("option %s needs a value", argv[optind - 1]);
-    default:
-        if (optopt == 0) return bad_usage("unknown option %s", argv[optind - 1]);
-        if (optopt >= OPTION_TO) return bad_usage("%s: it takes no value", argv[optind - 1]);
-        return bad_usage("unknown option -%c", optopt);
+    default: return command_option_refused(COMMAND, option, OPTION_TO, argv);
     }
 }
 
@@ -111,10 +89,11 @@ static int ends_in(const char *text, const char *ending) {
 
 static int take_files(convert_request *request, int argc, char **argv) {
     if (argc - optind < 2)
-        return bad_usage("INPUT and OUTPUT were expected, but there %s",
-                         argc == optind ? "is none" : "is only one file");
+        return command_misused(COMMAND, "INPUT and OUTPUT were expected, but there %s",
+                               argc == optind ? "is none" : "is only one file");
     if (argc - optind > 2)
-        return bad_usage("INPUT and OUTPUT were expected, but there is also %s", argv[optind + 2]);
+        return command_misused(COMMAND, "INPUT and OUTPUT were expected, but there is also %s",
+                               argv[optind + 2]);
     request->input = argv[optind];
     request->output = argv[optind + 1];
     for (int to = TO_RMM; to <= TO_CHROME && request->to == TO_NOTHING; to++) {
@@ -123,8 +102,8 @@ static int take_files(convert_request *request, int argc, char **argv) {
         }
     }
     if (request->to != TO_NOTHING) return 0;
-    return bad_usage("the name %s does not tell what it is to be; name it with --to",
-                     request->output);
+    return command_misused(COMMAND, "the name %s does not tell what it is to be; name it with --to",
+                           request->output);
 }
 
 static int parse_request(int argc, char **argv, convert_request *request) {

@@ -2,16 +2,16 @@
 #include "replay_command.h"
 
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "options.h"
 #include "replay_engine.h"
 #include "replay_output.h"
 
-enum { EXIT_BAD_USAGE = 2 };
+#define COMMAND "replay"
 
 /* Above every character, so that getopt's optopt tells long options from short ones. */
 enum {
@@ -59,26 +59,16 @@ static const char help_text[] =
 
 void replay_command_print_help(void) { fputs(help_text, stdout); }
 
-__attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, ...) {
-    va_list arguments;
-    fputs("tenure replay: ", stderr);
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fputs("; see `tenure help replay`\n", stderr);
-    return EXIT_BAD_USAGE;
-}
-
 static int take_driver(replay_request *request, const char *name) {
     if (replay_driver_parse(name, &request->options.driver)) return 0;
-    return bad_usage("--driver %s: expected sim, host or cuda", name);
+    return command_misused(COMMAND, "--driver %s: expected sim, host or cuda", name);
 }
 
 static int take_memory(replay_request *request, const char *text) {
     size_t bytes = 0;
     if (!tn__parse_size(text, &bytes) || bytes == 0)
-        return bad_usage("--device-memory %s: expected a size above 0 such as 512MiB or 40GiB",
-                         text);
+        return command_misused(
+            COMMAND, "--device-memory %s: expected a size above 0 such as 512MiB or 40GiB", text);
     request->options.device_memory_bytes = bytes;
     return 0;
 }
@@ -87,17 +77,10 @@ static int take_repeat(replay_request *request, const char *text) {
     char *end = NULL;
     long count = strtol(text, &end, 10);
     if (end == text || *end || count < 1 || count > REPLAY_PASSES_MAX)
-        return bad_usage("--repeat %s: expected a number from 1 to %d", text, REPLAY_PASSES_MAX);
+        return command_misused(COMMAND, "--repeat %s: expected a number from 1 to %d", text,
+                               REPLAY_PASSES_MAX);
     request->options.repeat_count = (uint32_t)count;
     return 0;
-}
-
-/* getopt_long leaves optopt 0 for an unknown long option, the option's own value for one that was
- * given a value it does not take, and the letter for an unknown short option. */
-static int unknown_option(char **argv) {
-    if (optopt == 0) return bad_usage("unknown option %s", argv[optind - 1]);
-    if (optopt >= OPTION_DRIVER) return bad_usage("%s: it takes no value", argv[optind - 1]);
-    return bad_usage("unknown option -%c", optopt);
 }
 
 static int take_option(replay_request *request, int option, char **argv) {
@@ -110,15 +93,15 @@ static int take_option(replay_request *request, int option, char **argv) {
     case OPTION_JSON: request->as_json = 1; return 0;
     case 'h':
     case OPTION_HELP: request->wants_help = 1; return 0;
-    case ':': return bad_usage("option %s needs a value", argv[optind - 1]);
-    default: return unknown_option(argv);
+    default: return command_option_refused(COMMAND, option, OPTION_DRIVER, argv);
     }
 }
 
 static int take_trace(replay_request *request, int argc, char **argv) {
-    if (optind == argc) return bad_usage("no TRACE was given");
+    if (optind == argc) return command_misused(COMMAND, "no TRACE was given");
     if (optind + 1 < argc)
-        return bad_usage("one TRACE was expected, but there is also %s", argv[optind + 1]);
+        return command_misused(COMMAND, "one TRACE was expected, but there is also %s",
+                               argv[optind + 1]);
     request->options.trace_path = argv[optind];
     return 0;
 }

@@ -5,11 +5,11 @@
 #include "report_command.h"
 
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "history_read.h"
 #include "html_page.h"
 #include "output_file.h"
@@ -17,7 +17,8 @@
 #include "report_history.h"
 #include "report_pages.h"
 
-enum { EXIT_BAD_USAGE = 2, ORDINAL_MAX = 1023 };
+#define COMMAND "report"
+
 enum { OPTION_OUTPUT = 256, OPTION_ORDINAL, OPTION_HELP };
 
 typedef struct report_request {
@@ -47,39 +48,16 @@ static const char help_text[] =
 
 void report_command_print_help(void) { fputs(help_text, stdout); }
 
-__attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, ...) {
-    va_list arguments;
-    fputs("tenure report: ", stderr);
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fputs("; see `tenure help report`\n", stderr);
-    return EXIT_BAD_USAGE;
-}
-
 /* ---- options --------------------------------------------------------------------------------- */
-
-static int take_ordinal(report_request *request, const char *text) {
-    char *end = NULL;
-    long number = strtol(text, &end, 10);
-    if (end == text || *end || number < 0 || number > ORDINAL_MAX)
-        return bad_usage("--ordinal %s: expected a number from 0 to %d", text, ORDINAL_MAX);
-    request->ordinal = (int)number;
-    return 0;
-}
 
 static int take_option(report_request *request, int option, char **argv) {
     switch (option) {
     case 'o':
     case OPTION_OUTPUT: request->output = optarg; return 0;
-    case OPTION_ORDINAL: return take_ordinal(request, optarg);
+    case OPTION_ORDINAL: return command_ordinal(COMMAND, optarg, &request->ordinal);
     case 'h':
     case OPTION_HELP: request->wants_help = 1; return 0;
-    case ':': return bad_usage("option %s needs a value", argv[optind - 1]);
-    default:
-        if (optopt == 0) return bad_usage("unknown option %s", argv[optind - 1]);
-        if (optopt >= OPTION_OUTPUT) return bad_usage("%s: it takes no value", argv[optind - 1]);
-        return bad_usage("unknown option -%c", optopt);
+    default: return command_option_refused(COMMAND, option, OPTION_OUTPUT, argv);
     }
 }
 
@@ -97,8 +75,9 @@ static int parse_request(int argc, char **argv, report_request *request) {
         if (status != 0) return status;
     }
     if (request->wants_help) return 0;
-    if (optind == argc) return bad_usage("no file");
-    if (optind + 1 < argc) return bad_usage("unexpected argument %s", argv[optind + 1]);
+    if (optind == argc) return command_misused(COMMAND, "no file");
+    if (optind + 1 < argc)
+        return command_misused(COMMAND, "unexpected argument %s", argv[optind + 1]);
     request->input = argv[optind];
     return 0;
 }

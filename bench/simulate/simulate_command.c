@@ -2,18 +2,18 @@
 #include "simulate_command.h"
 
 #include <getopt.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "option_values.h"
 #include "options.h"
 #include "output_file.h"
 #include "simulate_job.h"
 #include "simulate_report.h"
 
-enum { EXIT_BAD_USAGE = 2 };
+#define COMMAND "simulate"
 
 /* Above every character; those of fields follow the last. */
 enum {
@@ -97,16 +97,6 @@ void simulate_command_print_help(void) {
           stdout);
 }
 
-__attribute__((format(printf, 1, 2))) static int bad_usage(const char *format, ...) {
-    va_list arguments;
-    fputs("tenure simulate: ", stderr);
-    va_start(arguments, format);
-    vfprintf(stderr, format, arguments);
-    va_end(arguments);
-    fputs("; see `tenure help simulate`\n", stderr);
-    return EXIT_BAD_USAGE;
-}
-
 /* ---- options --------------------------------------------------------------------------------- */
 
 static int take_lifetime(simulate_lifetimes *lifetimes, const char *word, size_t length) {
@@ -131,8 +121,8 @@ static int take_lifetimes(simulate_request *request, const char *text) {
     for (;;) {
         const size_t length = strcspn(word, ",");
         if (!take_lifetime(&request->job.lifetimes, word, length))
-            return bad_usage("--lifetimes %s: expected on, off, or a list such as L1=on,L3=off",
-                             text);
+            return command_misused(
+                COMMAND, "--lifetimes %s: expected on, off, or a list such as L1=on,L3=off", text);
         if (!word[length]) return 0;
         word += length + 1;
     }
@@ -141,7 +131,8 @@ static int take_lifetimes(simulate_request *request, const char *text) {
 static int take_size(const char *option, const char *text, size_t *out) {
     size_t bytes = 0;
     if (!tn__parse_size(text, &bytes) || bytes == 0)
-        return bad_usage("%s %s: expected a size above 0 such as 512MiB or 40GiB", option, text);
+        return command_misused(COMMAND, "%s %s: expected a size above 0 such as 512MiB or 40GiB",
+                               option, text);
     *out = bytes;
     return 0;
 }
@@ -156,18 +147,18 @@ static int take_rate(const char *option, const char *text, double *out) {
 static int take_driver(simulate_request *request, const char *text) {
     request->is_host = strcmp(text, "host") == 0;
     if (request->is_host || strcmp(text, "sim") == 0) return 0;
-    return bad_usage("--driver %s: expected sim or host", text);
+    return command_misused(COMMAND, "--driver %s: expected sim or host", text);
 }
 
 static int take_ranks(simulate_request *request, const char *text) {
     if (option_count(text, 1, 1 << 16, &request->ranks)) return 0;
-    return bad_usage("--ranks %s: expected a number from 1 to %d", text, 1 << 16);
+    return command_misused(COMMAND, "--ranks %s: expected a number from 1 to %d", text, 1 << 16);
 }
 
 static int take_model(simulate_request *request, const char *name) {
     if (request->model_name)
-        return bad_usage("one model was expected, but there are %s and %s", request->model_name,
-                         name);
+        return command_misused(COMMAND, "one model was expected, but there are %s and %s",
+                               request->model_name, name);
     request->model_name = name;
     return 0;
 }
@@ -175,19 +166,13 @@ static int take_model(simulate_request *request, const char *name) {
 static int take_field(simulate_request *request, int field, const char *text) {
     long value = 0;
     if (!option_count(text, 0, 1L << 40, &value))
-        return bad_usage("--%s %s: expected a number", option_names[field], text);
+        return command_misused(COMMAND, "--%s %s: expected a number", option_names[field], text);
     request->field_is_set[field] = 1;
     request->field_values[field] = value;
     return 0;
 }
 
 /* See replay_command.c for what getopt_long leaves behind. */
-static int unknown_option(char **argv) {
-    if (optopt == 0) return bad_usage("unknown option %s", argv[optind - 1]);
-    if (optopt >= OPTION_MODEL) return bad_usage("%s: it takes no value", argv[optind - 1]);
-    return bad_usage("unknown option -%c", optopt);
-}
-
 static int take_option(simulate_request *request, int option, char **argv) {
     tn_simulated_links *links = &request->job.links;
     if (option >= OPTION_FIELD) return take_field(request, option - OPTION_FIELD, optarg);
@@ -204,8 +189,7 @@ static int take_option(simulate_request *request, int option, char **argv) {
     case OPTION_JSON: request->as_json = 1; return 0;
     case 'h':
     case OPTION_HELP: request->wants_help = 1; return 0;
-    case ':': return bad_usage("option %s needs a value", argv[optind - 1]);
-    default: return unknown_option(argv);
+    default: return command_option_refused(COMMAND, option, OPTION_MODEL, argv);
     }
 }
 
@@ -249,7 +233,7 @@ static int parse_request(int argc, char **argv, simulate_request *request) {
         if (status != 0) return status;
     }
     if (request->wants_help || request->model_name) return 0;
-    return bad_usage("no MODEL was given");
+    return command_misused(COMMAND, "no MODEL was given");
 }
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -266,19 +250,19 @@ static int read_model(simulate_request *request) {
     for (int i = 0; i < FIELD_COUNT; i++) {
         if (request->field_is_set[i] &&
             !simulate_model_set(model, field_names[i], request->field_values[i], error))
-            return bad_usage("--%s: %s", option_names[i], error);
+            return command_misused(COMMAND, "--%s: %s", option_names[i], error);
     }
     const int64_t shared = model->tp * model->pp;
     if (request->ranks && request->ranks % shared != 0)
-        return bad_usage("--ranks %ld: no multiple of tp x pp, which is %lld", request->ranks,
-                         (long long)shared);
+        return command_misused(COMMAND, "--ranks %ld: no multiple of tp x pp, which is %lld",
+                               request->ranks, (long long)shared);
     if (request->ranks && !simulate_model_set(model, "dp", request->ranks / shared, error))
-        return bad_usage("--ranks %ld: dp would be %lld, and %s", request->ranks,
-                         (long long)(request->ranks / shared), error);
+        return command_misused(COMMAND, "--ranks %ld: dp would be %lld, and %s", request->ranks,
+                               (long long)(request->ranks / shared), error);
     if (!simulate_model_check(model, error)) return fail(EXIT_BAD_USAGE, error);
     if (request->is_host && model->pp > 1)
-        return bad_usage("--driver host: pp is %lld, and a real run is of one stage",
-                         (long long)model->pp);
+        return command_misused(COMMAND, "--driver host: pp is %lld, and a real run is of one stage",
+                               (long long)model->pp);
     request->job.links.ranks_per_node = (int)model->ranks_per_node;
     request->job.links.split_of = simulate_group_split;
     request->job.links.context = model;
@@ -343,8 +327,9 @@ int simulate_command(int argc, char **argv) {
         return 0;
     }
     if (request.timeline_path && !simulate_report_takes(request.timeline_path))
-        return bad_usage("--timeline %s: expected a name that ends in .json or .html",
-                         request.timeline_path);
+        return command_misused(COMMAND,
+                               "--timeline %s: expected a name that ends in .json or .html",
+                               request.timeline_path);
     status = read_model(&request);
     if (status != 0) return status;
     return request.is_host ? run(&request) : run_simulated(&request);
