@@ -165,10 +165,11 @@ static void expect_words(const fault_plan *plan, int rank) {
     } else if (plan->kind == FAULT_HANG) {
         /* Where the machine is so busy that the engine comes to its deadline late, that of the wait
          * for it, which knows no rank, has been over first. */
-        if (strstr(tn_error_last(), "its collectives were not done 4 s after")) return;
-        EXPECT_ERROR_HAS("waited 2 s for ");
-        snprintf(words, sizeof words, "rank %d", plan->victim);
-        EXPECT_ERROR_HAS(words);
+        if (!strstr(tn_error_last(), "its collectives were not done 4 s after")) {
+            EXPECT_ERROR_HAS("waited 2 s for ");
+            snprintf(words, sizeof words, "rank %d", plan->victim);
+            EXPECT_ERROR_HAS(words);
+        }
     } else {
         EXPECT_ERROR_HAS("all ranks make the same calls in the same order");
     }

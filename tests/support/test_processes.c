@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -58,6 +59,7 @@ pid_t test_rank_begin(const test_meeting *meeting, int rank, int rank_count, tes
     pid_t process = fork();
     assert_true(process >= 0);
     if (process) return process;
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* one that hangs does not outlive a test that has failed */
     if (rank) test_meeting_close(&job.meeting);
     run_rank(&job);
     return 0;
