@@ -78,15 +78,21 @@ function(tenure_run_ranks name kind environment)
   endforeach()
 endfunction()
 
+# tests/dist/*_support.c is compiled once; a test has of it what it uses.
+function(tenure_add_rank_support)
+  file(GLOB support CONFIGURE_DEPENDS tests/dist/*_support.c)
+  add_library(tenure_rank_support STATIC ${support})
+  target_include_directories(tenure_rank_support PUBLIC tests/dist)
+  target_link_libraries(tenure_rank_support PUBLIC tenure_test_support tenure-dist tenure-ops tenure
+    ${TENURE_CMOCKA} ${CMAKE_DL_LIBS} m)
+endfunction()
+
 # A test of tests/dist over MPI, as dist/<name>_<ranks>.
 function(tenure_add_rank_test name)
   set(target dist_test_${name})
-  file(GLOB support CONFIGURE_DEPENDS tests/dist/*_support.c)
-  add_executable(${target} tests/dist/test_${name}.c ${support})
+  add_executable(${target} tests/dist/test_${name}.c)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_include_directories(${target} PRIVATE tests/dist)
-  target_link_libraries(${target} PRIVATE tenure_test_support tenure-dist tenure-ops tenure
-    ${TENURE_CMOCKA} ${CMAKE_DL_LIBS} m)
+  target_link_libraries(${target} PRIVATE tenure_rank_support)
   add_dependencies(${target} tenure-mpi)
   tenure_run_ranks(${name} "" "" ${ARGN})
 endfunction()
@@ -147,6 +153,7 @@ set(TENURE_RANK_TEST_ENVIRONMENT OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT
 
 # Called at the end of the configuration, when what tests stand on is known.
 function(tenure_add_rank_tests)
+  tenure_add_rank_support()
   tenure_add_rank_test(collectives 1 2 3 4)
   tenure_add_rank_test(collectives_uneven 1 2 3 4)
   tenure_add_rank_test(all_to_all 1 2 3 4)
