@@ -7,7 +7,9 @@
  * Invariants between calls:
  * - A unit is acquired in the ring as often as is_held says (0 or 1), and that is 1 while it is in
  *   forward, and in a backward that reads weights.
- * - A gradient has a plane while its unit is the owner of a bucket, and that plane is in it.
+ * - A bucket has memory while it has an owner, and a gradient has a plane while its unit is the
+ *   owner of one, and that plane is in it.
+ * - A reduced gradient has a plane from the reduction that writes it to the AdamW that reads it.
  * - `ended` of a unit counts the backwards that it has ended since the last update; it is at most
  *   micro_batches.
  * - While is_updating nothing begins, and only an update can go on.
@@ -94,7 +96,8 @@ struct tn_sharded_model {
     int unit_count;
     tn__sharded_bucket *buckets;
     int bucket_count, next_bucket;
-    tn_tensor arrived; /* a reduction of one micro-batch, before it is added; {0}: none is */
+    tn_tensor arrived; /* a reduction of one micro-batch, before it is added; {0}: none is. It has
+                        * memory from a reduction to the next tn__sharded_rest, as has fp8 */
     tn__sharded_fp8 fp8;
     tn_tensor step, squares, norm, factor;
     tn__sharded_begin *trace;
@@ -150,27 +153,27 @@ tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_uni
 
 /* ---- sharded_bucket.c ------------------------------------------------------------------------ */
 
-tn_status tn__sharded_buffer_make(const tn_sharded_model *model, size_t bytes, tn_stream stream,
-                                  const char *name, tn__sharded_buffer *out);
-void tn__sharded_buffer_end(const tn_sharded_model *model, tn__sharded_buffer *buffer);
-
+/* Books for buckets that have no memory yet, and `arrived`. */
 tn_status tn__sharded_buckets_make(tn_sharded_model *model);
 void tn__sharded_buckets_end(tn_sharded_model *model);
-
-/* Bytes of all buckets and of what a reduction needs beside them, were gradients added up so. */
-size_t tn__sharded_buckets_bytes(const tn_sharded_model *model, tn_gradient_sum sum);
 
 /* The unit owns a bucket, and its gradients have their planes there: contents undefined, or what
  * the micro-batches before have left. */
 tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *unit);
 
-/* Gradients have no planes any more. */
+/* Gradients have no planes any more, and the bucket no memory, in the order of `stream`, which
+ * waits for the reduction that reads it. */
 tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *unit);
 
 /* The bucket that comes round next is given up, and the sums of what was in it are waited for, on
  * `stream`, before the reduction of another one is put: either waits for all that is on comm_stream
  * by then. If it is leased, or the driver fails, who comes next does so, and says so. */
 void tn__sharded_bucket_vacate(tn_sharded_model *model);
+
+/* All buckets that nobody will read are given up, and, if no unit is in backward, what reductions
+ * pass through: `stream` waits for comm_stream. What is leased, or the driver refuses to free, goes
+ * the next time. */
+void tn__sharded_rest(tn_sharded_model *model);
 
 /* TN_IN_USE: the unit would take the bucket of one in backward. */
 tn_status tn__sharded_bucket_may_take(const tn_sharded_model *model, const tn__sharded_unit *unit);
@@ -184,14 +187,44 @@ tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit);
  * way, and what is in it nobody reads before it is written again. */
 tn_status tn__sharded_end_write(tn_lease lease, tn_status status);
 
+/* ---- sharded_memory.c ------------------------------------------------------------------------ */
+
+tn_status tn__sharded_buffer_make(const tn_sharded_model *model, size_t bytes, tn_stream stream,
+                                  const char *name, tn__sharded_buffer *out);
+
+/* In the order of `stream`, which waits for its uses. No memory is success. */
+tn_status tn__sharded_buffer_end(tn__sharded_buffer *buffer, tn_stream stream);
+
+/* The same, where the scope ends next: what fails goes with it. */
+void tn__sharded_buffer_abandon(tn__sharded_buffer *buffer, tn_stream stream);
+
+/* Valid on comm_stream, with 0 from element `count` on: what is there stays. */
+tn_status tn__sharded_sums_make(const tn_sharded_model *model, tn_tensor sums, size_t count);
+
+/* In the order of `stream`. {0} is success. */
+tn_status tn__sharded_sums_drop(tn_tensor sums, tn_stream stream);
+
+/* Of the buckets that units take in turn. */
+size_t tn__sharded_most_bucket_bytes(const tn_sharded_model *model);
+int tn__sharded_shared_buckets(const tn_sharded_model *model);
+
+/* The largest part of a unit's gradients that this rank has, in whole rows. */
+size_t tn__sharded_most_packed(const tn_sharded_model *model);
+
+/* FP8 is summed in fp32. */
+tn_dtype tn__sharded_arrived_dtype(const tn_sharded_model *model);
+
+/* Bytes of all buckets and of what a reduction needs beside them, were gradients added up so. */
+size_t tn__sharded_buckets_bytes(const tn_sharded_model *model, tn_gradient_sum sum);
+
 /* ---- sharded_fp8.c --------------------------------------------------------------------------- */
 
 /* Of what all ranks send to one of them. */
 size_t tn__sharded_fp8_bytes(const tn__sharded_unit *unit, int rank);
 
-/* Buffers for the largest unit, and their bytes. */
+/* Buffers for the largest unit, unless they are there, and their bytes. */
 tn_status tn__sharded_fp8_make(tn_sharded_model *model);
-void tn__sharded_fp8_end(tn_sharded_model *model);
+tn_status tn__sharded_fp8_end(tn_sharded_model *model, tn_stream stream);
 size_t tn__sharded_fp8_buffer_bytes(const tn_sharded_model *model);
 
 /* Every rank's part of the unit's bucket, to it. */

@@ -1,8 +1,11 @@
 /* Buckets of whole gradients, which units take in turn, and what is done with a full one.
  *
- *     take    the planes of the owner before are dropped: the layers' stream waits for the
- *             reduction that read them; then the unit's gradients adopt the bucket
- *     reduce  on comm_stream, behind what wrote the gradients, to the rank's part of them
+ *     take    the planes of the owner before are dropped, and its memory with them: the layers'
+ *             stream waits for the reduction that read them; then the bucket gets memory, in the
+ *             order of the layers' stream, and the unit's gradients adopt it
+ *     reduce  on comm_stream, behind what wrote the gradients, to the rank's part of them, which
+ *             gets its memory there
+ *     rest    where no backward comes next, there is nothing of all that but sums
  *
  * Where gradients are added up whole every unit has a bucket of its own, and takes it once a step.
  */
@@ -19,22 +22,6 @@ static int is_whole_sum(const tn_sharded_model *model) {
     return model->config.gradient_sum == TN_GRADIENT_SUM_WHOLE && model->config.micro_batches > 1;
 }
 
-static size_t most_bucket_bytes(const tn_sharded_model *model) {
-    size_t most = 0;
-    for (int i = 0; i < model->unit_count; i++) {
-        const size_t bytes = tn__sharded_bucket_bytes(model, model->units[i]);
-        if (bytes > most) most = bytes;
-    }
-    return most;
-}
-
-static size_t most_packed(const tn_sharded_model *model) {
-    size_t most = 0;
-    for (int i = 0; i < model->unit_count; i++)
-        if (model->units[i]->packed_elements > most) most = model->units[i]->packed_elements;
-    return most;
-}
-
 static int trainable_units(const tn_sharded_model *model) {
     int count = 0;
     for (int i = 0; i < model->unit_count; i++)
@@ -42,105 +29,41 @@ static int trainable_units(const tn_sharded_model *model) {
     return count;
 }
 
-static int shared_buckets(const tn_sharded_model *model) {
-    const int units = trainable_units(model);
-    return model->config.gradient_slots < units ? model->config.gradient_slots : units;
-}
-
-/* FP8 is summed in fp32. */
-static tn_dtype arrived_dtype(const tn_sharded_model *model) {
-    return model->config.gradient_wire == TN_GRADIENT_WIRE_FP8 ? TN_FP32
-                                                               : model->config.gradient_dtype;
-}
-
-static size_t whole_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
-    const int many = model->config.micro_batches > 1;
-    size_t bytes = 0;
-    if (many && sum == TN_GRADIENT_SUM_WHOLE) {
-        for (int i = 0; i < model->unit_count; i++)
-            bytes += tn__sharded_bucket_bytes(model, model->units[i]);
-        return bytes;
-    }
-    return (size_t)shared_buckets(model) * most_bucket_bytes(model);
-}
-
-size_t tn__sharded_buckets_bytes(const tn_sharded_model *model, tn_gradient_sum sum) {
-    size_t bytes = whole_bytes(model, sum);
-    if (tn__sharded_passes_arrived(model, sum))
-        bytes += most_packed(model) * tn_dtype_bytes(arrived_dtype(model));
-    return bytes + tn__sharded_fp8_buffer_bytes(model);
-}
-
-tn_status tn__sharded_buffer_make(const tn_sharded_model *model, size_t bytes, tn_stream stream,
-                                  const char *name, tn__sharded_buffer *out) {
-    tn_plane_view view;
-    tn_lease lease;
-    tn_tensor memory = {0};
-    TN_TRY(tn__sharded_plain(model->scope, TN_BYTE, 1, (int64_t)bytes, name, &memory));
-    const tn_status status = tn_lease_begin(memory, TN_PLANE_DATA, TN_WRITE, stream, &lease, &view);
-    if (status != TN_OK) {
-        tn__saved_error saved;
-        tn__error_save(&saved);
-        (void)tn_tensor_destroy(memory, stream);
-        tn__error_restore(&saved);
-        return status;
-    }
-    *out = (tn__sharded_buffer){memory, lease, view.data};
-    return TN_OK;
-}
-
-static tn_status make_all(tn_sharded_model *model) {
-    const size_t most = most_bucket_bytes(model), packed = most_packed(model);
-    int next = 0;
-    for (int i = 0; i < model->bucket_count; i++) {
-        size_t bytes = most;
-        if (is_whole_sum(model)) {
-            while (model->units[next]->bucket_elements == 0)
-                next++;
-            bytes = tn__sharded_bucket_bytes(model, model->units[next++]);
-        }
-        TN_TRY(tn__sharded_buffer_make(model, bytes, model->config.stream, "bucket",
-                                       &model->buckets[i].buffer));
-    }
-    TN_TRY(tn__sharded_fp8_make(model));
+static tn_status make_arrived(tn_sharded_model *model) {
+    const int64_t packed = (int64_t)tn__sharded_most_packed(model), width = TN__SHARDED_WIDTH;
     if (!tn__sharded_passes_arrived(model, model->config.gradient_sum) || packed == 0) return TN_OK;
-    return tn__sharded_zeros(model, model->scope, arrived_dtype(model),
-                             (int64_t)packed / TN__SHARDED_WIDTH, TN__SHARDED_WIDTH, "arrived",
-                             &model->arrived);
+    TN_TRY(tn__sharded_plain(model->scope, tn__sharded_arrived_dtype(model), packed / width, width,
+                             "arrived", &model->arrived));
+    return tn_tensor_set_regatherable(model->arrived, 1);
 }
 
 tn_status tn__sharded_buckets_make(tn_sharded_model *model) {
-    const int count = is_whole_sum(model) ? trainable_units(model) : shared_buckets(model);
+    const int units = trainable_units(model);
+    const int count = is_whole_sum(model) ? units : tn__sharded_shared_buckets(model);
     if (count == 0) return TN_OK;
     model->buckets = tn__host_alloc((size_t)count, sizeof *model->buckets);
     if (!model->buckets)
         return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the buckets of model %s", model->config.name);
     model->bucket_count = count;
-    const tn_status status = make_all(model);
+    const tn_status status = make_arrived(model);
     if (status != TN_OK) tn__sharded_buckets_end(model);
     return status;
 }
 
-/* Its last uses are on comm_stream, or before them. */
-void tn__sharded_buffer_end(const tn_sharded_model *model, tn__sharded_buffer *buffer) {
-    if (buffer->memory.value == 0) return;
-    if (tn_lease_end(buffer->lease) != TN_OK) TN_CHECK(tn_lease_abandon(buffer->lease) == TN_OK);
-    (void)tn_tensor_destroy(buffer->memory, model->config.comm_stream);
-    *buffer = (tn__sharded_buffer){.data = NULL};
-}
-
+/* What fails to end here goes with the model's scope. */
 void tn__sharded_buckets_end(tn_sharded_model *model) {
-    tn__saved_error saved;
-    tn__error_save(&saved);
+    tn__error_scope_begin();
     for (int i = 0; i < model->bucket_count; i++)
-        tn__sharded_buffer_end(model, &model->buckets[i].buffer);
-    tn__sharded_fp8_end(model);
-    if (model->arrived.value) (void)tn_tensor_destroy(model->arrived, model->config.comm_stream);
+        tn__sharded_buffer_abandon(&model->buckets[i].buffer, model->config.stream);
+    tn__sharded_buffer_abandon(&model->fp8.sent, model->config.stream);
+    tn__sharded_buffer_abandon(&model->fp8.come, model->config.stream);
+    tn__sharded_buffer_abandon(&model->fp8.decoded, model->config.stream);
+    if (model->arrived.value) (void)tn_tensor_destroy(model->arrived, model->config.stream);
     model->arrived = (tn_tensor){0};
     tn__host_free(model->buckets);
     model->buckets = NULL;
     model->bucket_count = 0;
-    tn__error_restore(&saved);
+    (void)tn__error_scope_end(TN_OK);
 }
 
 /* ---- taken ----------------------------------------------------------------------------------- */
@@ -149,7 +72,10 @@ tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *uni
     for (int i = 0; i < unit->part_count; i++)
         if (unit->parts[i].gradient.value)
             TN_TRY(tn_plane_drop(unit->parts[i].gradient, TN_PLANE_DATA, model->config.stream));
-    if (unit->bucket) unit->bucket->owner = NULL;
+    if (unit->bucket) {
+        TN_TRY(tn__sharded_buffer_end(&unit->bucket->buffer, model->config.stream));
+        unit->bucket->owner = NULL;
+    }
     unit->bucket = NULL;
     return TN_OK;
 }
@@ -199,6 +125,13 @@ static tn_status adopt_all(tn_sharded_model *model, tn__sharded_unit *unit,
     return status;
 }
 
+static tn_status make_buffer(const tn_sharded_model *model, const tn__sharded_unit *unit,
+                             tn__sharded_bucket *bucket) {
+    const size_t bytes = is_whole_sum(model) ? tn__sharded_bucket_bytes(model, unit)
+                                             : tn__sharded_most_bucket_bytes(model);
+    return tn__sharded_buffer_make(model, bytes, model->config.stream, "bucket", &bucket->buffer);
+}
+
 /* Its own, which it may have already, or the next one that comes round. */
 static tn__sharded_bucket *next_bucket(const tn_sharded_model *model,
                                        const tn__sharded_unit *unit) {
@@ -225,6 +158,7 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
     tn__sharded_bucket *bucket = next_bucket(model, unit);
     if (bucket->owner) TN_TRY(tn__sharded_bucket_drop(model, bucket->owner));
     if (unit->bucket) TN_TRY(tn__sharded_bucket_drop(model, unit));
+    TN_TRY(make_buffer(model, unit, bucket));
     TN_TRY(adopt_all(model, unit, bucket));
     if (!is_whole_sum(model)) model->next_bucket = (model->next_bucket + 1) % model->bucket_count;
     return TN_OK;
@@ -235,19 +169,48 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
 static tn_status await_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit) {
     tn_plane_view view;
     tn_lease lease;
+    tn_plane_state state;
     if (unit->gradient.value == 0) return TN_OK;
+    TN_TRY(tn_plane_state_get(unit->gradient, TN_PLANE_DATA, &state));
+    if (state != TN_PLANE_VALID) return TN_OK;
     TN_TRY(tn_lease_begin(unit->gradient, TN_PLANE_DATA, TN_READ, model->config.stream, &lease,
                           &view));
     return tn__sharded_end_write(lease, TN_OK);
 }
 
-void tn__sharded_bucket_vacate(tn_sharded_model *model) {
-    if (model->bucket_count == 0 || is_whole_sum(model)) return;
-    tn__sharded_unit *owner = model->buckets[model->next_bucket].owner;
+/* Unless its owner still writes, or adds to it. */
+static void vacate(tn_sharded_model *model, const tn__sharded_bucket *bucket) {
+    tn__sharded_unit *owner = bucket->owner;
     if (!owner || owner->phase != TN__SHARDED_IDLE) return;
+    if (is_whole_sum(model) && owner->ended < model->config.micro_batches) return;
     tn__error_scope_begin();
-    (void)tn__sharded_bucket_drop(model, owner);
-    (void)await_reduction(model, owner);
+    if (tn__sharded_bucket_drop(model, owner) == TN_OK) (void)await_reduction(model, owner);
+    (void)tn__error_scope_end(TN_OK);
+}
+
+void tn__sharded_bucket_vacate(tn_sharded_model *model) {
+    if (model->bucket_count == 0) return;
+    if (!is_whole_sum(model)) {
+        vacate(model, &model->buckets[model->next_bucket]);
+        return;
+    }
+    for (int i = 0; i < model->bucket_count; i++)
+        vacate(model, &model->buckets[i]);
+}
+
+static int is_in_backward(const tn_sharded_model *model) {
+    for (int i = 0; i < model->unit_count; i++)
+        if (model->units[i]->phase == TN__SHARDED_BACKWARD) return 1;
+    return 0;
+}
+
+void tn__sharded_rest(tn_sharded_model *model) {
+    for (int i = 0; i < model->bucket_count; i++)
+        vacate(model, &model->buckets[i]);
+    if (is_in_backward(model)) return;
+    tn__error_scope_begin();
+    (void)tn__sharded_sums_drop(model->arrived, model->config.stream);
+    (void)tn__sharded_fp8_end(model, model->config.stream);
     (void)tn__error_scope_end(TN_OK);
 }
 
@@ -337,10 +300,19 @@ static tn_status reduce_to(tn_sharded_model *model, tn__sharded_unit *unit, tn_t
     return tn__sharded_end_write(lease, put_reduction(model, unit, view.data));
 }
 
+/* All that a reduction needs, before anything is put for all ranks. */
+static tn_status make_room(tn_sharded_model *model, const tn__sharded_unit *unit) {
+    TN_TRY(tn__sharded_fp8_make(model));
+    if (unit->held_elements == 0) return TN_OK;
+    TN_TRY(tn__sharded_sums_make(model, model->arrived, tn__sharded_most_packed(model)));
+    return tn__sharded_sums_make(model, unit->gradient, unit->held_elements);
+}
+
 static tn_status send(tn_sharded_model *model, tn__sharded_unit *unit) {
     const int passes = tn__sharded_passes_arrived(model, model->config.gradient_sum);
     tn_tensor to = passes && unit->held_elements > 0 ? model->arrived : unit->gradient;
     if (model->config.gradient_wire == TN_GRADIENT_WIRE_FP8) to = (tn_tensor){0};
+    TN_TRY(make_room(model, unit));
     tn_status status = lease_gradients(model, unit);
     if (status == TN_OK) status = reduce_to(model, unit, to);
     return end_leases(unit, status);

@@ -85,16 +85,16 @@ tn_status tn__sharded_fp8_make(tn_sharded_model *model) {
     tn__sharded_buffer *buffers[3] = {&model->fp8.sent, &model->fp8.come, &model->fp8.decoded};
     const size_t bytes[3] = {most.sent, most.come, most.decoded};
     for (int i = 0; i < 3; i++)
-        if (bytes[i] > 0)
+        if (bytes[i] > 0 && buffers[i]->memory.value == 0)
             TN_TRY(tn__sharded_buffer_make(model, bytes[i], model->config.comm_stream,
                                            "gradients in FP8", buffers[i]));
     return TN_OK;
 }
 
-void tn__sharded_fp8_end(tn_sharded_model *model) {
-    tn__sharded_buffer_end(model, &model->fp8.sent);
-    tn__sharded_buffer_end(model, &model->fp8.come);
-    tn__sharded_buffer_end(model, &model->fp8.decoded);
+tn_status tn__sharded_fp8_end(tn_sharded_model *model, tn_stream stream) {
+    TN_TRY(tn__sharded_buffer_end(&model->fp8.sent, stream));
+    TN_TRY(tn__sharded_buffer_end(&model->fp8.come, stream));
+    return tn__sharded_buffer_end(&model->fp8.decoded, stream);
 }
 
 /* ---- tensors over memory -------------------------------------------------------------------- */

@@ -59,10 +59,6 @@ int tn__sharded_passes_arrived(const tn_sharded_model *model, tn_gradient_sum su
     return adds || model->config.gradient_wire == TN_GRADIENT_WIRE_FP8;
 }
 
-size_t tn__sharded_bucket_bytes(const tn_sharded_model *model, const tn__sharded_unit *unit) {
-    return unit->bucket_elements * tn_dtype_bytes(model->config.gradient_dtype);
-}
-
 /* ---- made ------------------------------------------------------------------------------------ */
 
 static tn_status check_config(const tn_sharded_config *config) {

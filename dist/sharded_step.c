@@ -175,6 +175,7 @@ tn_status tn_sharded_forward_end(tn_sharded_model *model, int unit) {
     else
         TN_TRY(tn__sharded_let_go(model, of));
     of->phase = TN__SHARDED_IDLE;
+    tn__sharded_rest(model);
     return TN_OK;
 }
 
@@ -277,6 +278,7 @@ static tn_status check_all_idle(const tn_sharded_model *model) {
             TN_TRY(check_idle(unit->parts[part].weight));
             TN_TRY(check_idle(unit->parts[part].gradient));
         }
+        TN_TRY(check_idle(unit->gradient));
     }
     return TN_OK;
 }
@@ -287,9 +289,11 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
         tn__sharded_unit *unit = model->units[i];
         TN_TRY(tn__sharded_bucket_drop(model, unit));
         TN_TRY(tn__sharded_let_go(model, unit));
+        TN_TRY(tn__sharded_sums_drop(unit->gradient, model->config.stream));
         unit->phase = TN__SHARDED_IDLE;
         unit->ended = 0;
     }
+    tn__sharded_rest(model);
     model->position = 0;
     model->is_stray = 0;
     model->ahead = model->sent = NULL;

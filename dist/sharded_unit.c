@@ -168,8 +168,9 @@ static tn_status make_state(const tn_sharded_model *model, tn__sharded_unit *uni
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "master", &unit->master));
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "first", &unit->first));
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "second", &unit->second));
-    return tn__sharded_zeros(model, unit->scope, gradient_dtype_of(model), rows, cols, "gradient",
-                             &unit->gradient);
+    TN_TRY(tn__sharded_plain(unit->scope, gradient_dtype_of(model), rows, cols, "gradient",
+                             &unit->gradient));
+    return tn_tensor_set_regatherable(unit->gradient, 1);
 }
 
 static tn_status make_tensors(const tn_sharded_model *model, const tn_sharded_unit_config *config,

@@ -102,6 +102,7 @@ static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *un
         TN_TRY(tn_adamw(&adamw, model->config.stream));
         model->is_stepped = 1;
     }
+    TN_TRY(tn__sharded_sums_drop(unit->gradient, model->config.stream));
     TN_TRY(tn__sharded_cast_update(model, unit, args->amax_epsilon));
     model->is_stepped = 0;
     return TN_OK;
@@ -109,6 +110,7 @@ static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *un
 
 /* Units that were kept for more micro-batches are of weights that are gone now. */
 static tn_status end_step(tn_sharded_model *model) {
+    tn__sharded_rest(model);
     for (int i = 0; i < model->unit_count; i++) {
         TN_TRY(tn__sharded_let_go(model, model->units[i]));
         model->units[i]->ended = 0;

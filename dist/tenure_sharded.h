@@ -24,11 +24,15 @@
  *     whole      ROW (PLAIN: DATA) of all tensors, in the ring (tenure_ring.h), from a begin to
  *                its end. COL is derived by each dgrad and released by it: the policy is SCRATCH,
  *                so that the largest weight is the most there ever is of it
- *     bucket     the unit's whole gradients, in one of a few buffers that units take in turn
- *     state      fp32 master copy and moments, and the reduced gradient, of the rank's part
+ *     bucket     the unit's whole gradients, in one of a few buffers that units take in turn: from
+ *                its backward_begin until they are reduced, and another reduction is next
+ *     reduced    the rank's part of them, from their reduction to the update, in stream order
+ *     state      fp32 master copy and moments, of the rank's part
  *
- * Of a frozen tensor there is a shard, and no bucket and no state. Handles of weights and of
- * gradients stay the same for the life of the model.
+ * So between steps there are shards, states and the ring, and nothing of gradients; in forward no
+ * more than what micro-batches before have left to add to. docs/parallel.md has the sum for every
+ * moment. Of a frozen tensor there is a shard, and no bucket and no state. Handles of weights and
+ * of gradients stay the same for the life of the model.
  *
  * Order on the device. Gathers and reductions run on comm_stream in the order of the calls, beside
  * the layers on `stream`. What comes behind what follows from leases: a bucket is written again by
@@ -157,7 +161,7 @@ typedef struct tn_sharded_unit_config {
 TN_API TN_MUST_USE tn_status tn_sharded_unit_add(tn_sharded_model *model,
                                                  const tn_sharded_unit_config *config, int *out);
 
-/* No unit can be added any more: takes the ring, and the buckets. */
+/* No unit can be added any more: takes the ring. */
 TN_API TN_MUST_USE tn_status tn_sharded_seal(tn_sharded_model *model);
 
 /* Handles that stay: the weight that layers read; what it is quantized from (high_precision, else
@@ -170,7 +174,8 @@ TN_API tn_tensor tn_sharded_gradient(const tn_sharded_model *model, int unit, in
 /* The plan of a unit, and the rank's part of what it has: shard (TN_BYTE, of no elements if other
  * ranks have them), and master copy, moments and reduced gradient of its trainable tensors as the
  * plan packs them (tn_shard_piece), with zeros behind each and up to whole rows of 128 ({0}: all
- * are frozen, or other ranks have them). */
+ * are frozen, or other ranks have them). The gradient's plane is there from its reduction to the
+ * update, which ends it: TN_IN_USE, if it is leased then. */
 typedef struct tn_sharded_unit_info {
     size_t size;
     const char *name;
@@ -245,8 +250,8 @@ typedef struct tn_sharded_report {
     size_t size;
     size_t shard_bytes;
     size_t state_bytes;       /* masters and moments */
-    size_t gradient_bytes;    /* reduced gradients */
-    size_t bucket_bytes;      /* buckets, and what a reduction needs beside them */
+    size_t gradient_bytes;    /* reduced gradients, when all are there */
+    size_t bucket_bytes;      /* buckets at most, and what a reduction needs beside them */
     size_t sharded_sum_bytes; /* gradient_bytes + bucket_bytes under either way to add up */
     size_t whole_sum_bytes;
     size_t ring_bytes;      /* 0 before the seal */

@@ -1,9 +1,13 @@
 /* What is alive in a step of a sharded model, to the byte, and what crosses the wire: the shape and
  * the sizes that users of other libraries have reported leaks of.
  *
- *     at rest     shards, masters, moments, reduced gradients, ring, buckets, one slot for columns
- *     forward     the same, and saved activations: no plane of a weight, whichever its format
- *     backward    the same, and the activations that are left: no columns
+ *     at rest     shards, masters, moments, ring, one slot for columns
+ *     forward     the same, and saved activations: no plane of a weight, whichever its format; and
+ *                 what is added up over micro-batches
+ *     backward    the same, the activations that are left, no columns; the buckets of the unit and
+ *                 of those ahead whose reduction may be on its way, what reductions pass through,
+ *                 and the reduced gradients of the units that have ended
+ *     update      the reduced gradients of the units that it has not come to
  */
 #include "model_support.h"
 
@@ -17,11 +21,22 @@ enum { NUMBERS_BYTES = (3 + 256 + 1 + 1) * 4 }; /* the step, squares, the norm, 
 
 /* ---- expected ------------------------------------------------------------------------------- */
 
+/* What gradients take: all units that train are alike. */
+typedef struct gradients {
+    size_t units;   /* that train */
+    size_t slots;   /* buckets that they take in turn */
+    size_t bucket;  /* bytes of one */
+    size_t reduced; /* bytes of the rank's part of a unit's */
+    size_t beside;  /* bytes that a reduction passes through */
+} gradients;
+
 typedef struct expectation {
     test_model *model;
     size_t resting; /* of the model's scope */
-    size_t saved;   /* of a layer */
-    size_t value;   /* of an activation */
+    gradients gradients;
+    int micro_batch;
+    size_t saved; /* of a layer */
+    size_t value; /* of an activation */
     uint64_t notes;
 } expectation;
 
@@ -53,32 +68,111 @@ static size_t column_slot_bytes(const model_options *options) {
 
 static size_t resting_bytes(const test_model *model) {
     const tn_sharded_report report = model_report(model);
-    return report.shard_bytes + report.state_bytes + report.gradient_bytes + report.bucket_bytes +
-           report.ring_bytes + NUMBERS_BYTES;
+    return report.shard_bytes + report.state_bytes + report.ring_bytes + NUMBERS_BYTES;
 }
 
-/* What layers have made of bf16 weights within a unit, or a cast of flat shards needs, at most. */
-static size_t passing_bytes(const test_model *model) {
+static int is_whole(const model_options *options) {
+    return options->sum == TN_GRADIENT_SUM_WHOLE && options->micro_batches > 1;
+}
+
+static gradients gradients_of(const test_model *model) {
     const model_options *options = &model->options;
-    size_t rows = 0, columns = 0, amaxes = 0;
-    for (int part = 0; part < BLOCK_PARTS; part++) {
-        const int64_t r = block_part_rows(&options->shape, part);
-        const int64_t c = block_part_cols(&options->shape, part);
-        if (!block_part_is_product(part)) continue;
-        rows += row_bytes(r, c), columns += row_bytes(c, r);
+    const tn_sharded_report report = model_report(model);
+    tn_sharded_unit_info unit = TN_SHARDED_UNIT_INFO_INIT;
+    gradients g = {.units = (size_t)(options->layers - options->frozen_layers)};
+    const size_t slots = options->gradient_slots ? (size_t)options->gradient_slots : 2;
+    EXPECT_OK(tn_sharded_unit_info_get(model->sharded, options->layers - 1, &unit));
+    g.slots = slots < g.units ? slots : g.units;
+    g.bucket = unit.gradient_bytes;
+    g.reduced = report.gradient_bytes / g.units;
+    g.beside = report.bucket_bytes - (is_whole(options) ? g.units : g.slots) * g.bucket;
+    assert_int_equal(g.reduced * g.units, report.gradient_bytes);
+    return g;
+}
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+/* In the backward of the unit that is the `before`-th, from 0, of a micro-batch. */
+static size_t within_backward(const expectation *e, size_t before) {
+    const gradients *g = &e->gradients;
+    const model_options *options = &e->model->options;
+    const int is_first = e->micro_batch == 0;
+    const int is_last = e->micro_batch + 1 == options->micro_batches;
+    if (is_whole(options)) {
+        const size_t buckets = is_first            ? before + 1
+                               : is_last && before ? g->units - before + 1
+                                                   : g->units;
+        const size_t reduced = is_last ? before : 0;
+        return buckets * g->bucket + reduced * g->reduced + (reduced ? g->beside : 0);
     }
-    for (int layer = 0; layer < options->layers; layer++) {
+    return least(before + 1, g->slots) * g->bucket + (is_first ? before : g->units) * g->reduced +
+           (before ? g->beside : 0);
+}
+
+/* The same, when it has ended. */
+static size_t after_backward(const expectation *e, size_t before) {
+    const gradients *g = &e->gradients;
+    const model_options *options = &e->model->options;
+    const int is_first = e->micro_batch == 0;
+    const int is_last = e->micro_batch + 1 == options->micro_batches;
+    if (is_whole(options) && !is_last) return (is_first ? before + 1 : g->units) * g->bucket;
+    const size_t buckets = is_whole(options) ? g->units - before
+                           : g->slots == 1   ? 1
+                                             : least(before + 1, g->slots - 1);
+    const size_t reduced = is_first || is_whole(options) ? before + 1 : g->units;
+    return buckets * g->bucket + reduced * g->reduced + g->beside;
+}
+
+/* Between the backwards of two micro-batches. */
+static size_t within_forward(const expectation *e) {
+    const gradients *g = &e->gradients;
+    if (e->micro_batch == 0) return 0;
+    return g->units * (is_whole(&e->model->options) ? g->bucket : g->reduced);
+}
+
+/* What a cast of flat shards needs in the update, and of gradients is left then, at most. */
+static size_t within_update(const expectation *e, size_t amaxes) {
+    expectation last = *e;
+    last.micro_batch = e->model->options.micro_batches - 1;
+    return after_backward(&last, e->gradients.units - 1) - e->gradients.reduced + amaxes;
+}
+
+static size_t amax_bytes(const test_model *model) {
+    size_t amaxes = 0;
+    for (int layer = 0; layer < model->options.layers; layer++) {
         tn_sharded_unit_info unit = TN_SHARDED_UNIT_INFO_INIT;
         tn_shard_plan_info plan = TN_SHARD_PLAN_INFO_INIT;
         EXPECT_OK(tn_sharded_unit_info_get(model->sharded, layer, &unit));
         EXPECT_OK(tn_shard_plan_info_get(unit.plan, &plan));
         const size_t bytes =
             plan.amax_count_trained > 0 ? (size_t)plan.amax_count * sizeof(float) : 0;
-        if (bytes > amaxes) amaxes = bytes;
+        amaxes = most(amaxes, bytes);
     }
-    if (options->precision != MODEL_FP8_OF_BF16) return amaxes;
-    const size_t made = rows > columns ? rows : columns;
-    return made > amaxes ? made : amaxes;
+    return amaxes;
+}
+
+/* Above what is at rest: what layers have made of bf16 weights within a unit counts, too. */
+static size_t passing_bytes(const expectation *e) {
+    const model_options *options = &e->model->options;
+    expectation at = *e;
+    size_t rows = 0, columns = 0;
+    for (int part = 0; part < BLOCK_PARTS; part++) {
+        const int64_t r = block_part_rows(&options->shape, part);
+        const int64_t c = block_part_cols(&options->shape, part);
+        if (!block_part_is_product(part) || options->precision != MODEL_FP8_OF_BF16) continue;
+        rows += row_bytes(r, c), columns += row_bytes(c, r);
+    }
+    size_t passing = within_update(e, amax_bytes(e->model));
+    for (at.micro_batch = 0; at.micro_batch < options->micro_batches; at.micro_batch++) {
+        passing = most(passing, within_forward(&at) + rows);
+        for (size_t before = 0; before < e->gradients.units; before++) {
+            passing = most(passing, within_backward(&at, before) + columns);
+            passing = most(passing, after_backward(&at, before));
+        }
+    }
+    return passing;
 }
 
 /* ---- in a step ------------------------------------------------------------------------------ */
@@ -106,14 +200,19 @@ static void expect_alive(void *context, test_model *model, const char *after, in
     const size_t layers = strcmp(after, "forward") == 0    ? (size_t)layer + 1
                           : strcmp(after, "backward") == 0 ? (size_t)layer
                                                            : (size_t)model->options.layers;
+    const size_t before = (size_t)(model->options.layers - 1 - layer);
+    const int is_backward = strcmp(after, "backward") == 0;
     const int has_gradient = strcmp(after, "backward") != 0 || layer > first;
     tn_ledger ledger = TN_LEDGER_INIT, scratch = TN_LEDGER_INIT;
     EXPECT_OK(tn_scope_ledger(model->scope, &ledger));
     EXPECT_OK(tn_scope_ledger(model->scratch, &scratch));
-    assert_int_equal(ledger.total_bytes, e->resting);
+    assert_int_equal(ledger.total_bytes,
+                     e->resting + (is_backward ? after_backward(e, before) : within_forward(e)));
     assert_int_equal(scratch.total_bytes, layers * e->saved + (has_gradient ? e->value : 0));
     expect_no_weights(model, &ledger);
     EXPECT_OK(tn_ledger_check(model->ranks->pool));
+    if (is_backward && layer == 0)
+        e->micro_batch = (e->micro_batch + 1) % model->options.micro_batches;
     e->notes++;
 }
 
@@ -212,6 +311,7 @@ static size_t live(const char *name, const model_options *options, int steps) {
     e.resting = resting_bytes(model);
     EXPECT_OK(tn_scope_ledger(model->scope, &ledger));
     assert_int_equal(ledger.total_bytes, e.resting);
+    e.gradients = gradients_of(model);
     e.saved = options->recompute
                   ? e.value
                   : block_saved_bytes(&options->shape, is_fp8, options->frozen_parts);
@@ -234,7 +334,7 @@ static size_t live(const char *name, const model_options *options, int steps) {
     }
     EXPECT_OK(tn_scope_ledger(model->scope, &ledger));
     assert_int_equal(ledger.total_bytes, e.resting);
-    assert_int_equal(ledger.peak_total_bytes, e.resting + passing_bytes(model));
+    assert_int_equal(ledger.peak_total_bytes, e.resting + passing_bytes(&e));
     if (steps > 3) {
         assert_int_equal(memory_calls(), driver);
         assert_int_equal(test_pool_stats(all.pool).reserved_bytes, reserved);
@@ -243,7 +343,7 @@ static size_t live(const char *name, const model_options *options, int steps) {
     const tn_comm_stats stats = model_stats(model);
     if (all.rank == 0)
         printf("  %-28s at rest %zu, +%zu passing; a layer saves %zu; %llu collectives\n", name,
-               e.resting, passing_bytes(model), e.saved, (unsigned long long)calls(&stats));
+               e.resting, passing_bytes(&e), e.saved, (unsigned long long)calls(&stats));
     model_close(model);
     return e.resting;
 }

@@ -227,7 +227,8 @@ static void a_step_given_up_changes_nothing(void **state) {
     reference_close(reference);
 }
 
-/* An update that fails at its second unit's shard, which someone reads, goes on from there. */
+/* An update that fails at its second unit's reduced gradient, and then at its shard, which someone
+ * reads, goes on from there. */
 static void an_update_that_failed_goes_on(void **state) {
     (void)state;
     const model_options options = model_options_small(2);
@@ -241,6 +242,11 @@ static void an_update_that_failed_goes_on(void **state) {
     model_pass(model, 0, 0);
     reference_gradients(reference, 0);
     EXPECT_OK(tn_sharded_unit_info_get(model->sharded, 1, &unit));
+    EXPECT_OK(tn_lease_begin(unit.gradient, TN_PLANE_DATA, TN_READ, all.stream, &lease, &view));
+    EXPECT_STATUS(tn_sharded_abandon(model->sharded), TN_IN_USE);
+    for (int tries = 0; tries < 2; tries++)
+        EXPECT_STATUS(tn_sharded_update(model->sharded, &args), TN_IN_USE);
+    EXPECT_OK(tn_lease_end(lease));
     EXPECT_OK(tn_lease_begin(unit.shard, TN_PLANE_DATA, TN_READ, all.stream, &lease, &view));
     for (int tries = 0; tries < 2; tries++)
         EXPECT_STATUS(tn_sharded_update(model->sharded, &args), TN_IN_USE);
