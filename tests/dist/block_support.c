@@ -114,11 +114,15 @@ static tn_tensor forward_mlp(const block_run *run, const block_weights *weights,
     return args.y;
 }
 
-static tn_tensor forward_from_x(const block_run *run, const block_weights *weights, block *b) {
-    tn_axpy_args add = TN_AXPY_ARGS_INIT;
+tn_tensor block_attention_forward(const block_run *run, const block_weights *weights, block *b) {
     forward_qkv(run, weights, b);
     attend(run, b);
-    add.y = forward_mlp(run, weights, forward_projection(run, weights, b), b);
+    return forward_projection(run, weights, b);
+}
+
+static tn_tensor forward_from_x(const block_run *run, const block_weights *weights, block *b) {
+    tn_axpy_args add = TN_AXPY_ARGS_INIT;
+    add.y = forward_mlp(run, weights, block_attention_forward(run, weights, b), b);
     add.x = b->sum;
     EXPECT_OK(tn_axpy(&add, run->stream));
     return add.y;
@@ -242,10 +246,10 @@ static tn_tensor backward_attention(const block_run *run, tn_tensor dattended, b
     return args.dqkv;
 }
 
-tn_tensor block_backward(const block_run *run, const block_weights *weights, tn_tensor dy,
-                         int wants_dx, block *b) {
+tn_tensor block_attention_backward(const block_run *run, const block_weights *weights,
+                                   tn_tensor dsum, int wants_dx, block *b) {
     tn_norm_linear_backward_args args = TN_NORM_LINEAR_BACKWARD_ARGS_INIT;
-    tn_tensor dx = {0}, dsum = backward_mlp(run, weights, dy, b);
+    tn_tensor dx = {0};
     tn_tensor dqkv = backward_attention(run, backward_projection(run, weights, dsum, b), b);
     if (wants_dx) dx = block_tensor(run, run->scratch, run->shape->hidden, "gradient");
     args.dy = dqkv;
@@ -256,6 +260,13 @@ tn_tensor block_backward(const block_run *run, const block_weights *weights, tn_
     EXPECT_OK(tn_norm_linear_backward(&args, &b->qkv_saved, NULL, run->stream));
     end(run, &dqkv);
     end(run, &dsum);
+    return dx;
+}
+
+tn_tensor block_backward(const block_run *run, const block_weights *weights, tn_tensor dy,
+                         int wants_dx, block *b) {
+    tn_tensor dsum = backward_mlp(run, weights, dy, b);
+    tn_tensor dx = block_attention_backward(run, weights, dsum, wants_dx, b);
     EXPECT_OK(tn_scope_close(b->saved));
     return dx;
 }

@@ -54,6 +54,12 @@ tn_tensor block_tensor(const block_run *run, tn_scope scope, int64_t cols, const
 tn_tensor block_forward(const block_run *run, const block_weights *weights, tn_scope parent,
                         tn_tensor x, block *out);
 
+/* The half before the MLP by itself, of b->x and with what it saves in b->saved: the projection's
+ * value, to which x is not added. Backward takes the gradient of the sum of both, which ends. */
+tn_tensor block_attention_forward(const block_run *run, const block_weights *weights, block *b);
+tn_tensor block_attention_backward(const block_run *run, const block_weights *weights,
+                                   tn_tensor dsum, int wants_dx, block *b);
+
 /* Frees what forward saved, but x; and makes it again. */
 void block_drop(const block_run *run, block *b);
 void block_recompute(const block_run *run, const block_weights *weights, block *b);
