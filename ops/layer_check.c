@@ -3,23 +3,22 @@
 
 /* ---- what all layers take -------------------------------------------------------------------- */
 
-/* Without another stream the plane would be derived where the product waits for it. */
-static tn_status check_next_weight(tn__op_call *call, const tn_layer_common *common) {
+tn_status tn__layer_check_ahead(tn__op_call *call, const char *role, tn_tensor next_weight,
+                                tn_stream side) {
     tn_tensor_info info;
-    TN_REQUIRE(!common->side || common->side != call->stream,
-               "%s: common.side is the call's own stream, expected another one or NULL",
-               call->name);
-    if (tn__is_no_tensor(common->next_weight)) return TN_OK;
-    TN_TRY(tn__op_tensor(call, "common.next_weight", common->next_weight, &info));
-    TN_REQUIRE(info.format == TN_FORMAT_PLAIN || info.format == TN_FORMAT_FP8_BLOCK_2D ||
-                   info.format == TN_FORMAT_FP8_TENSOR,
-               "%s: common.next_weight (tensor %s) is %s, expected %s, %s or %s", call->name,
+    TN_REQUIRE(!side || side != call->stream,
+               "%s: %s.side is the call's own stream, expected another one or NULL", call->name,
+               role);
+    if (tn__is_no_tensor(next_weight)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "next_weight", next_weight, &info));
+    TN_REQUIRE(tn__layer_operand_of(info.format) >= 0,
+               "%s: %s.next_weight (tensor %s) is %s, expected %s, %s or %s", call->name, role,
                info.name, tn_format_name(info.format), tn_format_name(TN_FORMAT_FP8_BLOCK_2D),
                tn_format_name(TN_FORMAT_FP8_TENSOR), tn_format_name(TN_FORMAT_PLAIN));
-    TN_REQUIRE(common->side || info.format == TN_FORMAT_PLAIN,
-               "%s: common.next_weight (tensor %s) is given, but common.side is NULL: its plane is "
+    TN_REQUIRE(side || info.format == TN_FORMAT_PLAIN,
+               "%s: %s.next_weight (tensor %s) is given, but %s.side is NULL: its plane is "
                "derived on another stream than the call's",
-               call->name, info.name);
+               call->name, role, info.name, role);
     return TN_OK;
 }
 
@@ -33,7 +32,7 @@ tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *commo
                (int)common->precision);
     TN_REQUIRE(common->recompute == 0 || common->recompute == 1,
                "%s: common.recompute is %d, expected 0 or 1", call->name, common->recompute);
-    return check_next_weight(call, common);
+    return tn__layer_check_ahead(call, "common", common->next_weight, common->side);
 }
 
 tn_status tn__layer_check_saved_set(const tn__op_call *call, const void *saved,
@@ -45,8 +44,7 @@ tn_status tn__layer_check_saved_set(const tn__op_call *call, const void *saved,
 
 /* ---- the weight ------------------------------------------------------------------------------ */
 
-/* What x and dy become; -1 if a layer takes no such weight. */
-static int operand_of(tn_format weight) {
+int tn__layer_operand_of(tn_format weight) {
     switch (weight) {
     case TN_FORMAT_PLAIN: return TN_FORMAT_PLAIN;
     case TN_FORMAT_FP8_BLOCK_2D: return TN_FORMAT_FP8_BLOCK_1D;
@@ -56,7 +54,7 @@ static int operand_of(tn_format weight) {
 }
 
 static tn_status check_recipe(const tn__op_call *call, tn__layer_product *p) {
-    const int operand = operand_of(p->weight.format);
+    const int operand = tn__layer_operand_of(p->weight.format);
     if (operand < 0) {
         return TN_FAIL(TN_UNSUPPORTED, "%s: %s (tensor %s) is %s, expected %s, %s or %s",
                        call->name, p->roles->weight, p->weight.name,

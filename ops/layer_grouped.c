@@ -7,13 +7,15 @@
  *                dy COL  (saved x COL)                  wgrad
  *
  * Invariants:
- * - One cast, one launch, makes both planes of x (or dy) for all groups.
+ * - One cast makes both planes of x (or dy) for all groups: of blocks in one launch, of FP8_TENSOR
+ *   group by group, each by an amax of its own.
  * - Planes have exactly the bytes that the groups need, as the host knows them. Where the device's
  *   offsets say otherwise nothing is written: the caller's error word tells.
  * - What is kept beyond a call is made by it, and ended by it if it fails.
  */
 #include "layer_grouped.h"
 
+#include "format_table.h"
 #include "host_alloc.h"
 #include "op_produce.h"
 
@@ -35,16 +37,26 @@ static tn_status check_weight(tn__op_call *call, const tn__experts *of, int64_t 
 
 static tn_status check_recipe(const tn__op_call *call, tn__experts *of) {
     const tn_tensor_info *weight = &of->weight;
-    const tn_format scaled_1d = TN_FORMAT_FP8_BLOCK_1D;
-    of->is_plain = weight->format == TN_FORMAT_PLAIN;
+    const int operand = tn__layer_operand_of(weight->format);
+    if (operand < 0)
+        return TN_FAIL(TN_UNSUPPORTED, "%s: weight (tensor %s) is %s: experts take %s, %s or %s",
+                       call->name, weight->name, tn_format_name(weight->format),
+                       tn_format_name(TN_FORMAT_FP8_BLOCK_2D), tn_format_name(TN_FORMAT_FP8_TENSOR),
+                       tn_format_name(TN_FORMAT_PLAIN));
+    of->operand = (tn_format)operand;
+    of->is_plain = of->operand == TN_FORMAT_PLAIN;
     of->fprop.b = of->dgrad.b = TN_PLANE_DATA;
     if (of->is_plain) return tn__op_require_float(call, "weight", weight);
-    if (weight->format != TN_FORMAT_FP8_BLOCK_2D)
-        return TN_FAIL(TN_UNSUPPORTED, "%s: weight (tensor %s) is %s: experts take %s or %s",
-                       call->name, weight->name, tn_format_name(weight->format),
-                       tn_format_name(TN_FORMAT_FP8_BLOCK_2D), tn_format_name(TN_FORMAT_PLAIN));
-    TN_TRY(tn__gemm_planes(call, TN_GEMM_FPROP, scaled_1d, weight->format, &of->fprop));
-    return tn__gemm_planes(call, TN_GEMM_DGRAD, scaled_1d, weight->format, &of->dgrad);
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_FPROP, of->operand, weight->format, &of->fprop));
+    TN_TRY(tn__gemm_planes(call, TN_GEMM_DGRAD, of->operand, weight->format, &of->dgrad));
+    if (of->dgrad.b == TN_PLANE_COL) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: weight (tensor %s) is %s, of which %s multiplies plane %s where experts "
+                   "have %s: take %s weights",
+                   call->name, weight->name, tn_format_name(weight->format),
+                   tn_architecture_name(tn_device_architecture(call->device)),
+                   tn_plane_name(of->dgrad.b), tn_plane_name(TN_PLANE_COL),
+                   tn_format_name(TN_FORMAT_PLAIN));
 }
 
 tn_status tn__experts_check(tn__op_call *call, const tn_experts *args, tn__experts *out) {
@@ -59,7 +71,8 @@ tn_status tn__experts_check(tn__op_call *call, const tn_experts *args, tn__exper
         out->is_any_trainable |= !info.frozen;
     }
     TN_TRY(check_recipe(call, out));
-    if (out->is_plain) return TN_OK;
+    TN_TRY(tn__layer_check_ahead(call, "experts", args->next_weight, args->side));
+    if (out->operand != TN_FORMAT_FP8_BLOCK_1D) return TN_OK;
     TN_TRY(tn__op_check_groups(call, args->device_offsets, args->error, &out->device));
     TN_REQUIRE(out->device.count == args->groups,
                "%s: device_offsets has %lld numbers, expected %lld: one more than groups",
@@ -116,11 +129,12 @@ static tn_status make_plane(tn__op_call *call, const tn__experts *of, tn_scope s
     const int is_col = operand == &cast->col;
     const tn_plane which = is_col ? TN_PLANE_COL : TN_PLANE_ROW;
     const int64_t cols = cast->info->cols;
-    *floats = tn__grouped_floats(&of->groups, which, cols);
+    *floats = tn__grouped_floats(&of->groups, of->operand, which, cols);
     TN_TRY(
         make_tensor(call, scope, is_kept, names[0], TN_BYTE, of->groups.rows, cols, &plane->data));
     TN_TRY(make_tensor(call, scope, is_kept, names[1], TN_FP32, 1, *floats, &plane->scale));
-    *operand = (tn__grouped_operand){.is_along_rows = is_col, .dtype = cast->dtype, .cols = cols};
+    *operand = (tn__grouped_operand){
+        .format = of->operand, .is_along_rows = is_col, .dtype = cast->dtype, .cols = cols};
     TN_TRY(tn__grouped_plane_lease(call, plane, TN_WRITE, operand));
     *view = (tn_plane_view){.data = (void *)operand->data, .scale = (void *)operand->scale};
     return TN_OK;
@@ -146,13 +160,45 @@ static tn_status run_cast(tn__op_call *call, tn__experts *of, tn__grouped_quanti
     return tn__op_end_lease(call, lease);
 }
 
+/* A plane of FP8_TENSOR of a group's rows: its elements in the plane of all groups, and the scale
+ * that comes next there. */
+static tn_status view_group(const tn__quantize_work *all, int64_t first, int64_t rows,
+                            tn_plane plane, float **scale, tn_plane_view *view) {
+    const unsigned char *data = plane == TN_PLANE_COL ? all->col.data : all->row.data;
+    const int64_t cols = all->src.cols;
+    TN_TRY(tn__format_layout(all->format, all->dtype, rows, cols, plane, &view->layout));
+    view->dtype = all->dtype;
+    view->plane = plane;
+    view->data = (void *)(data + first * cols);
+    view->scale = view->global_scale = *scale;
+    *scale += tn__group_scale_floats(all->format, plane, rows, cols);
+    return TN_OK;
+}
+
+/* As tn_quantize does each group alone. */
+static tn_status run_casts(tn__op_call *call, const tn__experts *of, const tn__quantize_work *all) {
+    const size_t row_bytes = (size_t)all->src.cols * tn_dtype_bytes(all->src.dtype);
+    float *row_scale = all->row.scale, *col_scale = all->col.scale;
+    for (int64_t e = 0; e < of->groups.count; e++) {
+        const int64_t first = of->groups.offsets[e], rows = tn__group_rows(&of->groups, e);
+        tn__quantize_work work = *all;
+        if (rows == 0 || all->src.cols == 0) continue;
+        work.src.data = (unsigned char *)all->src.data + (size_t)first * row_bytes;
+        work.src.rows = rows;
+        if (all->has_row) TN_TRY(view_group(all, first, rows, TN_PLANE_ROW, &row_scale, &work.row));
+        if (all->has_col) TN_TRY(view_group(all, first, rows, TN_PLANE_COL, &col_scale, &work.col));
+        TN_TRY(TN__OP_RUN(call, quantize, &work));
+    }
+    return TN_OK;
+}
+
 tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scope,
                                tn__experts_cast *cast) {
     static const char *const row_names[] = {"experts' row data", "experts' row scales"};
     static const char *const col_names[] = {"experts' col data", "experts' col scales"};
     const tn_scope col_scope = cast->keeps_col ? cast->keep_scope : scope;
     tn_grouped_plane row = {{0}, {0}}, scratch_col = {{0}, {0}};
-    tn__grouped_quantize_work work = {.all = {.format = TN_FORMAT_FP8_BLOCK_1D,
+    tn__grouped_quantize_work work = {.all = {.format = of->operand,
                                               .scale_mode = of->weight.scale_mode,
                                               .dtype = cast->dtype,
                                               .has_row = cast->has_row,
@@ -167,6 +213,7 @@ tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scop
         TN_TRY(make_plane(call, of, col_scope, cast->keeps_col, col_names, cast,
                           cast->keeps_col ? &cast->kept : &scratch_col, &work.col_scale_floats,
                           &work.all.col, &cast->col));
+    if (of->operand == TN_FORMAT_FP8_TENSOR) return run_casts(call, of, &work.all);
     TN_TRY(lease_groups(call, of, scope));
     if (work.all.src.rows == 0 || work.all.src.cols == 0) return TN_OK;
     return run_cast(call, of, &work);
@@ -258,8 +305,17 @@ static tn_status begin_x(tn__op_call *call, forward *f) {
         f->x_rows = f->cast.row;
         return TN_OK;
     }
-    f->x_rows = (tn__grouped_operand){.is_plain = 1, .dtype = f->x.dtype, .cols = f->x.cols};
+    f->x_rows = (tn__grouped_operand){.dtype = f->x.dtype, .cols = f->x.cols};
     return tn__grouped_plane_lease(call, &x, TN_READ, &f->x_rows);
+}
+
+/* The last product has another layer's plane derived beside it. */
+static tn_status launch_group(tn__op_call *call, forward *f, int64_t e) {
+    const tn_experts *args = f->experts.args;
+    if (f->works[e].d.rows == 0) return TN_OK;
+    if (tn__experts_next_group(&f->experts, e) == args->groups)
+        TN_TRY(tn__layer_derive_ahead(call, args->next_weight, args->side, &f->works[e]));
+    return tn__gemm_launch(call, &f->works[e]);
 }
 
 static tn_status run_forward(tn__op_call *call, forward *f) {
@@ -278,7 +334,7 @@ static tn_status run_forward(tn__op_call *call, forward *f) {
         tn__grouped_address_rows(&f->experts.groups, e, &y, &f->works[e]);
     TN_TRY(tn__grouped_require_aligned(call, f->works, groups));
     for (int64_t e = 0; e < groups; e++)
-        TN_TRY(tn__gemm_launch(call, &f->works[e]));
+        TN_TRY(launch_group(call, f, e));
     return TN_OK;
 }
 

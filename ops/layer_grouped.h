@@ -3,6 +3,7 @@
 #ifndef TENURE_LAYER_GROUPED_H
 #define TENURE_LAYER_GROUPED_H
 
+#include "layer_product.h"
 #include "op_grouped_gemm.h"
 #include "tenure_experts.h"
 
@@ -16,8 +17,9 @@ typedef struct tn__experts {
     tn_tensor_info weight; /* no rows and no columns, and PLAIN, without groups */
     int is_plain;
     int is_any_trainable;
+    tn_format operand;                /* what x and dy become */
     tn__gemm_plane_pair fprop, dgrad; /* of b: DATA for PLAIN weights */
-    tn__groups device;                /* FP8: leased with the first cast */
+    tn__groups device;                /* blocks: leased with the first cast */
     void *table;                      /* likewise: scratch that casts share */
     int is_leased;
 } tn__experts;
@@ -57,6 +59,14 @@ typedef struct tn__experts_cast {
 /* Makes the planes and puts the cast on the stream. After a failure the caller ends `kept`. */
 tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scope,
                                tn__experts_cast *cast);
+
+/* The next group that has rows, after e; how many groups there are if none has. */
+static inline int64_t tn__experts_next_group(const tn__experts *of, int64_t e) {
+    do
+        e++;
+    while (e < of->groups.count && tn__group_rows(&of->groups, e) == 0);
+    return e;
+}
 
 /* A group's weight as b of FPROP or DGRAD, without its address. */
 tn_status tn__experts_outline_weight(const tn__experts *of, int64_t e, tn_gemm_form form,

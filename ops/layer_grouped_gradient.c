@@ -5,7 +5,8 @@
  *   before the first product is launched. dbiases and dweights are held until dx has been launched:
  *   a failure before leaves them as they were.
  * - A weight's COL plane is under lease only around its own product. What this derives is released
- *   before the next one is derived: their peak is one plane, not their sum.
+ *   before the next one is derived: their peak is one plane, not their sum. With a side stream the
+ *   next one is derived beside the product: their peak is two.
  */
 #include "layer_grouped.h"
 
@@ -84,7 +85,8 @@ static tn_status check_dbias(tn__op_call *call, backward *b, int64_t e) {
 /* A grouped COL plane that an earlier call has left. */
 static tn_status check_left(tn__op_call *call, const char *role, const tn_grouped_plane *plane,
                             const backward *b, tn_dtype dtype, int64_t cols) {
-    const tn__grouped_operand of = {.is_along_rows = 1, .dtype = dtype, .cols = cols};
+    const tn__grouped_operand of = {
+        .format = b->experts.operand, .is_along_rows = 1, .dtype = dtype, .cols = cols};
     return tn__grouped_plane_check(call, role, plane, &b->experts.groups, &of);
 }
 
@@ -162,8 +164,8 @@ static tn_status lease_dy(tn__op_call *call, backward *b) {
     const int is_read =
         b->wants_dbiases || (b->experts.is_plain && (b->wants_dx || is_wgrad_now(b)));
     if (is_read) TN_TRY(tn__op_lease_matrix(call, b->args->dy, &b->dy, TN_READ, &b->dy_matrix));
-    b->dy_rows = (tn__grouped_operand){
-        .is_plain = 1, .dtype = b->dy.dtype, .cols = b->dy.cols, .data = b->dy_matrix.data};
+    b->dy_rows =
+        (tn__grouped_operand){.dtype = b->dy.dtype, .cols = b->dy.cols, .data = b->dy_matrix.data};
     b->dy_cols = b->dy_rows;
     b->dy_cols.is_along_rows = 1;
     return TN_OK;
@@ -185,16 +187,18 @@ static tn_status quantize_dy(tn__op_call *call, backward *b) {
 }
 
 static tn_status lease_left_dy(tn__op_call *call, backward *b) {
-    b->dy_cols = (tn__grouped_operand){
-        .is_along_rows = 1, .dtype = b->dy_dtype, .cols = b->experts.weight.rows};
+    b->dy_cols = (tn__grouped_operand){.format = b->experts.operand,
+                                       .is_along_rows = 1,
+                                       .dtype = b->dy_dtype,
+                                       .cols = b->experts.weight.rows};
     return tn__grouped_plane_lease(call, &b->delayed->dy, TN_READ, &b->dy_cols);
 }
 
 /* Saved, or quantized again, or as it is. */
 static tn_status begin_x(tn__op_call *call, backward *b) {
     const tn_grouped_plane x = {b->args->x, {0}};
-    b->x_cols = (tn__grouped_operand){.is_along_rows = 1,
-                                      .is_plain = b->experts.is_plain,
+    b->x_cols = (tn__grouped_operand){.format = b->experts.operand,
+                                      .is_along_rows = 1,
                                       .dtype = TN__EXPERTS_X_DTYPE,
                                       .cols = b->experts.weight.cols};
     if (b->experts.is_plain) {
@@ -278,13 +282,23 @@ static tn_status lease_dx(tn__op_call *call, backward *b) {
     return TN_OK;
 }
 
+/* The plane that is read after this group's is derived beside its product: the next group's, or
+ * behind the last one another layer's. */
+static tn_status derive_next(tn__op_call *call, backward *b, int64_t e) {
+    const tn_experts *args = b->experts.args;
+    const int64_t next = tn__experts_next_group(&b->experts, e);
+    const tn_tensor weight = next < args->groups ? args->weights[next] : args->next_weight;
+    if (!args->side) return TN_OK;
+    return tn__layer_derive_ahead(call, weight, args->side, &b->dgrads[e]);
+}
+
 static tn_status dgrad_group(tn__op_call *call, backward *b, int64_t e) {
-    const int lease = call->lease_count;
+    const int lease = call->lease_count, leases = !b->experts.is_plain;
     if (b->dgrads[e].d.rows == 0) return TN_OK;
-    if (b->experts.is_plain) return tn__gemm_launch(call, &b->dgrads[e]);
-    TN_TRY(lease_weight(call, b, e));
+    if (leases) TN_TRY(lease_weight(call, b, e));
+    TN_TRY(derive_next(call, b, e));
     TN_TRY(tn__gemm_launch(call, &b->dgrads[e]));
-    return tn__op_end_lease(call, lease);
+    return leases ? tn__op_end_lease(call, lease) : TN_OK;
 }
 
 /* dx, and the release of each weight's COL, which comes also without dx. */

@@ -169,17 +169,22 @@ tn_status tn__layer_read_weight(tn__op_call *call, const tn__layer_product *p,
 /* Between what a product reads and the product. It is bound by its operations and leaves the memory
  * idle, as the casts before and after it do not; so this waits for all that is on the call's
  * stream, which is one event, and the pool need not wait for what used the memory before. */
+tn_status tn__layer_derive_ahead(tn__op_call *call, tn_tensor weight, tn_stream side,
+                                 tn__gemm_work *beside) {
+    const tn_architecture architecture = tn_device_architecture(call->device);
+    tn_tensor_info info;
+    tn_plane plane;
+    if (tn__is_no_tensor(weight)) return TN_OK;
+    TN_TRY(tn__op_tensor(call, "next_weight", weight, &info));
+    TN_TRY(tn_format_operand(info.format, architecture, TN_OPERAND_DGRAD_B, &plane));
+    if (plane == TN_PLANE_DATA) return TN_OK;
+    return tn__op_derive_ahead(call, weight, plane, side, beside);
+}
+
 tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common,
                                 tn__gemm_work *beside) {
-    const tn_architecture architecture = tn_device_architecture(call->device);
-    tn_tensor_info next;
-    tn_plane plane;
-    if (tn__is_no_tensor(common->next_weight)) return TN_OK;
     if (common->precision != TN_BACKWARD_AS_FORWARD) return TN_OK;
-    TN_TRY(tn__op_tensor(call, "common.next_weight", common->next_weight, &next));
-    TN_TRY(tn_format_operand(next.format, architecture, TN_OPERAND_DGRAD_B, &plane));
-    if (plane == TN_PLANE_DATA) return TN_OK;
-    return tn__op_derive_ahead(call, common->next_weight, plane, common->side, beside);
+    return tn__layer_derive_ahead(call, common->next_weight, common->side, beside);
 }
 
 tn_status tn__layer_launch(tn__op_call *call, const tn__gemm_work *work) {

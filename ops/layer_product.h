@@ -55,6 +55,14 @@ typedef struct tn__layer_operand {
 
 tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *common);
 
+/* The weight whose plane is derived ahead, and the stream for it, as fields of `role`: without
+ * another stream it would be derived where the product waits for it. */
+tn_status tn__layer_check_ahead(tn__op_call *call, const char *role, tn_tensor next_weight,
+                                tn_stream side);
+
+/* What x and dy become; -1 if a layer takes no such weight. */
+int tn__layer_operand_of(tn_format weight);
+
 /* A forward that saves has somewhere to write the handles. */
 tn_status tn__layer_check_saved_set(const tn__op_call *call, const void *saved,
                                     const tn_layer_common *common);
@@ -193,6 +201,8 @@ tn_status tn__layer_read_weight(tn__op_call *call, const tn__layer_product *p, t
 /* The next weight's plane on the other stream, beside the product that is launched next. */
 tn_status tn__layer_derive_next(tn__op_call *call, const tn_layer_common *common,
                                 tn__gemm_work *beside);
+tn_status tn__layer_derive_ahead(tn__op_call *call, tn_tensor weight, tn_stream side,
+                                 tn__gemm_work *beside);
 
 /* Puts the product on the stream, and frees its scratch. */
 tn_status tn__layer_launch(tn__op_call *call, const tn__gemm_work *work);

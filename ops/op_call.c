@@ -180,12 +180,24 @@ tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const 
                    call->name, tn_plane_name(plane), role);
 }
 
+/* Whether the call has had the plane derived ahead; its lease answers for it from now on. */
+static int take_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane) {
+    for (int i = 0; i < call->derived_count; i++) {
+        if (call->derived[i].tensor.value != tensor.value || call->derived[i].plane != plane)
+            continue;
+        call->derived[i] = call->derived[--call->derived_count];
+        return 1;
+    }
+    return 0;
+}
+
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view) {
     tn_plane_state before = TN_PLANE_VALID;
     TN_TRY(tn_plane_state_get(tensor, plane, &before));
     TN_TRY(tn__op_lease(call, tensor, plane, TN_READ, view));
-    if (before == TN_PLANE_ABSENT) slot_at(call, call->lease_count - 1)->is_derived = 1;
+    if (take_derived(call, tensor, plane) || before == TN_PLANE_ABSENT)
+        slot_at(call, call->lease_count - 1)->is_derived = 1;
     return TN_OK;
 }
 

@@ -137,7 +137,8 @@ tn_status tn__op_require_whole_16(const tn__op_call *call, uintptr_t addresses);
 tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const char *role,
                               tn_tensor tensor, tn_plane plane);
 
-/* READ of a plane that is derived if it is not valid, and dropped again if the call fails. */
+/* READ of a plane that is derived if it is not valid; what this call has derived, here or ahead, is
+ * dropped again if it fails. */
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view);
 

@@ -42,6 +42,7 @@ static inline int64_t tn__units_of(int64_t extent, int64_t unit) {
 static inline int64_t tn__group_scale_floats(tn_format format, tn_plane plane, int64_t rows,
                                              int64_t cols) {
     int64_t across = tn__units_of(cols, 128), down = tn__units_of(rows, 128);
+    if (format == TN_FORMAT_FP8_TENSOR) return rows > 0 && cols > 0 ? 4 : 0;
     if (format == TN_FORMAT_FP8_BLOCK_1D) {
         return plane == TN_PLANE_ROW ? across * 4 * tn__units_of(rows, 4)
                                      : down * 4 * tn__units_of(cols, 4);

@@ -34,11 +34,11 @@ tn_status tn__group_list_check(const tn__op_call *call, int64_t count, const int
     return TN_OK;
 }
 
-int64_t tn__grouped_floats(const tn__group_list *groups, tn_plane plane, int64_t cols) {
+int64_t tn__grouped_floats(const tn__group_list *groups, tn_format format, tn_plane plane,
+                           int64_t cols) {
     int64_t floats = 0;
     for (int64_t e = 0; e < groups->count; e++)
-        floats +=
-            tn__group_scale_floats(TN_FORMAT_FP8_BLOCK_1D, plane, tn__group_rows(groups, e), cols);
+        floats += tn__group_scale_floats(format, plane, tn__group_rows(groups, e), cols);
     return floats;
 }
 
@@ -61,7 +61,7 @@ tn_status tn__grouped_plane_check(tn__op_call *call, const char *role,
                "%s: %s's data (tensor %s) has %lld bytes, fewer than %lld rows of %lld", call->name,
                role, data.name, (long long)(data.rows * data.cols), (long long)groups->rows,
                (long long)of->cols);
-    const int64_t floats = tn__grouped_floats(groups, plane_of(of), of->cols);
+    const int64_t floats = tn__grouped_floats(groups, of->format, plane_of(of), of->cols);
     TN_REQUIRE(scale.rows * scale.cols >= floats,
                "%s: %s's scale (tensor %s) has %lld elements, expected at least %lld", call->name,
                role, scale.name, (long long)(scale.rows * scale.cols), (long long)floats);
@@ -75,7 +75,7 @@ tn_status tn__grouped_plane_lease(tn__op_call *call, const tn_grouped_plane *pla
     tn_plane_view data, scale;
     TN_TRY(tn__op_lease(call, plane->data, TN_PLANE_DATA, access, &data));
     of->data = data.data;
-    if (of->is_plain) return TN_OK;
+    if (tn__grouped_is_plain(of)) return TN_OK;
     TN_TRY(tn__op_lease(call, plane->scale, TN_PLANE_DATA, access, &scale));
     TN_TRY(tn__op_require_aligned(call, "a grouped plane's scale", scale.data, ALIGNMENT));
     of->scale = scale.data;
@@ -93,14 +93,16 @@ tn__operand tn__grouped_operand_take(tn__grouped_operand *of, const tn__group_li
                            .data = of->data + begins,
                            .is_unaligned = is_unaligned(of->data + begins),
                            .rows = stored};
-    if (of->is_plain) {
+    if (tn__grouped_is_plain(of)) {
         operand.is_transposed = of->is_along_rows;
         return operand;
     }
-    operand.kind = TN__OPERAND_VECTOR;
+    operand.kind = TN__OPERAND_TENSOR;
     operand.scale = of->scale;
+    of->scale += tn__group_scale_floats(of->format, plane_of(of), rows, of->cols);
+    if (of->format == TN_FORMAT_FP8_TENSOR) return operand;
+    operand.kind = TN__OPERAND_VECTOR;
     operand.scale_stride = 4 * tn__units_of(stored, 4);
-    of->scale += tn__group_scale_floats(TN_FORMAT_FP8_BLOCK_1D, plane_of(of), rows, of->cols);
     return operand;
 }
 
@@ -170,7 +172,8 @@ static int is_wgrad(const grouped *g) { return g->args->form == TN_GEMM_WGRAD; }
 static tn_status check_operand(tn__op_call *call, const char *role, const tn_grouped_plane *plane,
                                const grouped *g, tn__grouped_operand *of) {
     tn_tensor_info info;
-    if (!of->is_plain) return tn__grouped_plane_check(call, role, plane, &g->groups, of);
+    if (!tn__grouped_is_plain(of))
+        return tn__grouped_plane_check(call, role, plane, &g->groups, of);
     TN_REQUIRE(tn__is_no_tensor(plane->scale),
                "%s: %s has a scale and the other operand has none: both must be FP8, or both %s",
                call->name, role, tn_format_name(TN_FORMAT_PLAIN));
@@ -208,7 +211,7 @@ static tn_status check_group(tn__op_call *call, const grouped *g, int64_t e) {
     }
     TN_TRY(check_bias(call, g, e));
     TN_TRY(check_n_by_k(call, "weight", g->args->weights[e], g, &info));
-    if (g->a.is_plain) {
+    if (tn__grouped_is_plain(&g->a)) {
         TN_TRY(tn__op_require_format(call, "weight", &info, TN_FORMAT_PLAIN));
         return tn__op_require_dtype(call, "weight", &info, g->a.dtype);
     }
@@ -225,7 +228,7 @@ static tn_status check_planes(tn__op_call *call, grouped *g) {
     const tn_format weight = is_wgrad(g) ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
     tn__gemm_plane_pair planes;
     g->weight_plane = TN_PLANE_DATA;
-    if (g->a.is_plain) return TN_OK;
+    if (tn__grouped_is_plain(&g->a)) return TN_OK;
     TN_TRY(tn__gemm_planes(call, g->args->form, TN_FORMAT_FP8_BLOCK_1D, weight, &planes));
     TN_CHECK(planes.a == plane_of(&g->a));
     g->weight_plane = planes.b;
@@ -251,16 +254,17 @@ static tn_status check_numbers(const tn__op_call *call, grouped *g) {
 
 static tn_status check_operands(tn__op_call *call, grouped *g) {
     const tn_grouped_gemm_args *args = g->args;
-    g->a = (tn__grouped_operand){.is_plain = tn__is_no_tensor(args->a.scale),
+    const int is_plain = tn__is_no_tensor(args->a.scale);
+    g->a = (tn__grouped_operand){.format = is_plain ? TN_FORMAT_PLAIN : TN_FORMAT_FP8_BLOCK_1D,
                                  .is_along_rows = is_wgrad(g),
                                  .dtype = args->a_dtype,
                                  .cols = args->form == TN_GEMM_FPROP ? g->k : g->n};
     g->b = (tn__grouped_operand){
-        .is_plain = g->a.is_plain, .is_along_rows = 1, .dtype = args->b_dtype, .cols = g->k};
+        .format = g->a.format, .is_along_rows = 1, .dtype = args->b_dtype, .cols = g->k};
     TN_TRY(check_operand(call, "a", &args->a, g, &g->a));
     if (!is_wgrad(g)) return TN_OK;
     TN_TRY(check_operand(call, "b", &args->b, g, &g->b));
-    TN_REQUIRE(!g->a.is_plain || g->a.dtype == g->b.dtype,
+    TN_REQUIRE(!is_plain || g->a.dtype == g->b.dtype,
                "%s: a is %s and b is %s: they must be "
                "of one type",
                call->name, tn_dtype_name(g->a.dtype), tn_dtype_name(g->b.dtype));
@@ -292,7 +296,7 @@ static tn_status check(tn__op_call *call, grouped *g) {
 static tn_status lease_weight(tn__op_call *call, const grouped *g, int64_t e, tn__gemm_work *work) {
     tn_plane_view weight;
     TN_TRY(tn__op_lease_derived(call, g->args->weights[e], g->weight_plane, &weight));
-    if (g->a.is_plain) {
+    if (tn__grouped_is_plain(&g->a)) {
         const tn__matrix matrix = {g->a.dtype, weight.data, g->n, g->k};
         work->b = tn__gemm_plain_operand(&matrix, g->args->form == TN_GEMM_DGRAD);
         return TN_OK;

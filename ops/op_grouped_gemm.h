@@ -35,7 +35,7 @@ tn_status tn__group_list_check(const tn__op_call *call, int64_t count, const int
 
 /* An operand of all groups, taken group by group. */
 typedef struct tn__grouped_operand {
-    int is_plain;
+    tn_format format;  /* PLAIN, FP8_BLOCK_1D or FP8_TENSOR: then each group has its own scale */
     int is_along_rows; /* rows are contracted: COL, or PLAIN turned */
     tn_dtype dtype;
     int64_t cols; /* of the matrix whose rows are the groups' */
@@ -50,8 +50,13 @@ tn_status tn__grouped_plane_check(tn__op_call *call, const char *role,
 tn_status tn__grouped_plane_lease(tn__op_call *call, const tn_grouped_plane *plane,
                                   tn_access access, tn__grouped_operand *of);
 
+static inline int tn__grouped_is_plain(const tn__grouped_operand *of) {
+    return of->format == TN_FORMAT_PLAIN;
+}
+
 /* Scales, with padding, that the groups need exactly. */
-int64_t tn__grouped_floats(const tn__group_list *groups, tn_plane plane, int64_t cols);
+int64_t tn__grouped_floats(const tn__group_list *groups, tn_format format, tn_plane plane,
+                           int64_t cols);
 
 /* That of group e; each group once, from the first on. */
 tn__operand tn__grouped_operand_take(tn__grouped_operand *of, const tn__group_list *groups,

@@ -18,20 +18,23 @@
  * The rules of tenure_ops.h hold here too, and tenure_grouped.h says how tokens lie in groups.
  *
  * The weights say how it is computed. FP8_BLOCK_2D: x and dy are quantized to 1D, in the weights'
- * scale mode, x to E4M3. PLAIN: the products are of PLAIN operands, all of the weights' type. Other
+ * scale mode, x to E4M3. FP8_TENSOR: each group's rows of x, and of dy, are quantized to FP8_TENSOR
+ * as tn_quantize does a tensor of its own, by their own amax: so no expert's scale depends on
+ * another's tokens. PLAIN: the products are of PLAIN operands, all of the weights' type. Other
  * formats are TN_UNSUPPORTED. All weights of a call are alike but for their contents, and each may
  * be frozen or not. So a backward in high precision of a forward in FP8 is one that is given PLAIN
  * weights, the masters, and x.
  *
  * What is alive, in bytes, for R rows in all groups (F: exact count of scales of all groups, as
- * tenure_grouped.h has it):
+ * tenure_grouped.h has it; of FP8_TENSOR 4 for each group that has rows):
  *
  *     forward    scratch   FP8: x ROW, R k + 4 F
  *                saved     FP8, if a weight is trainable: x COL, R k + 4 F
  *     backward   scratch   FP8: dy ROW for dx, dy COL for dweights, R n + 4 F each; x COL again if
  *                          nothing was saved
  *                COL of one weight, where its policy has it released: from just before the product
- *                that reads it to just after it, before that of the next weight is made
+ *                that reads it to just after it, before that of the next weight is made; with a
+ *                side stream from just before the product ahead of it, so of two weights
  *     after it   nothing; delayed: x COL and dy COL
  *
  * and as scratch, too, what tn_grouped_gemm and tn_grouped_quantize say, and 4 n bytes for each 128
@@ -48,14 +51,25 @@ extern "C" {
 
 /* What the calls are told alike. */
 typedef struct tn_experts {
-    int64_t groups;           /* 0 ... 4096 */
-    const int64_t *offsets;   /* groups + 1, the first 0; read during the call */
-    tn_tensor device_offsets; /* FP8: the same numbers, as tn_grouped_quantize takes them. Others */
-    tn_tensor error;          /* are never beyond memory: they are told in this word, as there */
+    int64_t groups;         /* 0 ... 4096 */
+    const int64_t *offsets; /* groups + 1, the first 0; read during the call */
+    /* FP8 blocks: the same numbers, as tn_grouped_quantize takes them. Others are never beyond
+     * memory: they are told in this word, as there. Not looked at for other weights. */
+    tn_tensor device_offsets;
+    tn_tensor error;
     const tn_tensor *weights; /* [n, k], one for each group */
+    /* Another one than the call's stream; NULL: none. On it backward has COL of a weight derived
+     * while the product of the group before runs; which planes are made ahead, and what a capture
+     * must hold, is as tenure_layers.h says of common.next_weight. */
+    tn_stream side;
+    /* Of another layer: its COL is derived while the last group's product runs, of a forward or of
+     * a dx. It needs `side`; {0}, or PLAIN: nothing to derive. */
+    tn_tensor next_weight;
 } tn_experts;
 #define TN_EXPERTS_INIT                                                                            \
-    { 0, NULL, {0}, {0}, NULL }
+    {                                                                                              \
+        0, NULL, {0}, {0}, NULL, NULL, { 0 }                                                       \
+    }
 
 /* What backward needs of forward: {0} for what was not saved. The tensors are in the saved_scope
  * and end with it, or with the backward that succeeds. */

@@ -53,15 +53,18 @@ static void a_step_has_the_hosts_bits(void **state) {
     static const test_experts_config configs[] = {
         {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
         {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
+        {TN_FORMAT_FP8_TENSOR, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
         {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
         {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
+    enum { CONFIGS = sizeof configs / sizeof *configs };
     (void)state;
-    for (int i = 0; i < 4 * 3; i++) {
+    for (int i = 0; i < CONFIGS * 3; i++) {
         char what[64];
-        results on_device = step_on(&device, &configs[i % 4], i / 4);
-        results on_host = step_on(&host, &configs[i % 4], i / 4);
+        results on_device = step_on(&device, &configs[i % CONFIGS], i / CONFIGS);
+        results on_host = step_on(&host, &configs[i % CONFIGS], i / CONFIGS);
         for (int o = 0; o < OUTPUTS; o++) {
-            snprintf(what, sizeof what, "config %d way %d output %d", i % 4, i / 4, o);
+            snprintf(what, sizeof what, "config %d way %d output %d", i % CONFIGS, i / CONFIGS, o);
             gpu_count(o == 0            ? "y"
                       : o == 1          ? "dx"
                       : o < 2 + EXPERTS ? "dweights"

@@ -1,7 +1,8 @@
 /* The experts' layer with every driver call and every host allocation failing in turn, once and
  * from then on, in each of its three calls. A call that fails leaves what was saved, and no byte of
  * its own; each output is what it was, or not valid if work may have touched it. With those filled
- * again, the same call and all that follow it give the bits of a step without a failure.
+ * again, the same call and all that follow it give the bits of a step without a failure. With
+ * weights of FP8_TENSOR planes are derived ahead on another stream.
  */
 #include "fault_loop_support.h"
 #include "test_experts.h"
@@ -40,6 +41,8 @@ static void begin(step *s, const scenario *of) {
     s->forward = test_experts_forward(&s->t, 1);
     s->backward = test_experts_backward(&s->t);
     s->backward.accumulate = s->backward.delay = 1, s->backward.saved_scope = s->t.saved;
+    if (of->config.format == TN_FORMAT_FP8_TENSOR)
+        EXPECT_OK(tn_stream_create(s->ops.device, &s->backward.experts.side));
     s->outputs[0] = s->t.y, s->outputs[1] = s->t.dx;
     for (int e = 0; e < EXPERTS; e++)
         s->outputs[2 + e] = s->t.dweights[e], s->outputs[2 + EXPERTS + e] = s->t.dbiases[e];
@@ -49,6 +52,10 @@ static void begin(step *s, const scenario *of) {
 
 static void end(step *s, const scenario *of) {
     tn_device *device = s->ops.device;
+    if (s->backward.experts.side) {
+        EXPECT_OK(tn_device_synchronize(device));
+        EXPECT_OK(tn_stream_destroy(device, s->backward.experts.side));
+    }
     if (!of->is_sim) {
         test_ops_close_host(&s->ops);
         return;
@@ -190,9 +197,10 @@ static int run_with_fault(const void *argument, fault_point *fault) {
 static int fail_each(fault_point fault, int is_sim) {
     static const test_experts_config configs[] = {
         {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
         {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
     int failed = 0;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         scenario s = {configs[i], is_sim, 0};
         if (!is_sim) take_results(&s);
         for (s.which = FORWARD; s.which < CALLS; s.which++)

@@ -81,7 +81,7 @@ test_experts test_experts_open(const test_ops *ops, const test_experts_config *c
             t.dweights[e] = test_plain(ops->scope, TN_FP32, EXPERTS_N, EXPERTS_K);
     }
     t.experts.groups = EXPERTS, t.experts.offsets = test_experts_offsets;
-    if (config->format == TN_FORMAT_PLAIN) return t;
+    if (config->format != TN_FORMAT_FP8_BLOCK_2D) return t;
     t.experts.device_offsets =
         bytes_of(ops, ops->scope, test_experts_offsets, sizeof test_experts_offsets);
     t.experts.error = bytes_of(ops, ops->scope, &no_error, sizeof no_error);
@@ -111,17 +111,21 @@ tn_grouped_linear_backward_args test_experts_backward(const test_experts *t) {
 
 /* ---- bytes ----------------------------------------------------------------------------------- */
 
-size_t test_experts_plane_bytes(tn_plane plane, int64_t cols) {
+size_t test_experts_plane_bytes(tn_format weight, tn_plane plane, int64_t cols) {
     int64_t floats = 0;
     for (int e = 0; e < EXPERTS; e++) {
         int64_t rows = test_experts_offsets[e + 1] - test_experts_offsets[e];
-        floats += plane == TN_PLANE_ROW ? (cols + 127) / 128 * ((rows + 3) / 4 * 4)
-                                        : (rows + 127) / 128 * ((cols + 3) / 4 * 4);
+        if (weight == TN_FORMAT_FP8_TENSOR)
+            floats += rows > 0 ? 4 : 0;
+        else if (plane == TN_PLANE_ROW)
+            floats += (cols + 127) / 128 * ((rows + 3) / 4 * 4);
+        else
+            floats += (rows + 127) / 128 * ((cols + 3) / 4 * 4);
     }
     return (size_t)(EXPERTS_ROWS * cols + 4 * floats);
 }
 
-/* One tile: its row of scales is 4 long. */
+/* One tile, whose row of scales is 4 long, as is that of one scale. */
 size_t test_experts_weight_bytes(void) { return (size_t)EXPERTS_N * EXPERTS_K + 4 * sizeof(float); }
 
 /* Bytes of each scope, in elements of fp32 and of what else there is. */
@@ -154,6 +158,7 @@ typedef struct bytes_way {
     int recomputes; /* backward is given x, nothing is saved */
     int delays;
     int has_no_dx;
+    int has_side;                    /* planes of weights are derived ahead */
     int planes_kept, planes_at_peak; /* COL planes of weights, after backward and at most */
 } bytes_way;
 
@@ -188,17 +193,21 @@ static void run_way(const test_ops *outer, const bytes_way *way) {
 
     EXPECT_OK(tn_grouped_linear_forward(&forward, &saved, ops.stream));
     if (is_fp8 && is_trainable && !way->recomputes)
-        now.saved = test_experts_plane_bytes(TN_PLANE_COL, EXPERTS_K);
+        now.saved = test_experts_plane_bytes(way->config.format, TN_PLANE_COL, EXPERTS_K);
     now.all += now.saved;
     expect(&ops, &t, "after forward", now);
 
+    tn_stream side = NULL;
+    if (way->has_side) EXPECT_OK(tn_stream_create(ops.device, &side));
+    backward.experts.side = side;
     if (way->recomputes) backward.x = t.x;
     if (way->has_no_dx) backward.dx.value = 0;
     if (way->delays) backward.delay = 1, backward.saved_scope = t.saved;
     EXPECT_OK(tn_grouped_linear_backward(&backward, &saved, &delayed, ops.stream));
-    size_t left = way->delays && is_fp8 && is_trainable
-                      ? now.saved + test_experts_plane_bytes(TN_PLANE_COL, EXPERTS_N)
-                      : 0;
+    size_t left =
+        way->delays && is_fp8 && is_trainable
+            ? now.saved + test_experts_plane_bytes(way->config.format, TN_PLANE_COL, EXPERTS_N)
+            : 0;
     now.col = one * (size_t)way->planes_kept, now.col_peak = one * (size_t)way->planes_at_peak;
     now.saved = left;
     now.all = before + output_bytes(way, 1) + left + now.col;
@@ -213,11 +222,14 @@ static void run_way(const test_ops *outer, const bytes_way *way) {
         assert_true(saved.x.data.value == 0 && delayed.dy.data.value == 0);
     }
     EXPECT_OK(tn_scope_close(ops.scope));
+    if (!side) return;
+    EXPECT_OK(tn_device_synchronize(ops.device));
+    EXPECT_OK(tn_stream_destroy(ops.device, side));
 }
 
 void test_experts_bytes(const test_ops *ops) {
     enum { ALL = (1 << EXPERTS) - 1, SOME = 1 << 0 | 1 << 4, WITH_ROWS = EXPERTS - 1 };
-    const tn_format fp8 = TN_FORMAT_FP8_BLOCK_2D;
+    const tn_format fp8 = TN_FORMAT_FP8_BLOCK_2D, tensor = TN_FORMAT_FP8_TENSOR;
     const tn_plane_policy keep = TN_POLICY_KEEP, until_used = TN_POLICY_UNTIL_LAST_USE;
     const bytes_way ways[] = {
         {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep},
@@ -241,6 +253,22 @@ void test_experts_bytes(const test_ops *ops) {
         {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, keep},
          .planes_kept = WITH_ROWS,
          .planes_at_peak = WITH_ROWS},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used},
+         .has_side = 1,
+         .planes_at_peak = 2},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, SOME, until_used},
+         .has_side = 1,
+         .planes_kept = 2,
+         .planes_at_peak = 3},
+        {.config = {tensor, TN_BF16, TN_SCALE_POW2, 0, keep},
+         .planes_kept = WITH_ROWS,
+         .planes_at_peak = WITH_ROWS},
+        {.config = {tensor, TN_BF16, TN_SCALE_FP32, SOME, keep},
+         .delays = 1,
+         .has_side = 1,
+         .planes_kept = WITH_ROWS,
+         .planes_at_peak = WITH_ROWS},
+        {.config = {tensor, TN_FP32, TN_SCALE_POW2, 0, keep}, .recomputes = 1, .has_no_dx = 1},
         {.config = {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, keep}},
         {.config = {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, SOME, keep}, .delays = 1},
     };

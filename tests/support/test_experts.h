@@ -13,7 +13,7 @@ enum { EXPERTS = 5, EXPERTS_ROWS = 151, EXPERTS_SPARE = 3, EXPERTS_N = 40, EXPER
 extern const int64_t test_experts_offsets[EXPERTS + 1];
 
 typedef struct test_experts_config {
-    tn_format format; /* FP8_BLOCK_2D, or PLAIN */
+    tn_format format; /* FP8_BLOCK_2D, FP8_TENSOR or PLAIN */
     tn_dtype dtype;   /* PLAIN: of the weights, x and dy; FP8: of x and dy */
     tn_scale_mode mode;
     unsigned frozen;        /* a bit for each expert */
@@ -42,8 +42,9 @@ tn_grouped_linear_backward_args test_experts_backward(const test_experts *t);
 float test_experts_value(uint32_t seed, int64_t i);
 void test_experts_fill(const test_ops *ops, tn_tensor tensor, uint32_t seed);
 
-/* What a grouped plane of all rows takes: `cols` bytes a row, and the scales. */
-size_t test_experts_plane_bytes(tn_plane plane, int64_t cols);
+/* What a grouped plane of all rows takes that x and dy become beside weights of that format: `cols`
+ * bytes a row, and the scales. */
+size_t test_experts_plane_bytes(tn_format weight, tn_plane plane, int64_t cols);
 /* And COL of one weight. */
 size_t test_experts_weight_bytes(void);
 

@@ -9,6 +9,8 @@
 static const test_experts_config fp8 = {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0,
                                         TN_POLICY_KEEP};
 
+static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_TENSOR, TN_FORMAT_PLAIN};
+
 /* ---- one expert alone ------------------------------------------------------------------------ */
 
 /* A tensor of the expert's rows. */
@@ -31,7 +33,8 @@ static tn_tensor operand_of(const test_ops *ops, const test_experts *t, tn_tenso
     args.src = rows_of(ops, tensor, e);
     if (t->config.format == TN_FORMAT_PLAIN) return args.src;
     EXPECT_OK(tn_tensor_info_get(args.src, &info));
-    config.format = TN_FORMAT_FP8_BLOCK_1D, config.dtype = dtype;
+    config.format = t->config.format, config.dtype = dtype;
+    if (config.format == TN_FORMAT_FP8_BLOCK_2D) config.format = TN_FORMAT_FP8_BLOCK_1D;
     config.scale_mode = t->config.mode;
     config.rank = 2, config.shape[0] = info.rows, config.shape[1] = info.cols;
     EXPECT_OK(tn_tensor_create(ops->scope, &config, &args.dst));
@@ -111,14 +114,17 @@ static void each_expert_is_a_linear_layer_of_its_own(void **state) {
     static const test_experts_config configs[] = {
         {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
         {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_KEEP},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
+        {TN_FORMAT_FP8_TENSOR, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
         {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
         {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
+    enum { CONFIGS = sizeof configs / sizeof *configs };
     (void)state;
-    for (int i = 0; i < 4 * 3; i++) {
+    for (int i = 0; i < CONFIGS * 3; i++) {
         test_ops ops = test_ops_open_host();
-        test_experts t = test_experts_open(&ops, &configs[i % 4]);
-        const int accumulate = i / 4 == 1;
-        const tn_dtype gradient_dtype = i / 4 == 2 ? TN_E5M2 : TN_E4M3;
+        test_experts t = test_experts_open(&ops, &configs[i % CONFIGS]);
+        const int accumulate = i / CONFIGS == 1;
+        const tn_dtype gradient_dtype = i / CONFIGS == 2 ? TN_E5M2 : TN_E4M3;
         before was = fill_gradients(&ops, &t);
         step(&ops, &t, accumulate, gradient_dtype);
         for (int e = 0; e < EXPERTS; e++)
@@ -205,9 +211,9 @@ static int is_filled_with(const test_ops *ops, tn_tensor tensor, uint32_t seed) 
 
 static void an_expert_without_rows_has_zero_gradients_or_keeps_them(void **state) {
     (void)state;
-    for (int is_plain = 0; is_plain < 2; is_plain++) {
+    for (int i = 0; i < 3; i++) {
         test_experts_config config = fp8;
-        if (is_plain) config.format = TN_FORMAT_PLAIN;
+        config.format = formats[i];
         test_ops ops = test_ops_open_host();
         test_experts t = test_experts_open(&ops, &config);
         (void)fill_gradients(&ops, &t);
@@ -287,9 +293,9 @@ static tn__matrix dweights_of(test_experts_config config, int way) {
 
 static void delayed_and_recomputed_gradients_have_the_same_bits(void **state) {
     (void)state;
-    for (int is_plain = 0; is_plain < 2; is_plain++) {
+    for (int i = 0; i < 3; i++) {
         test_experts_config config = fp8;
-        if (is_plain) config.format = TN_FORMAT_PLAIN;
+        config.format = formats[i];
         tn__matrix usual = dweights_of(config, 0);
         for (int way = 1; way < 4; way++) {
             tn__matrix other = dweights_of(config, way);
@@ -378,6 +384,83 @@ static void frozen_planes_come_and_go_one_by_one(void **state) {
     test_matrix_free(&expected);
 }
 
+/* ---- planes that are made ahead -------------------------------------------------------------- */
+
+/* dx, dweights of the last expert, and how many planes of weights there were at once. */
+typedef struct ahead {
+    tn__matrix dx, dweight;
+    size_t planes;
+    tn_plane_state next;
+} ahead;
+
+/* A backward, with the next layer's weight; `has_side`: planes are derived on another stream. */
+static ahead backward_of(tn_format format, int has_side) {
+    test_experts_config config = fp8;
+    test_ops ops = test_ops_open_host();
+    tn_stream side;
+    config.format = format, config.policy = TN_POLICY_UNTIL_LAST_USE;
+    if (format == TN_FORMAT_FP8_TENSOR) config.policy = TN_POLICY_KEEP;
+    if (format == TN_FORMAT_FP8_BLOCK_2D) config.frozen = (1 << EXPERTS) - 1 - (1 << 4);
+    EXPECT_OK(tn_stream_create(ops.device, &side));
+    test_experts t = test_experts_open(&ops, &config);
+    tn_tensor next = test_weight(ops.scope, EXPERTS_N, EXPERTS_K, 0, TN_POLICY_KEEP);
+    test_declare_valid(&ops, next, TN_PLANE_ROW);
+    tn_grouped_linear_backward_args backward = test_experts_backward(&t);
+    backward.x = t.x;
+    if (has_side) backward.experts.side = side, backward.experts.next_weight = next;
+    EXPECT_OK(tn_grouped_linear_backward(&backward, NULL, NULL, ops.stream));
+    EXPECT_OK(tn_device_synchronize(ops.device));
+    ahead of = {test_fetch_matrix(&ops, t.dx), test_fetch_matrix(&ops, t.dweights[4]),
+                test_ledger(ops.scope).peak_plane_bytes[TN_PLANE_COL],
+                test_state(next, TN_PLANE_COL)};
+    of.planes /= test_experts_weight_bytes();
+    EXPECT_OK(tn_stream_destroy(ops.device, side));
+    test_ops_close_host(&ops);
+    return of;
+}
+
+/* Of the last expert's policy, which trains, the plane stays; those before are frozen. */
+static void planes_are_made_ahead_of_their_products(void **state) {
+    static const size_t planes[][2] = {{1, 2}, {EXPERTS - 1, EXPERTS}, {0, 1}};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        ahead usual = backward_of(formats[i], 0), early = backward_of(formats[i], 1);
+        test_expect_same_matrix(&early.dx, &usual.dx);
+        test_expect_same_matrix(&early.dweight, &usual.dweight);
+        assert_int_equal(usual.next, TN_PLANE_ABSENT);
+        assert_int_equal(early.next, TN_PLANE_VALID);
+        assert_int_equal(usual.planes, planes[i][0]);
+        assert_int_equal(early.planes, planes[i][1]);
+        test_matrix_free(&usual.dx), test_matrix_free(&usual.dweight);
+        test_matrix_free(&early.dx), test_matrix_free(&early.dweight);
+    }
+}
+
+/* That of the layer whose dgrad comes first. */
+static void a_forward_has_another_layers_plane_made_ahead(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        test_experts_config config = fp8;
+        test_ops ops = test_ops_open_host();
+        tn_stream side;
+        config.format = formats[i];
+        EXPECT_OK(tn_stream_create(ops.device, &side));
+        test_experts t = test_experts_open(&ops, &config);
+        tn_tensor next = test_weight(ops.scope, EXPERTS_N, EXPERTS_K, 0, TN_POLICY_KEEP);
+        test_declare_valid(&ops, next, TN_PLANE_ROW);
+        tn_grouped_linear_forward_args forward = test_experts_forward(&t, 0);
+        forward.experts.side = side;
+        EXPECT_OK(tn_grouped_linear_forward(&forward, NULL, ops.stream));
+        assert_int_equal(test_ledger(ops.scope).peak_plane_bytes[TN_PLANE_COL], 0);
+        forward.experts.next_weight = next;
+        EXPECT_OK(tn_grouped_linear_forward(&forward, NULL, ops.stream));
+        assert_int_equal(test_state(next, TN_PLANE_COL), TN_PLANE_VALID);
+        EXPECT_OK(tn_device_synchronize(ops.device));
+        EXPECT_OK(tn_stream_destroy(ops.device, side));
+        test_ops_close_host(&ops);
+    }
+}
+
 /* A frozen layer under the first trainable one: no plane is ever made. */
 static void without_dx_no_plane_of_a_weight_is_derived(void **state) {
     (void)state;
@@ -420,6 +503,8 @@ int main(void) {
         cmocka_unit_test(nothing_is_saved_that_backward_does_not_need),
         cmocka_unit_test(bytes_are_those_of_the_closed_form),
         cmocka_unit_test(frozen_planes_come_and_go_one_by_one),
+        cmocka_unit_test(planes_are_made_ahead_of_their_products),
+        cmocka_unit_test(a_forward_has_another_layers_plane_made_ahead),
         cmocka_unit_test(without_dx_no_plane_of_a_weight_is_derived),
         cmocka_unit_test(tables_that_differ_are_told_in_the_error_word),
     };

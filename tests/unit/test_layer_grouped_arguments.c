@@ -112,7 +112,11 @@ SPOIL(other_format, f->weights[3] = f->fp32)
 SPOIL(other_dtype, f->weights[4] = f->e5m2)
 SPOIL(other_mode, f->weights[1] = f->fp32_scaled)
 SPOIL(all_1d, for (int e = 0; e < EXPERTS; e++) f->weights[e] = f->fp8_1d)
-SPOIL(all_tensor, for (int e = 0; e < EXPERTS; e++) f->weights[e] = f->tensor_scaled)
+SPOIL(one_tensor, f->weights[2] = f->tensor_scaled)
+SPOIL(own_side, BOTH(side, f->ops.stream))
+SPOIL(no_side, BOTH(next_weight, f->frozen))
+SPOIL(next_of_1d, (BOTH(side, f->other.stream), BOTH(next_weight, f->fp8_1d)))
+SPOIL(next_elsewhere, (BOTH(side, f->other.stream), BOTH(next_weight, f->elsewhere)))
 SPOIL(plain_of_another_type, for (int e = 0; e < EXPERTS; e++) f->weights[e] = f->fp32)
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -191,8 +195,12 @@ static const struct mistake {
     {other_format, EITHER, TN_INVALID_ARGUMENT, "is plain, expected fp8_block_2d"},
     {other_dtype, EITHER, TN_INVALID_ARGUMENT, "weight (tensor"},
     {other_mode, EITHER, TN_INVALID_ARGUMENT, "scale mode 1, expected 0"},
-    {all_1d, EITHER, TN_UNSUPPORTED, "experts take fp8_block_2d or plain"},
-    {all_tensor, EITHER, TN_UNSUPPORTED, "experts take fp8_block_2d or plain"},
+    {all_1d, EITHER, TN_UNSUPPORTED, "experts take fp8_block_2d, fp8_tensor or plain"},
+    {one_tensor, EITHER, TN_INVALID_ARGUMENT, "is fp8_tensor, expected fp8_block_2d"},
+    {own_side, EITHER, TN_INVALID_ARGUMENT, "experts.side is the call's own stream"},
+    {no_side, EITHER, TN_INVALID_ARGUMENT, "experts.side is NULL"},
+    {next_of_1d, EITHER, TN_INVALID_ARGUMENT, "experts.next_weight (tensor"},
+    {next_elsewhere, EITHER, TN_INVALID_ARGUMENT, "another device"},
     {plain_of_another_type, EITHER, TN_INVALID_ARGUMENT, "elements of bf16, expected fp32"},
     {no_x, FORWARD, TN_STALE_HANDLE, ""},
     {small_x, FORWARD, TN_INVALID_ARGUMENT, "is 150 x 72, expected at least 151 x 72"},
