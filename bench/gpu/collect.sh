@@ -6,9 +6,9 @@
 #
 # BUILD is a release build two folders below this tree, made there or elsewhere, OUT the folder
 # for the results, a PART one of tests, battery, demo, tensor, dlpack, float8, bench, layer,
-# train, castpeers, peers, replay, sanitizer, soak, dist (default: all). dlpack needs PyTorch, CuPy
-# and JAX, float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its own file, a
-# line for each cast and size; the lines of cast_peers.csv can be held to them.
+# train, recipes, castpeers, peers, replay, sanitizer, soak, dist (default: all). dlpack needs
+# PyTorch, CuPy and JAX, float8 and castpeers PyTorch with Triton. bench makes casts.csv beside its
+# own file, a line for each cast and size; the lines of cast_peers.csv can be held to them.
 # PLUGINS in the environment is the folder of the peers' plug-ins (bench/peers/build_plugins.sh),
 # TRACES that of the traces to replay (default: bench/traces). Each file begins with its command
 # and the machine. The exit status is 1 if anything failed.
@@ -17,7 +17,7 @@ set -u
 build=$(cd "$1" && pwd) || exit 2
 out=$2
 shift 2
-all="tests battery demo tensor dlpack float8 bench layer train castpeers peers \
+all="tests battery demo tensor dlpack float8 bench layer train recipes castpeers peers \
 replay sanitizer soak dist"
 parts=${*:-$all}
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -95,6 +95,12 @@ for part in $parts; do
         done
         python3 "$root/bench/trainer/plot_loss.py" "fp8=$out/train_fp8.csv" \
             "bf16=$out/train_bf16.csv" >"$out/train.svg" 2>"$out/train_compared.txt" || failed=1
+        ;;
+    recipes)
+        runs=$(mktemp -d) || exit 1
+        record train_recipes.txt python3 "$root/bench/trainer/compare_recipes.py" \
+            "$build/tenure-train" "$runs" --seeds 6 -- --driver cuda --graph
+        rm -r "$runs"
         ;;
     sanitizer)
         for tool in memcheck racecheck; do

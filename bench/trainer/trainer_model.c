@@ -219,19 +219,22 @@ static tn_status make_places(trainer_model *model) {
     return status != TN_OK ? status : synchronized;
 }
 
+/* Of the optimizer, 0. */
+static tn_status make_floats(const trainer_model *model, int64_t count, const char *name,
+                             tn_tensor *out) {
+    TRAINER_TRY(trainer_make(model->optimizer, TN_FP32, count, 0, name, out));
+    return tn_plane_fill(*out, TN_PLANE_DATA, 0, model->stream);
+}
+
 static tn_status make_data(trainer_model *model) {
-    const float scale = 1.0f / (float)model->shape.micro_batches;
     for (int i = 0; i < model->shape.micro_batches; i++)
         TRAINER_TRY(make_batch(model, &model->batches[i]));
     TRAINER_TRY(make_places(model));
-    TRAINER_TRY(trainer_make(model->optimizer, TN_FP32, STEP_FLOATS, 0, "steps", &model->steps));
-    TRAINER_TRY(tn_plane_fill(model->steps, TN_PLANE_DATA, 0, model->stream));
-    TRAINER_TRY(trainer_make(model->optimizer, TN_FP32, 1, 0, "rate", &model->rate));
-    TRAINER_TRY(tn_plane_fill(model->rate, TN_PLANE_DATA, 0, model->stream));
-    TRAINER_TRY(
-        trainer_make(model->optimizer, TN_FP32, 1, 0, "gradient scale", &model->gradient_scale));
-    TRAINER_TRY(tn_plane_write(model->gradient_scale, TN_PLANE_DATA, &scale, sizeof scale, NULL, 0,
-                               model->stream));
+    TRAINER_TRY(make_floats(model, STEP_FLOATS, "steps", &model->steps));
+    TRAINER_TRY(make_floats(model, 1, "rate", &model->rate));
+    TRAINER_TRY(make_floats(model, TN_SQUARE_SUMS, "square sums", &model->square_sums));
+    TRAINER_TRY(make_floats(model, 1, "norm of gradients", &model->norm));
+    TRAINER_TRY(make_floats(model, 1, "gradient scale", &model->gradient_scale));
     return tn_stream_synchronize(model->device, model->stream);
 }
 
@@ -289,10 +292,30 @@ static tn_status update(const trainer_model *model, const trainer_parameter *par
     return tn_adamw(&args, model->stream);
 }
 
+/* gradient_scale becomes what all gradients are multiplied with: a step's is the mean of its
+ * micro-batches', whose norm is at most shape.clip then. */
+static tn_status clip(const trainer_model *model) {
+    tn_square_sums_args sums = TN_SQUARE_SUMS_ARGS_INIT;
+    tn_clip_factor_args factor = TN_CLIP_FACTOR_ARGS_INIT;
+    sums.sums = model->square_sums;
+    for (int i = 0; i < trainer_model_parameter_count(&model->shape); i++) {
+        sums.x = model->parameters[i].gradient;
+        sums.accumulate = i > 0;
+        TRAINER_TRY(tn_square_sums(&sums, model->stream));
+    }
+    factor.sums = model->square_sums;
+    factor.scale = 1.0f / (float)model->shape.micro_batches;
+    factor.max_norm = model->shape.clip;
+    factor.norm = model->norm;
+    factor.factor = model->gradient_scale;
+    return tn_clip_factor(&factor, model->stream);
+}
+
 tn_status trainer_model_update(const trainer_model *model) {
     tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
     advance.step = model->steps;
     advance.beta1 = beta1, advance.beta2 = beta2;
+    TRAINER_TRY(clip(model));
     TRAINER_TRY(tn_adamw_advance(&advance, model->stream));
     for (int i = 0; i < trainer_model_parameter_count(&model->shape); i++)
         TRAINER_TRY(update(model, &model->parameters[i]));

@@ -53,6 +53,7 @@ typedef struct trainer_shape {
     int micro_batches; /* of a step: their gradients are added up */
     int recompute;     /* backward computes what forward would have to save */
     float learning_rate;
+    float clip; /* largest norm of all gradients; INFINITY: they are not clipped */
     uint64_t seed;
 } trainer_shape;
 
@@ -94,11 +95,13 @@ typedef struct trainer_model {
     tn_scope optimizer; /* masters, moments, and what its calls read on the device */
     tn_scope data;      /* batches */
     trainer_parameter *parameters;
-    trainer_batch *batches; /* [micro_batches] */
-    tn_tensor places;       /* 0 ... sequence - 1 for each sequence */
-    tn_tensor steps;        /* of tn_adamw_advance */
-    tn_tensor rate;         /* share of learning_rate that this step takes */
-    tn_tensor gradient_scale;
+    trainer_batch *batches;   /* [micro_batches] */
+    tn_tensor places;         /* 0 ... sequence - 1 for each sequence */
+    tn_tensor steps;          /* of tn_adamw_advance */
+    tn_tensor rate;           /* share of learning_rate that this step takes */
+    tn_tensor square_sums;    /* of all gradients */
+    tn_tensor norm;           /* of all gradients, before they are clipped */
+    tn_tensor gradient_scale; /* what clipping makes of them: see tn_clip_factor */
 } trainer_model;
 
 /* Weights from the seed, moments 0. On failure nothing is left. */
@@ -108,7 +111,7 @@ TN_MUST_USE tn_status trainer_model_create(trainer_model *model, tn_device *devi
 /* Frees everything; after a failure anywhere too. */
 tn_status trainer_model_destroy(trainer_model *model);
 
-/* AdamW with the gradients that are there. */
+/* AdamW with the gradients that are there, clipped by the norm of all of them. */
 TN_MUST_USE tn_status trainer_model_update(const trainer_model *model);
 
 int trainer_model_parameter_count(const trainer_shape *shape);

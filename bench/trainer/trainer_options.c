@@ -30,7 +30,10 @@ static const char usage_text[] =
     "  --accumulate N      micro-batches of a step (1)\n"
     "  --recompute         backward computes again what forward would save\n"
     "  --steps N           steps (300)\n"
-    "  --rate X            highest learning rate (0.001 on CUDA, 0.003 on the host)\n"
+    "  --rate X            highest learning rate, which the first tenth of the steps rises to and "
+    "the\n"
+    "                      others fall from, to a tenth of it (0.001 on CUDA, 0.003 on the host)\n"
+    "  --clip X            largest norm of all gradients of a step (1); inf: they are not clipped\n"
     "  --seed N            of weights and of the windows of text (1)\n"
     "  --text FILE         the data, in the order given if there are several (the project's "
     "README,\n"
@@ -59,6 +62,15 @@ static int parse_rate(const char *text, float *out) {
     char *end = NULL;
     const float value = strtof(text, &end);
     if (end == text || *end || !(value > 0.0f && value <= 1.0f)) return 0;
+    *out = value;
+    return 1;
+}
+
+/* Above 0, infinite too. */
+static int parse_clip(const char *text, float *out) {
+    char *end = NULL;
+    const float value = strtof(text, &end);
+    if (end == text || *end || !(value > 0.0f)) return 0;
     *out = value;
     return 1;
 }
@@ -107,6 +119,7 @@ static int parse_one(int option, const char *value, trainer_options *options) {
     case 'c': return shape->recompute = 1;
     case 's': return parse_int(value, 2, 1000000, &config->steps);
     case 'x': return parse_rate(value, &shape->learning_rate);
+    case 'p': return parse_clip(value, &shape->clip);
     case 'e': return parse_seed(value, shape);
     case 't': return parse_text(value, options);
     case 'v': return parse_int(value, 1, 1000000, &config->validate_every);
@@ -117,17 +130,27 @@ static int parse_one(int option, const char *value, trainer_options *options) {
 
 int trainer_options_parse(int argc, char **argv, trainer_options *options) {
     enum { HELP = 256 };
-    static const struct option known[] = {
-        {"recipe", required_argument, NULL, 'r'}, {"driver", required_argument, NULL, 'd'},
-        {"graph", no_argument, NULL, 'g'},        {"layers", required_argument, NULL, 'l'},
-        {"hidden", required_argument, NULL, 'h'}, {"heads", required_argument, NULL, 'a'},
-        {"ffn", required_argument, NULL, 'f'},    {"sequence", required_argument, NULL, 'q'},
-        {"batch", required_argument, NULL, 'b'},  {"accumulate", required_argument, NULL, 'm'},
-        {"recompute", no_argument, NULL, 'c'},    {"steps", required_argument, NULL, 's'},
-        {"rate", required_argument, NULL, 'x'},   {"seed", required_argument, NULL, 'e'},
-        {"text", required_argument, NULL, 't'},   {"validate-every", required_argument, NULL, 'v'},
-        {"csv", required_argument, NULL, 'o'},    {"bytes", required_argument, NULL, 'y'},
-        {"help", no_argument, NULL, HELP},        {NULL, 0, NULL, 0}};
+    static const struct option known[] = {{"recipe", required_argument, NULL, 'r'},
+                                          {"driver", required_argument, NULL, 'd'},
+                                          {"graph", no_argument, NULL, 'g'},
+                                          {"layers", required_argument, NULL, 'l'},
+                                          {"hidden", required_argument, NULL, 'h'},
+                                          {"heads", required_argument, NULL, 'a'},
+                                          {"ffn", required_argument, NULL, 'f'},
+                                          {"sequence", required_argument, NULL, 'q'},
+                                          {"batch", required_argument, NULL, 'b'},
+                                          {"accumulate", required_argument, NULL, 'm'},
+                                          {"recompute", no_argument, NULL, 'c'},
+                                          {"steps", required_argument, NULL, 's'},
+                                          {"rate", required_argument, NULL, 'x'},
+                                          {"clip", required_argument, NULL, 'p'},
+                                          {"seed", required_argument, NULL, 'e'},
+                                          {"text", required_argument, NULL, 't'},
+                                          {"validate-every", required_argument, NULL, 'v'},
+                                          {"csv", required_argument, NULL, 'o'},
+                                          {"bytes", required_argument, NULL, 'y'},
+                                          {"help", no_argument, NULL, HELP},
+                                          {NULL, 0, NULL, 0}};
     int option, index = 0;
     while ((option = getopt_long(argc, argv, "", known, &index)) != -1) {
         if (option == '?') return 1 + 2;
@@ -155,6 +178,7 @@ static void set_sizes(trainer_config *config, int is_cuda) {
     if (!shape->layers) shape->layers = is_cuda ? 8 : 2;
     if (!shape->micro_batches) shape->micro_batches = 1;
     if (shape->learning_rate <= 0.0f) shape->learning_rate = is_cuda ? 0.001f : 0.003f;
+    if (shape->clip <= 0.0f) shape->clip = 1.0f;
     if (!shape->seed) shape->seed = 1;
     if (!config->steps) config->steps = 300;
     if (!config->validate_every) config->validate_every = 50;

@@ -93,6 +93,20 @@ static int print_ledger(const trainer_result *result, FILE *stream) {
     return printed;
 }
 
+static int clipped_steps(const trainer_config *config, const trainer_result *result) {
+    int count = 0;
+    for (int i = 0; i < config->steps; i++)
+        count += result->norm[i] > (double)config->shape.clip;
+    return count;
+}
+
+static double most(const double *values, int count) {
+    double of_all = values[0];
+    for (int i = 1; i < count; i++)
+        if (values[i] > of_all) of_all = values[i];
+    return of_all;
+}
+
 static void print_speed(const trainer_config *config, const trainer_result *result, FILE *stream) {
     const double tokens =
         (double)trainer_model_tokens(&config->shape) * config->shape.micro_batches;
@@ -101,11 +115,12 @@ static void print_speed(const trainer_config *config, const trainer_result *resu
     if (!result->is_simulated) {
         fprintf(stream,
                 ", %.3f ms a step, %.0f tokens/s\nloss %.4f (mean of the last %d steps), "
-                "held out %.4f",
+                "held out %.4f\ngradients of %d steps had a norm above %g, the most %.4g",
                 result->step_us * 1e-3, tokens * 1e6 / result->step_us,
                 trainer_result_final_loss(result, config->steps),
                 config->steps < TRAINER_FINAL_STEPS ? config->steps : TRAINER_FINAL_STEPS,
-                result->held_out[config->steps]);
+                result->held_out[config->steps], clipped_steps(config, result),
+                (double)config->shape.clip, most(result->norm, config->steps));
     }
     fprintf(stream,
             "\ncalls into the driver for memory: %llu in the first two steps, %llu in all "
@@ -129,10 +144,11 @@ int trainer_report_print(const trainer_config *config, const trainer_result *res
 /* ---- the curve ------------------------------------------------------------------------------ */
 
 int trainer_report_csv(const trainer_config *config, const trainer_result *result, FILE *stream) {
-    fprintf(stream, "step,loss,held_out\n");
+    fprintf(stream, "step,loss,norm,held_out\n");
     for (int i = 0; i <= config->steps; i++) {
         fprintf(stream, "%d,", i);
-        if (i < config->steps) fprintf(stream, "%.9g", result->loss[i]);
+        if (i < config->steps) fprintf(stream, "%.9g,%.9g", result->loss[i], result->norm[i]);
+        if (i == config->steps) fputc(',', stream);
         fputc(',', stream);
         if (result->held_out[i] >= 0.0) fprintf(stream, "%.9g", result->held_out[i]);
         fputc('\n', stream);

@@ -30,7 +30,7 @@ typedef struct training {
     trainer_graph graph;
     unsigned char *tokens, *targets; /* [micro_batches][tokens] */
     float *losses;                   /* likewise */
-    float rate;
+    float rate, norm;
     double timed_us; /* of the steps that are timed, and how many they are */
     int timed_steps;
     size_t replay_live_bytes, replay_reserved_bytes; /* after the first launch */
@@ -167,6 +167,13 @@ static tn_status read_loss(const training *run, int batches, double *out) {
     return TN_OK;
 }
 
+/* Of the step's gradients, once the stream is done. */
+static tn_status read_norm(training *run) {
+    if (run->out->is_simulated) return TN_OK;
+    return tn_plane_read(run->model.norm, TN_PLANE_DATA, &run->norm, sizeof run->norm, NULL, 0,
+                         run->stream);
+}
+
 static tn_status capture(training *run) {
     TRAINER_TRY(trainer_scopes_open(&run->graph_scopes, run->graph.pool));
     TRAINER_TRY(trainer_graph_begin(&run->graph));
@@ -191,7 +198,9 @@ static tn_status train_step(training *run, int step) {
     const double start_us = now_us();
     TRAINER_TRY(write_step(run, step));
     TRAINER_TRY(run_step(run, step));
+    TRAINER_TRY(read_norm(run));
     TRAINER_TRY(read_loss(run, run->config->shape.micro_batches, &out->loss[step]));
+    out->norm[step] = (double)run->norm;
     if (step >= UNTIMED_STEPS || run->config->steps <= 2 * UNTIMED_STEPS) {
         run->timed_us += now_us() - start_us;
         run->timed_steps++;
@@ -309,11 +318,12 @@ static tn_status allocate(training *run) {
     const size_t tokens = tokens_of(run) * (size_t)run->config->shape.micro_batches;
     trainer_result *out = run->out;
     out->loss = calloc(steps, sizeof *out->loss);
+    out->norm = calloc(steps, sizeof *out->norm);
     out->held_out = malloc((steps + 1) * sizeof *out->held_out);
     run->tokens = malloc(tokens);
     run->targets = malloc(tokens);
     run->losses = malloc(tokens * sizeof *run->losses);
-    if (!out->loss || !out->held_out || !run->tokens || !run->targets || !run->losses)
+    if (!out->loss || !out->norm || !out->held_out || !run->tokens || !run->targets || !run->losses)
         return TN_OUT_OF_HOST_MEMORY;
     for (size_t i = 0; i <= steps; i++)
         out->held_out[i] = -1.0;
@@ -390,6 +400,7 @@ int trainer_run(tn_device *device, const trainer_config *config, trainer_result 
 
 void trainer_result_free(trainer_result *result) {
     free(result->loss);
+    free(result->norm);
     free(result->held_out);
     trainer_trail_free(&result->trail);
     *result = (trainer_result){.loss = NULL};

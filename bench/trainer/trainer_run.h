@@ -24,6 +24,7 @@ enum { TRAINER_OWNER_COUNT = 7 };
 
 typedef struct trainer_result {
     double *loss;     /* [steps]: mean over the step's tokens, before its update */
+    double *norm;     /* [steps]: of all gradients, before they are clipped */
     double *held_out; /* [steps + 1]: before step i; below 0: not measured */
     double step_us;   /* mean, without the first two steps where there are more than four */
     double wall_s;    /* of all */

@@ -55,6 +55,8 @@ learns bf16 --recipe bf16 --steps 6
 learns fp32 --recipe fp32 --steps 6
 learns parts --recipe fp8 --steps 4 --accumulate 2
 learns recomputed --recipe fp8 --steps 4 --recompute
+learns unclipped --recipe fp8 --steps 6 --clip inf
+! cmp -s "$work/fp8.csv" "$work/unclipped.csv" || fail "clipping changes nothing"
 [ "$(wc -l <"$work/fp8.csv")" = 8 ] || fail "not a line for each step: $(cat "$work/fp8.csv")"
 
 counts ghost_fp8 --recipe fp8 --steps 4
@@ -79,7 +81,7 @@ TENURE_LIMIT=12MiB TENURE_CUDA_LIBRARY="$build/libtenure-simcuda.so" \
 grep -q "pool captured steps has no" "$work/err" || fail "not the reason: $(cat "$work/err")"
 
 python3 - "$work" <<'PYTHON' || fail "the bytes are not those of the shapes"
-import csv, sys
+import csv, math, sys
 
 HIDDEN, HEADS, FFN, LAYERS, TOKENS = 64, 2, 160, 2, 5 * 24
 WEIGHTS = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN))
@@ -100,7 +102,8 @@ def of_model(recipe, parts):
     if recipe == "fp32":
         masters = 0
     return {"parameters": values, "transposed weights, one at a time": slot,
-            "gradients": 4 * elements, "optimizer state": 8 * elements + 4 * masters + 5 * 4,
+            "gradients": 4 * elements,
+            "optimizer state": 8 * elements + 4 * masters + 4 * (3 + 1 + 256 + 1 + 1),
             "batches": TOKENS + parts * 6 * TOKENS}
 
 def of_step(recipe):
@@ -140,6 +143,21 @@ def of_step(recipe):
         rows.append((f"backward {name}", saved, activations))
     return rows + [("update", 0, 0)]
 
+def of_norms(name):
+    """The norms of all gradients, and the line that is said of those above a limit."""
+    rows = csv.DictReader(open(f"{sys.argv[1]}/{name}.csv", encoding="utf-8"))
+    norms = [float(row["norm"]) for row in rows if row["norm"]]
+    limit = math.inf if name == "unclipped" else 1.0
+    above = f"{sum(norm > limit for norm in norms)} steps had a norm above {limit:g}"
+    return norms, f"gradients of {above}, the most {max(norms):.4g}"
+
+for name in ("fp8", "bf16", "fp32", "parts", "unclipped"):
+    norms, line = of_norms(name)
+    assert line in open(f"{sys.argv[1]}/{name}.txt", encoding="utf-8").read(), (name, line)
+# The first update is the same whatever the gradients are multiplied with, but for rounding.
+clipped, unclipped = of_norms("fp8")[0], of_norms("unclipped")[0]
+assert clipped[0] == unclipped[0] > 1.0 and clipped[2:] != unclipped[2:], (clipped, unclipped)
+
 def of_table(name):
     rows = {}
     for line in open(f"{sys.argv[1]}/{name}.txt", encoding="utf-8"):
@@ -170,6 +188,22 @@ for name, recipe, parts in (("fp8", "fp8", 1), ("bf16", "bf16", 1), ("fp32", "fp
     assert float(losses[-2]) < float(losses[0]), (name, losses)
 PYTHON
 
+# A recipe that is compared with itself is at no distance; with another one, somewhere.
+compare="$2/bench/trainer/compare_recipes.py"
+for recipe in fp32 fp8; do
+    python3 "$compare" "$build/tenure-train" "$work/compared" --recipe $recipe --against fp32 \
+        --seeds 2 --at-once 2 -- --driver host --text "$2/LICENSE" $size --steps 3 \
+        >"$work/$recipe.compared" 2>&1 || fail "not compared: $(cat "$work/$recipe.compared")"
+    [ "$(wc -l <"$work/$recipe.compared")" = 6 ] || fail "not six lines"
+done
+grep -q "^fp32  *last steps  *+0.000  *0.000  *0.000  *+0.00 +0.00$" "$work/fp32.compared" ||
+    fail "a recipe is not itself: $(cat "$work/fp32.compared")"
+grep -q "^fp8  *held out" "$work/fp8.compared" || fail "not told: $(cat "$work/fp8.compared")"
+! grep -q "^fp8  *held out  *+0.000  *0.000" "$work/fp8.compared" || fail "FP8 is fp32"
+status=0
+python3 "$compare" "$build/tenure-train" "$work/compared" --seeds 1 >"$work/out" 2>&1 || status=$?
+[ "$status" = 2 ] || fail "exit status $status, expected 2, of one seed"
+
 refused "unrecognized option" $train --colour
 refused "recipe: fp16" $train --recipe fp16
 refused "driver: gpu" $train --driver gpu
@@ -179,6 +213,9 @@ refused "sequence: 257" $train --sequence 257
 refused "steps: 1" $train --steps 1
 refused "rate: 0" $train --rate 0
 refused "rate: nan" $train --rate nan
+refused "clip: 0" $train --clip 0
+refused "clip: nan" $train --clip nan
+refused "clip: 1x" $train --clip 1x
 refused "accumulate: -1" $train --accumulate -1
 refused "unexpected argument: x" $train x
 refused "5 heads of hidden 64" $train --driver host --heads 5
