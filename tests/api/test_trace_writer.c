@@ -266,5 +266,5 @@ int main(int argc, char **argv) {
     };
     own_path = argv[0];
     if (argc == 2 && strcmp(argv[1], "traced") == 0) return run_traced();
-    return cmocka_run_group_tests_name("api/trace_writer", tests, make_folder, remove_folder);
+    return TEST_RUN_GROUP(tests, make_folder, remove_folder);
 }

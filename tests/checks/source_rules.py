@@ -4,9 +4,9 @@
 usage: source_rules.py ROOT        prints FILE:LINE: what is wrong; exit status 1 if anything is
        source_rules.py --self-test plants one violation of each rule and must see it caught
 
-Rules: file, function and line length; unique file names; includes go down only; banned calls; no
-skip that ctest can not see and no sleep in tests; nothing left for later; no path of a build
-machine and no address of a package registry.
+Rules: file, function and line length; unique file names; includes go down only; banned calls; in
+tests no skip that ctest can not see, no sleep, no group whose closing may fail unheard; nothing left
+for later; no path of a build machine and no address of a package registry.
 """
 import os
 import re
@@ -32,6 +32,7 @@ LEFT_OVER = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 REGISTRY = re.compile(
     r"https?://[^\s)>\"]*(registry|mirror|proxy|artifact|nexus|pypi|\d+\.\d+\.\d+\.)")
 HIDDEN_SKIP = re.compile(r"(?<![\w.>])skip\s*\(\s*\)")
+CLOSED_GROUP = re.compile(r"\bcmocka_run_group_tests\w*\([^;]*,\s*(?!NULL\b)\w+\s*\)")
 SLEEP = re.compile(r"\b(sleep|usleep|nanosleep|clock_nanosleep)\s*\(")
 MACHINE_PATH = re.compile(r"(/work/(main|wt|shared)|/root/|/home/\w+/)")
 
@@ -92,6 +93,8 @@ def check_calls(name, code):
             yield number, "ctest does not see this skip: end the program with 77 and list it"
         if name.startswith("tests/") and SLEEP.search(line):
             yield number, "a test does not sleep: wait for what it waits for"
+        if name.startswith("tests/") and CLOSED_GROUP.search(line):
+            yield number, "cmocka passes a group that fails to close: use TEST_RUN_GROUP"
 
 
 def check_includes(name, text, folder_of):
@@ -164,6 +167,8 @@ PLANTED = [
     ("ops/later.c", "/* TO" + "DO: more */\n", "left for later"),
     ("tests/unit/test_skip.c", "void f(void) { skip(); }\n", "does not see this skip"),
     ("tests/unit/test_sleep.c", "void f(void) { sleep(1); }\n", "does not sleep"),
+    ("tests/unit/test_close.c", "int main(void) { return cmocka_run_group_tests(t, NULL, end); }\n",
+     "TEST_RUN_GROUP"),
     ("docs/registry.md", "from http:/" + "/mirror.example/\n", "package registry"),
     ("docs/path.md", "see /work/" + "main/x\n", "build machine"),
     ("ops/fine.c", "/* free(x) in a comment, \"malloc(3)\" too */\nint f(void) { return 1; }\n",

@@ -1,7 +1,7 @@
 /* A small transformer (attention, an MLP, a mixture of experts, or some of these) that is trained
- * over ranks, and the same by one rank alone: with FP8 weights and AdamW, 20 steps, whose losses and
- * weights are then compared bit for bit. What the ranks have in common and what is cut over them a
- * layout says.
+ * over ranks, and the same by one rank alone: with FP8 weights and AdamW, 20 steps, whose losses
+ * and weights are then compared bit for bit. What the ranks have in common and what is cut over
+ * them a layout says.
  *
  * Gradients are accumulated over micro-batches. By turns a step saves what backward reads, has the
  * MLP make it again, and has whole layers make all again. Half-way the MLPs' first weights and the
@@ -9,8 +9,9 @@
  *
  * The order of sums allows for equality:
  *
- * - Rows of an expert lie by the rank that they are of, then by token, wherever it is; its products,
- *   blocks of 128 rows included, are one rank's. Nothing is summed over the ranks of a replica.
+ * - Rows of an expert lie by the rank that they are of, then by token, wherever it is; its
+ *   products, blocks of 128 rows included, are one rank's. Nothing is summed over the ranks of a
+ *   replica.
  * - What all ranks have (attention, norms, router) has a gradient of each rank's tokens, and these
  *   are added in the order of the ranks; so are gradients of experts over replicas, and of the cut
  *   MLP over tensor groups. Alone, one rank accumulates those of each rank's (replica's, group's)
@@ -44,9 +45,9 @@ typedef struct trainer_layout {
 } trainer_layout;
 
 /* Trains and compares: of all ranks, on the first one. Fails, too, unless the loss has fallen, the
- * live bytes are the same after each step from the second on and none are left; with experts, unless
- * some got no tokens and the counts changed from step to step. Where sums have another order than
- * that of the ranks nothing is compared. */
+ * live bytes are the same after each step from the second on and none are left; with experts,
+ * unless some got no tokens and the counts changed from step to step. Where sums have another order
+ * than that of the ranks nothing is compared. */
 void trainer_compare(const rank_fixture *all, const char *name, const trainer_layout *layout);
 
 /* ---- between its files ----------------------------------------------------------------------- */

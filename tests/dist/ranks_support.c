@@ -192,6 +192,22 @@ void ranks_close(rank_fixture *ranks) {
     if (!ranks->has_given_up) assert_int_equal(tn__host_live_blocks(), ranks->host_blocks);
 }
 
+static rank_fixture *of_group;
+
+void ranks_of_group(rank_fixture *fixture) { of_group = fixture; }
+
+int ranks_open_group(void **state) {
+    (void)state;
+    *of_group = ranks_open();
+    return 0;
+}
+
+int ranks_close_group(void **state) {
+    (void)state;
+    ranks_close(of_group);
+    return 0;
+}
+
 void ranks_wait(const rank_fixture *ranks) {
     EXPECT_OK(tn_comm_wait(ranks->comm));
     EXPECT_OK(tn_stream_synchronize(ranks->device, ranks->stream));

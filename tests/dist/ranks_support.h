@@ -33,6 +33,13 @@ typedef struct rank_fixture {
 
 rank_fixture ranks_open(void);
 
+/* main of tests that share a fixture: it is opened before them and closed behind them. */
+#define RANKS_RUN(fixture, tests)                                                                  \
+    (ranks_of_group(fixture), TEST_RUN_GROUP(tests, ranks_open_group, ranks_close_group))
+void ranks_of_group(rank_fixture *fixture);
+int ranks_open_group(void **state);
+int ranks_close_group(void **state);
+
 /* That of a forked rank, whose ranks meet at the test's own store: TCP's, or NCCL's, and then
  * shrinkable. timeout_us as below. */
 rank_fixture ranks_open_forked(const test_meeting *meeting, uint64_t timeout_us);

@@ -365,18 +365,6 @@ static void ranks_that_disagree_both_learn_it(void **state) {
     ranks_wait(&all);
 }
 
-static int open_ranks(void **state) {
-    (void)state;
-    all = ranks_open();
-    return 0;
-}
-
-static int close_ranks(void **state) {
-    (void)state;
-    ranks_close(&all);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_part_goes_to_its_rank),
@@ -390,5 +378,5 @@ int main(void) {
         cmocka_unit_test(wrong_arguments_are_refused_and_change_nothing),
         cmocka_unit_test(ranks_that_disagree_both_learn_it),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return RANKS_RUN(&all, tests);
 }

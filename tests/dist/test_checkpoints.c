@@ -286,5 +286,5 @@ int main(void) {
         cmocka_unit_test(a_scope_of_another_device_is_refused),
         cmocka_unit_test(a_rank_short_of_memory_keeps_nobody_waiting),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

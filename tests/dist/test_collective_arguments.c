@@ -251,5 +251,5 @@ int main(void) {
         cmocka_unit_test(a_wrong_configuration_is_refused),
         cmocka_unit_test(calls_that_differ_between_ranks_fail_on_all_of_them),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

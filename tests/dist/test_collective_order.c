@@ -156,5 +156,5 @@ int main(void) {
         cmocka_unit_test(two_communicators_work_beside_each_other),
         cmocka_unit_test(destroy_gives_up_on_a_stream_that_is_held_up),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

@@ -199,18 +199,6 @@ static void a_communicator_says_what_it_is(void **state) {
     assert_string_equal(tn_collective_name(TN_COLLECTIVE_COUNT), "unknown collective");
 }
 
-static int open_ranks(void **state) {
-    (void)state;
-    all = ranks_open();
-    return 0;
-}
-
-static int close_ranks(void **state) {
-    (void)state;
-    ranks_close(&all);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_gather_puts_every_ranks_bytes_in_order),
@@ -222,5 +210,5 @@ int main(void) {
         cmocka_unit_test(bytes_on_the_wire_are_the_closed_form),
         cmocka_unit_test(a_communicator_says_what_it_is),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return RANKS_RUN(&all, tests);
 }

@@ -189,18 +189,6 @@ static void lists_without_elements_put_nothing(void **state) {
     assert_memory_equal(&before, &after, sizeof before);
 }
 
-static int open_ranks(void **state) {
-    (void)state;
-    all = ranks_open();
-    return 0;
-}
-
-static int close_ranks(void **state) {
-    (void)state;
-    ranks_close(&all);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_gather_puts_every_segment_in_its_place_and_nothing_else),
@@ -208,5 +196,5 @@ int main(void) {
         cmocka_unit_test(bytes_on_the_wire_are_the_closed_form),
         cmocka_unit_test(lists_without_elements_put_nothing),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return RANKS_RUN(&all, tests);
 }

@@ -162,5 +162,5 @@ int main(void) {
         cmocka_unit_test(nothing_of_it_reaches_another_one),
         cmocka_unit_test(the_first_failure_stays_and_the_last_error_too),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

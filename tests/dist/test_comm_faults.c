@@ -44,22 +44,10 @@ static void a_collective_is_put_whole_or_not_at_all(void **state) {
     test_give(all.pool, block, all.stream);
 }
 
-static int open_ranks(void **state) {
-    (void)state;
-    all = ranks_open();
-    return 0;
-}
-
-static int close_ranks(void **state) {
-    (void)state;
-    ranks_close(&all);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(create_fails_whole_or_works),
         cmocka_unit_test(a_collective_is_put_whole_or_not_at_all),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return RANKS_RUN(&all, tests);
 }

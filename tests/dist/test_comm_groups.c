@@ -272,18 +272,6 @@ static void a_communicator_is_destroyed_with_its_open_group(void **state) {
     EXPECT_OK(tn_comm_destroy(comm));
 }
 
-static int open_ranks(void **state) {
-    (void)state;
-    all = ranks_open();
-    return 0;
-}
-
-static int close_ranks(void **state) {
-    (void)state;
-    ranks_close(&all);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_group_is_one_task_that_does_all_its_calls),
@@ -296,5 +284,5 @@ int main(void) {
         cmocka_unit_test(an_end_that_fails_can_be_made_again),
         cmocka_unit_test(a_communicator_is_destroyed_with_its_open_group),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return RANKS_RUN(&all, tests);
 }

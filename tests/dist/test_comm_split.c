@@ -241,18 +241,6 @@ static void mpi_shrinks_none(void **state) {
     ranks_wait(&all);
 }
 
-static int open_ranks(void **state) {
-    (void)state;
-    all = ranks_open();
-    return 0;
-}
-
-static int close_ranks(void **state) {
-    (void)state;
-    ranks_close(&all);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_of_a_color_are_together),
@@ -266,5 +254,5 @@ int main(void) {
         cmocka_unit_test(mpi_shrinks_none),
         cmocka_unit_test(statistics_and_failure_are_each_ones_own),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return RANKS_RUN(&all, tests);
 }

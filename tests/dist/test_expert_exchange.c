@@ -302,8 +302,5 @@ int main(void) {
         cmocka_unit_test(experts_over_ranks_are_those_of_one_rank),
         cmocka_unit_test(what_does_not_fit_is_refused_before_any_collective),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

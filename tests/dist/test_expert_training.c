@@ -70,8 +70,5 @@ int main(void) {
         cmocka_unit_test(experts_over_tensor_groups_train_as_on_one_rank),
         cmocka_unit_test(replicas_of_experts_over_tensor_ranks_train_as_one_rank),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

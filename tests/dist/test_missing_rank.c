@@ -156,5 +156,5 @@ int main(void) {
         cmocka_unit_test(split_times_out_too),
         cmocka_unit_test(create_times_out_too),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

@@ -292,8 +292,5 @@ int main(void) {
         cmocka_unit_test(column_parallel_is_one_rank_with_all_rows),
         cmocka_unit_test(row_parallel_is_the_sum_of_the_ranks_products),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

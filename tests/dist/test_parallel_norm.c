@@ -326,8 +326,5 @@ int main(void) {
         cmocka_unit_test(norm_mlp_is_its_steps),
         cmocka_unit_test(one_rank_has_the_bits_of_the_layer),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

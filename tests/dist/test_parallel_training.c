@@ -29,8 +29,5 @@ int main(void) {
         cmocka_unit_test(tensor_parallel_training_is_that_of_one_rank),
         cmocka_unit_test(tensor_times_data_parallel_training_is_that_of_one_rank),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

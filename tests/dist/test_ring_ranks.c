@@ -285,8 +285,5 @@ int main(void) {
         cmocka_unit_test(a_failed_communicator_leaves_nothing_behind),
         cmocka_unit_test(units_that_do_not_fit_their_plan_are_refused),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

@@ -286,5 +286,5 @@ int main(void) {
         cmocka_unit_test(a_rank_with_another_plan_is_named_on_all),
         cmocka_unit_test(gathers_that_can_not_be_are_refused),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

@@ -204,5 +204,5 @@ int main(void) {
         cmocka_unit_test(fewer_and_more_ranks_have_what_a_cast_would_give),
         cmocka_unit_test(what_can_not_be_is_refused),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

@@ -345,5 +345,5 @@ int main(void) {
         cmocka_unit_test(driver_calls_fail_on_one_rank),
         cmocka_unit_test(an_end_that_fails_is_called_again),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

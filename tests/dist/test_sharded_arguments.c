@@ -289,8 +289,5 @@ int main(void) {
         cmocka_unit_test(another_order_is_counted),
         cmocka_unit_test(a_ring_that_is_too_small_is_refused),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

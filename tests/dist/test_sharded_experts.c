@@ -259,8 +259,5 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(experts_leave_no_columns_and_have_one_ranks_gradients),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

@@ -104,8 +104,5 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_host_allocation_may_fail),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

@@ -446,8 +446,5 @@ int main(void) {
         cmocka_unit_test(so_it_is_in_every_layout),
         cmocka_unit_test(frozen_weights_are_sharded_and_nothing_grows_over_a_hundred_steps),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

@@ -276,8 +276,5 @@ int main(void) {
         cmocka_unit_test(a_step_given_up_changes_nothing),
         cmocka_unit_test(an_update_that_failed_goes_on),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

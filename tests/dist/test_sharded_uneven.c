@@ -157,8 +157,5 @@ int main(void) {
         cmocka_unit_test(ranks_without_a_part_gather_again_with_the_others),
         cmocka_unit_test(a_reduction_that_failed_is_made_again),
     };
-    all = ranks_open();
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    ranks_close(&all);
-    return failed;
+    return RANKS_RUN(&all, tests);
 }

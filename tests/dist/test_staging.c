@@ -250,5 +250,5 @@ int main(void) {
         cmocka_unit_test(a_driver_call_that_fails_leaves_nothing_or_ends_the_communicator),
         cmocka_unit_test(a_communicator_is_made_whole_or_not_at_all),
     };
-    return cmocka_run_group_tests(tests, open_ranks, close_ranks);
+    return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }

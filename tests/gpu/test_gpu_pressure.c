@@ -216,5 +216,5 @@ int main(void) {
         cmocka_unit_test(nothing_waits_between_no_wait_begin_and_end),
         cmocka_unit_test(all_pools_keep_the_process_limit),
     };
-    return cmocka_run_group_tests_name("gpu/gpu_pressure", tests, open_all, close_all);
+    return TEST_RUN_GROUP(tests, open_all, close_all);
 }

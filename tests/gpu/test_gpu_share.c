@@ -315,5 +315,5 @@ int main(int argc, char **argv) {
     };
     own_path = argv[0];
     if (argc == 3 && strcmp(argv[1], "importer") == 0) return run_importer(atoi(argv[2]));
-    return cmocka_run_group_tests_name("gpu/gpu_share", tests, open_gpu, close_gpu);
+    return TEST_RUN_GROUP(tests, open_gpu, close_gpu);
 }

@@ -315,5 +315,5 @@ int main(void) {
         cmocka_unit_test(a_rank_that_does_not_join_is_a_timeout),
     };
     if (!open_device()) return 77;
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return TEST_RUN_GROUP(tests, open_all, close_all);
 }

@@ -242,5 +242,5 @@ int main(void) {
         cmocka_unit_test(without_capture_info_captures_are_not_told_apart),
         cmocka_unit_test(without_stream_ids_handles_and_threads_tell_streams_apart),
     };
-    return cmocka_run_group_tests(tests, make_copy_path, remove_copy);
+    return TEST_RUN_GROUP(tests, make_copy_path, remove_copy);
 }

@@ -361,6 +361,6 @@ int main(void) {
         cmocka_unit_test(a_collective_in_a_capture_is_refused),
     };
     const struct CMUnitTest racing[] = {cmocka_unit_test(work_that_nothing_orders_is_a_race)};
-    int failed = cmocka_run_group_tests(tests, set_up, tear_down);
-    return failed + cmocka_run_group_tests(racing, set_up, tear_down_racing);
+    int failed = TEST_RUN_GROUP(tests, set_up, tear_down);
+    return failed + TEST_RUN_GROUP(racing, set_up, tear_down_racing);
 }

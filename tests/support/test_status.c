@@ -1,4 +1,4 @@
-/* Statuses and errors in tests: see test_support.h. */
+/* Statuses and errors in tests, and groups of them: see test_support.h. */
 #include "test_support.h"
 
 #include <string.h>
@@ -16,4 +16,22 @@ void test_expect_error_has(const char *words, const char *file, int line) {
     print_error("%s:%d: the error does not say \"%s\":\n  %s\n", file, line, words,
                 tn_error_last());
     _fail(file, line);
+}
+
+static struct {
+    CMFixtureFunction close;
+    int is_closed;
+} group;
+
+static int close_group(void **state) {
+    const int result = group.close(state);
+    group.is_closed = result == 0;
+    return result;
+}
+
+int test_run_group(const struct CMUnitTest *tests, size_t count, CMFixtureFunction open,
+                   CMFixtureFunction close) {
+    group.close = close, group.is_closed = 0;
+    const int failed = _cmocka_run_group_tests("tests", tests, count, open, close_group);
+    return failed || group.is_closed ? failed : 1;
 }

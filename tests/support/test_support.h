@@ -22,6 +22,13 @@ void test_expect_status(tn_status actual, tn_status expected, const char *call, 
 void test_expect_error_has(const char *words, const char *file, int line);
 #define EXPECT_ERROR_HAS(words) test_expect_error_has((words), __FILE__, __LINE__)
 
+/* Runs a group of tests between two functions of cmocka's kind. A group whose closing fails has
+ * failed, which cmocka itself only prints. */
+int test_run_group(const struct CMUnitTest *tests, size_t count, CMFixtureFunction open,
+                   CMFixtureFunction close);
+#define TEST_RUN_GROUP(tests, open, close)                                                         \
+    test_run_group((tests), sizeof(tests) / sizeof *(tests), (open), (close))
+
 /* A host device with the default memory. */
 tn_device *test_open_host(void);
 
