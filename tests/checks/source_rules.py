@@ -5,8 +5,8 @@ usage: source_rules.py ROOT        prints FILE:LINE: what is wrong; exit status 
        source_rules.py --self-test plants one violation of each rule and must see it caught
 
 Rules: file, function and line length; unique file names; includes go down only; banned calls; in
-tests no skip that ctest can not see, no sleep, no group whose closing may fail unheard; nothing left
-for later; no path of a build machine and no address of a package registry.
+tests no skip that ctest can not see, no sleep, no group whose closing may fail unheard; nothing
+left for later; no path of a build machine and no address of a package registry.
 """
 import os
 import re
