@@ -11,7 +11,7 @@
 
 #include "checkpoint_index.h"
 #include "host_alloc.h"
-#include "test_support.h"
+#include "fuzz_support.h"
 
 enum { TEXT_MAX = 4096, MUTATIONS = 30000, LAST_LINE_BYTES = 21 };
 
@@ -31,17 +31,6 @@ static const char *const indexes[] = {
     "\"begin\":64,\"bytes\":24,\"crc32\":\"89abcdef\",\"pieces\":[[2,4],[0,2]]}]},"
     "{\"name\":\"b\",\"dtype\":\"U8\",\"shape\":[0],\"parts\":[]}],",
 };
-
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-static size_t below(uint64_t *state, size_t bound) {
-    return bound ? (size_t)(random_next(state) % bound) : 0;
-}
 
 static size_t replace(char *text, size_t length, size_t at, size_t removed, const char *with) {
     size_t added = strlen(with), tail = length - at - removed;
@@ -77,14 +66,14 @@ static size_t mutate(char *text, size_t length, uint64_t *state) {
                                          "\"dtype\":\"F32\",",
                                          "\"F8_E4M3\"",
                                          " "};
-    for (size_t rounds = 1 + below(state, 3); rounds; rounds--) {
-        size_t at = below(state, length + 1);
-        size_t removed = below(state, 2) ? below(state, length - at + 1) % 9 : 0;
-        if (below(state, 3) == 0 && length)
-            text[below(state, length)] ^= (char)(1u << below(state, 8));
+    for (size_t rounds = 1 + fuzz_below(state, 3); rounds; rounds--) {
+        size_t at = fuzz_below(state, length + 1);
+        size_t removed = fuzz_below(state, 2) ? fuzz_below(state, length - at + 1) % 9 : 0;
+        if (fuzz_below(state, 3) == 0 && length)
+            text[fuzz_below(state, length)] ^= (char)(1u << fuzz_below(state, 8));
         else
             length = replace(text, length, at, removed,
-                             tokens[below(state, sizeof tokens / sizeof *tokens)]);
+                             tokens[fuzz_below(state, sizeof tokens / sizeof *tokens)]);
     }
     return length;
 }
@@ -132,20 +121,16 @@ static tn_status check_index(const char *text, size_t length) {
     return TN_OK;
 }
 
-static uint64_t option(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 0) : otherwise;
-}
-
 static void mutated_texts_are_read_or_refused(void **state) {
     (void)state;
-    uint64_t seed = option("TENURE_FUZZ_SEED", 20260), first = option("TENURE_FUZZ_FIRST", 0);
+    uint64_t seed = fuzz_setting("TENURE_FUZZ_SEED", 20260),
+             first = fuzz_setting("TENURE_FUZZ_FIRST", 0);
     uint64_t end = getenv("TENURE_FUZZ_FIRST") ? first + 1 : MUTATIONS;
     for (uint64_t number = first; number < end; number++) {
         uint64_t random = seed * UINT64_C(0x100000001b3) + number;
         char text[TEXT_MAX];
-        int is_index = below(&random, 2) == 0;
-        const char *kept = is_index ? indexes[0] : headers[below(&random, 3)];
+        int is_index = fuzz_below(&random, 2) == 0;
+        const char *kept = is_index ? indexes[0] : headers[fuzz_below(&random, 3)];
         size_t length = strlen(kept);
         memcpy(text, kept, length);
         length = mutate(text, length, &random);
@@ -156,7 +141,7 @@ static void mutated_texts_are_read_or_refused(void **state) {
         } else {
             char *exact = tn__host_alloc(length + 1, 1);
             memcpy(exact, text, length);
-            check_header(exact, length, (uint64_t)below(&random, 2) * 25);
+            check_header(exact, length, (uint64_t)fuzz_below(&random, 2) * 25);
             tn__host_free(exact);
         }
         if (tn__host_live_blocks() != 0) fail_msg("%s: memory is left", replay);

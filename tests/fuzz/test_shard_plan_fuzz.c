@@ -9,25 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz_support.h"
 #include "host_alloc.h"
 #include "test_shards.h"
 
 enum { TENSORS_MAX = 9, RANKS_MAX = 13, UNITS = 600 };
 
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static int random_below(uint64_t *state, int bound) {
-    return (int)(random_next(state) % (uint64_t)bound);
-}
-
-static uint64_t setting(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 0) : otherwise;
+    return (int)fuzz_below(state, (size_t)bound);
 }
 
 /* ---- units ---------------------------------------------------------------------------------- */
@@ -208,10 +197,10 @@ static uint64_t seed_of_run, unit_of_run;
 static int is_through;
 
 static void every_byte_gets_to_its_place(void **state) {
-    uint64_t first = setting("TENURE_FUZZ_FIRST", 0);
+    uint64_t first = fuzz_setting("TENURE_FUZZ_FIRST", 0);
     long blocks = tn__host_live_blocks();
     (void)state;
-    seed_of_run = setting("TENURE_FUZZ_SEED", 1);
+    seed_of_run = fuzz_setting("TENURE_FUZZ_SEED", 1);
     for (unit_of_run = first; unit_of_run < first + UNITS; unit_of_run++)
         check((seed_of_run << 32) + unit_of_run);
     assert_int_equal(tn__host_live_blocks(), blocks);

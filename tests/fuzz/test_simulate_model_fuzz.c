@@ -5,7 +5,7 @@
  * TENURE_FUZZ_SEED=S TENURE_FUZZ_FIRST=N, which it prints. Run under ASan and UBSan by the asan
  * preset.
  */
-#include "test_support.h"
+#include "fuzz_support.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,15 +15,8 @@
 
 enum { DESCRIPTIONS = 20000, TEXT_BYTES = 4096 };
 
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static uint32_t random_below(uint64_t *state, uint32_t bound) {
-    return (uint32_t)(random_next(state) % bound);
+    return (uint32_t)fuzz_below(state, bound);
 }
 
 static const struct {
@@ -87,14 +80,9 @@ static void expect_sane(const simulate_model *model) {
     }
 }
 
-static uint64_t number_of(const char *variable, uint64_t otherwise) {
-    const char *text = getenv(variable);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
-
 static void descriptions_fit_or_are_refused_with_words(void **state) {
-    const uint64_t seed = number_of("TENURE_FUZZ_SEED", 20261130);
-    const uint64_t first = number_of("TENURE_FUZZ_FIRST", 0);
+    const uint64_t seed = fuzz_setting("TENURE_FUZZ_SEED", 20261130);
+    const uint64_t first = fuzz_setting("TENURE_FUZZ_FIRST", 0);
     int read = 0, fitting = 0;
     (void)state;
     for (uint64_t n = first; n < first + DESCRIPTIONS; n++) {

@@ -6,7 +6,6 @@
  * preset.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,19 +13,12 @@
 #include "tcp_socket.h"
 #include "tcp_store.h"
 #include "tcp_store_server.h"
-#include "test_support.h"
+#include "fuzz_support.h"
 
 enum { STRANGERS = 1500, PER_STORE = 100, BYTES_MAX = 8192, JOB = 77, LONG_US = 60 * 1000 * 1000 };
 
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
 static uint32_t random_below(uint64_t *state, uint32_t bound) {
-    return (uint32_t)(random_next(state) % bound);
+    return (uint32_t)fuzz_below(state, bound);
 }
 
 /* ---- the bytes of a stranger ---------------------------------------------------------------- */
@@ -56,7 +48,7 @@ static size_t add_request(uint64_t *state, unsigned char *at, size_t room) {
         .operation = (tn__store_operation)random_below(state, 8),
         .key_bytes = random_below(state, 2) ? random_below(state, 4) : random_size(state),
         .value_bytes = random_below(state, 2) ? random_below(state, 9) : random_size(state),
-        .timeout_us = random_below(state, 2) ? random_below(state, 1000) : random_next(state)};
+        .timeout_us = random_below(state, 2) ? random_below(state, 1000) : fuzz_next(state)};
     size_t body = (size_t)request.key_bytes + request.value_bytes;
     tn__store_request_write(&request, at);
     if (body > room - TN__STORE_REQUEST_BYTES) body = room - TN__STORE_REQUEST_BYTES;
@@ -69,7 +61,7 @@ static size_t make_bytes(uint64_t *state, unsigned char *bytes) {
     for (uint32_t i = random_below(state, 4); i; i--)
         used += add_request(state, bytes + used, BYTES_MAX / 4);
     for (uint32_t i = random_below(state, 3); i && used; i--)
-        bytes[random_below(state, (uint32_t)used)] = (unsigned char)random_next(state);
+        bytes[random_below(state, (uint32_t)used)] = (unsigned char)fuzz_next(state);
     if (random_below(state, 4) == 0) used = random_below(state, (uint32_t)used + 1);
     return used;
 }
@@ -94,11 +86,6 @@ static void visit(const tn__tcp_address *where, uint64_t number, uint64_t seed, 
 }
 
 /* ---- tests ---------------------------------------------------------------------------------- */
-
-static uint64_t number_of(const char *name, uint64_t otherwise) {
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 10) : otherwise;
-}
 
 static void serve_on(tn__tcp_address *where, tn__store_server **server) {
     int listener = -1;
@@ -148,7 +135,8 @@ static void strangers_visit(uint64_t first, uint64_t seed) {
 
 static void strangers_do_not_disturb_the_ranks(void **unused) {
     (void)unused;
-    uint64_t seed = number_of("TENURE_FUZZ_SEED", 1), first = number_of("TENURE_FUZZ_FIRST", 0);
+    uint64_t seed = fuzz_setting("TENURE_FUZZ_SEED", 1),
+             first = fuzz_setting("TENURE_FUZZ_FIRST", 0);
     for (uint64_t number = first; number < first + STRANGERS; number += PER_STORE)
         strangers_visit(number, seed);
 }
@@ -156,7 +144,7 @@ static void strangers_do_not_disturb_the_ranks(void **unused) {
 static void what_is_read_is_within_the_bounds(void **unused) {
     (void)unused;
     enum { HEADERS = 200000 };
-    uint64_t state = number_of("TENURE_FUZZ_SEED", 1);
+    uint64_t state = fuzz_setting("TENURE_FUZZ_SEED", 1);
     int accepted = 0;
     for (int i = 0; i < HEADERS; i++) {
         unsigned char bytes[TN__STORE_REQUEST_BYTES + TN__STORE_HELLO_BYTES + BYTES_MAX];

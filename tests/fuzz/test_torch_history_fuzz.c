@@ -11,51 +11,26 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "fuzz_support.h"
 #include "history_write.h"
 #include "report_data.h"
-#include "test_support.h"
 #include "torch_history.h"
 #include "trace_reader.h"
 
 #define INPUTS TENURE_SOURCE_DIR "/tests/cli/inputs"
 
-enum { INPUT_BYTES_MAX = 32 * 1024, INPUT_COUNT = 3, MUTATIONS = 10000 };
+enum { INPUT_COUNT = 3, MUTATIONS = 10000 };
 
-typedef struct input {
-    size_t length;
-    unsigned char bytes[INPUT_BYTES_MAX];
-} input;
-
-static input kept[INPUT_COUNT];
+static fuzz_input kept[INPUT_COUNT];
 static int trace_file;
 
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-static size_t random_below(uint64_t *state, size_t bound) {
-    return bound ? (size_t)(random_next(state) % bound) : 0;
-}
-
 /* ---- mutations ------------------------------------------------------------------------------- */
-
-/* Replaces `removed` bytes at `at` by the new ones, as far as there is room. */
-static void replace(input *out, size_t at, size_t removed, const void *bytes, size_t length) {
-    size_t tail = out->length - at - removed;
-    if (at + length + tail > INPUT_BYTES_MAX) return;
-    memmove(out->bytes + at + length, out->bytes + at + removed, tail);
-    memcpy(out->bytes + at, bytes, length);
-    out->length = at + length + tail;
-}
 
 #define TOKEN(text)                                                                                \
     { text, sizeof(text) - 1 }
 
 /* Whole instructions, those that are refused among them. */
-static void put_instruction(input *out, uint64_t *state) {
+static void put_instruction(fuzz_input *out, uint64_t *state) {
     static const struct {
         const char *bytes;
         size_t length;
@@ -94,40 +69,40 @@ static void put_instruction(input *out, uint64_t *state) {
                   TOKEN("\x93"),
                   TOKEN("\x8c\x04"
                         "size")};
-    size_t which = random_below(state, sizeof(tokens) / sizeof(tokens[0]));
-    size_t at = 2 + random_below(state, out->length - 2);
-    size_t removed = random_below(state, 2) ? tokens[which].length : 0;
+    size_t which = fuzz_below(state, sizeof(tokens) / sizeof(tokens[0]));
+    size_t at = 2 + fuzz_below(state, out->length - 2);
+    size_t removed = fuzz_below(state, 2) ? tokens[which].length : 0;
     if (removed > out->length - at) removed = out->length - at;
-    replace(out, at, removed, tokens[which].bytes, tokens[which].length);
+    fuzz_input_replace(out, at, removed, tokens[which].bytes, tokens[which].length);
 }
 
-static void splice(input *out, const input *from, uint64_t *state) {
-    static unsigned char piece[INPUT_BYTES_MAX];
-    size_t begin = random_below(state, from->length);
-    size_t length = random_below(state, from->length - begin) % 512;
+static void splice(fuzz_input *out, const fuzz_input *from, uint64_t *state) {
+    static unsigned char piece[FUZZ_INPUT_BYTES_MAX];
+    size_t begin = fuzz_below(state, from->length);
+    size_t length = fuzz_below(state, from->length - begin) % 512;
     memcpy(piece, from->bytes + begin, length);
-    replace(out, random_below(state, out->length), 0, piece, length);
+    fuzz_input_replace(out, fuzz_below(state, out->length), 0, piece, length);
 }
 
 /* What numbers are made of comes often: then the pickle stays whole and the snapshot goes wrong. */
-static void change_number(input *out, uint64_t *state) {
-    size_t at = 2 + random_below(state, out->length - 2);
+static void change_number(fuzz_input *out, uint64_t *state) {
+    size_t at = 2 + fuzz_below(state, out->length - 2);
     while (at + 9 < out->length && out->bytes[at] != 'K' && out->bytes[at] != 'J' &&
            out->bytes[at] != 'M' && out->bytes[at] != 0x8a)
         at++;
     if (at + 9 < out->length)
-        out->bytes[at + 1 + random_below(state, 5)] ^= 1u << random_below(state, 8);
+        out->bytes[at + 1 + fuzz_below(state, 5)] ^= 1u << fuzz_below(state, 8);
 }
 
-static void mutate_once(input *out, uint64_t *state) {
-    size_t at = random_below(state, out->length);
+static void mutate_once(fuzz_input *out, uint64_t *state) {
+    size_t at = fuzz_below(state, out->length);
     if (out->length < 4) return;
-    switch (random_below(state, 12)) {
-    case 0: out->bytes[at] ^= (unsigned char)(1u << random_below(state, 8)); break;
-    case 1: out->bytes[at] = (unsigned char)random_next(state); break;
-    case 2: out->length = 1 + random_below(state, out->length); break;
-    case 3: replace(out, at, random_below(state, out->length - at) % 16, "", 0); break;
-    case 4: splice(out, &kept[random_below(state, INPUT_COUNT)], state); break;
+    switch (fuzz_below(state, 12)) {
+    case 0: out->bytes[at] ^= (unsigned char)(1u << fuzz_below(state, 8)); break;
+    case 1: out->bytes[at] = (unsigned char)fuzz_next(state); break;
+    case 2: out->length = 1 + fuzz_below(state, out->length); break;
+    case 3: fuzz_input_replace(out, at, fuzz_below(state, out->length - at) % 16, "", 0); break;
+    case 4: splice(out, &kept[fuzz_below(state, INPUT_COUNT)], state); break;
     case 5:
     case 6: put_instruction(out, state); break;
     default: change_number(out, state); break;
@@ -135,12 +110,6 @@ static void mutate_once(input *out, uint64_t *state) {
 }
 
 /* ---- what must hold -------------------------------------------------------------------------- */
-
-static void expect(int holds, const char *what, uint64_t seed, uint64_t number) {
-    if (!holds)
-        fail_msg("%s; replay with TENURE_FUZZ_SEED=%llu TENURE_FUZZ_FIRST=%llu", what,
-                 (unsigned long long)seed, (unsigned long long)number);
-}
 
 /* Each block is made once and freed at most once, later; what is alive is what nobody freed. */
 static int is_whole(const memory_history *history) {
@@ -211,28 +180,28 @@ static int all_writers_take(memory_history *history) {
 
 /* 1 if it was a snapshot. */
 static int read_mutation(uint64_t seed, uint64_t number) {
-    static input mutation;
+    static fuzz_input mutation;
     char error[HISTORY_ERROR_BYTES] = "";
     uint64_t state = seed * UINT64_C(0x2545f4914f6cdd1d) + number;
     memory_history *history = NULL;
     long blocks = 0;
     int status;
-    mutation = kept[random_below(&state, INPUT_COUNT)];
-    for (size_t count = 1 + random_below(&state, 3); count > 0; count--)
+    mutation = kept[fuzz_below(&state, INPUT_COUNT)];
+    for (size_t count = 1 + fuzz_below(&state, 3); count > 0; count--)
         mutate_once(&mutation, &state);
-    status = torch_history_read("fuzz", mutation.bytes, mutation.length,
-                                (int)random_below(&state, 2), &history, error);
-    expect(status == 0 || status == 2, "another status", seed, number);
+    status = torch_history_read("fuzz", mutation.bytes, mutation.length, (int)fuzz_below(&state, 2),
+                                &history, error);
+    fuzz_expect(status == 0 || status == 2, "another status", seed, number);
     if (status == 2) {
-        expect(strncmp(error, "fuzz: ", 6) == 0 && error[6], "an error without a reason", seed,
-               number);
+        fuzz_expect(strncmp(error, "fuzz: ", 6) == 0 && error[6], "an error without a reason", seed,
+                    number);
         return 0;
     }
-    expect(is_whole(history), "a history that is not whole", seed, number);
+    fuzz_expect(is_whole(history), "a history that is not whole", seed, number);
     for (uint32_t i = 0; i < history->event_count; i++)
         blocks += history->events[i].kind <= HISTORY_FREE;
-    expect(events_of_trace(history) == blocks, "another trace", seed, number);
-    expect(all_writers_take(history), "a writer does not take it", seed, number);
+    fuzz_expect(events_of_trace(history) == blocks, "another trace", seed, number);
+    fuzz_expect(all_writers_take(history), "a writer does not take it", seed, number);
     history_destroy(history);
     return 1;
 }
@@ -244,25 +213,15 @@ static void load_inputs(void) {
                                                    "torch_real.pickle"};
     for (int i = 0; i < INPUT_COUNT; i++) {
         char path[512];
-        FILE *file;
         snprintf(path, sizeof(path), INPUTS "/%s", names[i]);
-        file = fopen(path, "rb");
-        assert_non_null(file);
-        kept[i].length = fread(kept[i].bytes, 1, INPUT_BYTES_MAX, file);
-        assert_true(feof(file));
-        fclose(file);
+        fuzz_input_load(&kept[i], path);
     }
 }
 
-static uint64_t setting(const char *variable, uint64_t fallback) {
-    const char *text = getenv(variable);
-    return text && *text ? strtoull(text, NULL, 10) : fallback;
-}
-
 static void every_mutation_is_a_history_or_an_error(void **state) {
-    uint64_t seed = setting("TENURE_FUZZ_SEED", 1);
-    uint64_t first = setting("TENURE_FUZZ_FIRST", 0);
-    uint64_t count = setting("TENURE_FUZZ_COUNT", MUTATIONS);
+    uint64_t seed = fuzz_setting("TENURE_FUZZ_SEED", 1);
+    uint64_t first = fuzz_setting("TENURE_FUZZ_FIRST", 0);
+    uint64_t count = fuzz_setting("TENURE_FUZZ_COUNT", MUTATIONS);
     uint64_t whole = 0;
     (void)state;
     load_inputs();

@@ -11,46 +11,21 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "test_support.h"
+#include "fuzz_support.h"
 #include "trace_reader.h"
 
 #define INPUTS TENURE_SOURCE_DIR "/tests/cli/inputs"
 
-enum { INPUT_BYTES_MAX = 16 * 1024, INPUTS_MAX = 128, SLOTS_MAX = 16 * 1024, MUTATIONS = 20000 };
+enum { INPUTS_MAX = 128, SLOTS_MAX = 16 * 1024, MUTATIONS = 20000 };
 
-typedef struct input {
-    size_t length;
-    unsigned char bytes[INPUT_BYTES_MAX];
-} input;
-
-static input kept[INPUTS_MAX];
+static fuzz_input kept[INPUTS_MAX];
 static size_t kept_count;
 static size_t good_first; /* the names of good ones sort last */
 static const uint64_t device_bytes = UINT64_C(1) << 30;
 
-static uint64_t random_next(uint64_t *state) {
-    uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return z ^ (z >> 31);
-}
-
-static size_t random_below(uint64_t *state, size_t bound) {
-    return bound ? (size_t)(random_next(state) % bound) : 0;
-}
-
 /* ---- mutations ---------------------------------------------------------------------------- */
 
-/* Replaces `removed` bytes at `at` by the new ones, as far as there is room. */
-static void replace(input *out, size_t at, size_t removed, const void *bytes, size_t length) {
-    size_t tail = out->length - at - removed;
-    if (at + length + tail > INPUT_BYTES_MAX) return;
-    memmove(out->bytes + at + length, out->bytes + at + removed, tail);
-    memcpy(out->bytes + at, bytes, length);
-    out->length = at + length + tail;
-}
-
-static void insert_token(input *out, uint64_t *state) {
+static void insert_token(fuzz_input *out, uint64_t *state) {
     static const char *const tokens[] = {",",
                                          "\n",
                                          "a,",
@@ -68,68 +43,61 @@ static void insert_token(input *out, uint64_t *state) {
                                          " ",
                                          "1e9",
                                          "a,1,0,3\n"};
-    const char *token = tokens[random_below(state, sizeof(tokens) / sizeof(tokens[0]))];
-    size_t at = random_below(state, out->length + 1);
-    size_t removed = random_below(state, 2) ? random_below(state, out->length - at + 1) % 4 : 0;
-    replace(out, at, removed, token, strlen(token));
+    const char *token = tokens[fuzz_below(state, sizeof(tokens) / sizeof(tokens[0]))];
+    size_t at = fuzz_below(state, out->length + 1);
+    size_t removed = fuzz_below(state, 2) ? fuzz_below(state, out->length - at + 1) % 4 : 0;
+    fuzz_input_replace(out, at, removed, token, strlen(token));
 }
 
 /* Copies a piece of this or another input into this one. */
-static void splice(input *out, const input *from, uint64_t *state) {
-    static unsigned char piece[INPUT_BYTES_MAX];
-    size_t begin = random_below(state, from->length + 1);
-    size_t length = random_below(state, from->length - begin + 1);
+static void splice(fuzz_input *out, const fuzz_input *from, uint64_t *state) {
+    static unsigned char piece[FUZZ_INPUT_BYTES_MAX];
+    size_t begin = fuzz_below(state, from->length + 1);
+    size_t length = fuzz_below(state, from->length - begin + 1);
     memcpy(piece, from->bytes + begin, length);
-    replace(out, random_below(state, out->length + 1), 0, piece, length);
+    fuzz_input_replace(out, fuzz_below(state, out->length + 1), 0, piece, length);
 }
 
 /* A row that is right in itself, between two rows: what follows may still be whole. */
-static void insert_row(input *out, uint64_t *state) {
+static void insert_row(fuzz_input *out, uint64_t *state) {
     char row[64];
-    size_t at = random_below(state, out->length + 1);
+    size_t at = fuzz_below(state, out->length + 1);
     while (at < out->length && (at == 0 || out->bytes[at - 1] != '\n'))
         at++;
-    int length =
-        snprintf(row, sizeof(row), "a,%llu,%llu,%u\n",
-                 (unsigned long long)random_next(state) >> random_below(state, 64),
-                 (unsigned long long)(random_next(state) >> (34 + random_below(state, 30))),
-                 (unsigned)random_below(state, 4));
-    replace(out, at, 0, row, (size_t)length);
+    int length = snprintf(row, sizeof(row), "a,%llu,%llu,%u\n",
+                          (unsigned long long)fuzz_next(state) >> fuzz_below(state, 64),
+                          (unsigned long long)(fuzz_next(state) >> (34 + fuzz_below(state, 30))),
+                          (unsigned)fuzz_below(state, 4));
+    fuzz_input_replace(out, at, 0, row, (size_t)length);
 }
 
-static void mutate_once(input *out, uint64_t *state) {
-    size_t at = random_below(state, out->length);
-    switch (random_below(state, 10)) {
+static void mutate_once(fuzz_input *out, uint64_t *state) {
+    size_t at = fuzz_below(state, out->length);
+    switch (fuzz_below(state, 10)) {
     case 0:
-        if (out->length) out->bytes[at] ^= (unsigned char)(1u << random_below(state, 8));
+        if (out->length) out->bytes[at] ^= (unsigned char)(1u << fuzz_below(state, 8));
         break;
     case 1:
-        if (out->length) out->bytes[at] = (unsigned char)random_next(state);
+        if (out->length) out->bytes[at] = (unsigned char)fuzz_next(state);
         break;
-    case 2: out->length = random_below(state, out->length + 1); break;
-    case 3: replace(out, at, random_below(state, out->length - at + 1) % 64, "", 0); break;
+    case 2: out->length = fuzz_below(state, out->length + 1); break;
+    case 3: fuzz_input_replace(out, at, fuzz_below(state, out->length - at + 1) % 64, "", 0); break;
     case 4: splice(out, out, state); break;
-    case 5: splice(out, &kept[random_below(state, kept_count)], state); break;
+    case 5: splice(out, &kept[fuzz_below(state, kept_count)], state); break;
     case 6: insert_token(out, state); break;
     default: insert_row(out, state); break;
     }
 }
 
-static void make_mutation(input *out, uint64_t seed, uint64_t number) {
+static void make_mutation(fuzz_input *out, uint64_t seed, uint64_t number) {
     uint64_t state = seed * UINT64_C(0x2545f4914f6cdd1d) + number;
-    size_t from = random_below(&state, 2) ? good_first : 0;
-    *out = kept[from + random_below(&state, kept_count - from)];
-    for (size_t count = 1 + random_below(&state, 4); count > 0; count--)
+    size_t from = fuzz_below(&state, 2) ? good_first : 0;
+    *out = kept[from + fuzz_below(&state, kept_count - from)];
+    for (size_t count = 1 + fuzz_below(&state, 4); count > 0; count--)
         mutate_once(out, &state);
 }
 
 /* ---- what must hold ----------------------------------------------------------------------- */
-
-static void expect(int holds, const char *what, uint64_t seed, uint64_t number) {
-    if (!holds)
-        fail_msg("%s; replay with TENURE_FUZZ_SEED=%llu TENURE_FUZZ_FIRST=%llu", what,
-                 (unsigned long long)seed, (unsigned long long)number);
-}
 
 /* "fuzz:LINE: words", or of what begins as a pickle "fuzz: words", all of it printable. */
 static int is_positioned(const char *message, int is_pickle) {
@@ -166,7 +134,7 @@ static int event_fits(const trace_reader *reader, const trace_event *event, uint
 
 /* Reads one mutation to its end; 1 if it was a whole trace. */
 static int read_mutation(int file, uint64_t seed, uint64_t number) {
-    static input mutation;
+    static fuzz_input mutation;
     static uint64_t taken[SLOTS_MAX];
     char error[TRACE_ERROR_BYTES] = "";
     trace_reader *reader = NULL;
@@ -181,15 +149,15 @@ static int read_mutation(int file, uint64_t seed, uint64_t number) {
         trace_reader_limit(reader, device_bytes);
         if (number % 2) (void)trace_reader_want_shortages(reader);
         while ((result = trace_reader_next(reader, &event)) == TRACE_EVENT)
-            expect(event_fits(reader, &event, taken), "an event does not fit", seed, number);
+            fuzz_expect(event_fits(reader, &event, taken), "an event does not fit", seed, number);
         snprintf(error, sizeof(error), "%s", trace_reader_error(reader));
     }
     trace_reader_close(reader);
-    expect(result == TRACE_END || result == TRACE_BAD_INPUT, "another result", seed, number);
-    if (result == TRACE_END) expect(!error[0], "an end with a message", seed, number);
+    fuzz_expect(result == TRACE_END || result == TRACE_BAD_INPUT, "another result", seed, number);
+    if (result == TRACE_END) fuzz_expect(!error[0], "an end with a message", seed, number);
     if (result == TRACE_BAD_INPUT) {
         int is_pickle = mutation.length > 0 && mutation.bytes[0] == 0x80;
-        expect(is_positioned(error, is_pickle), error, seed, number);
+        fuzz_expect(is_positioned(error, is_pickle), error, seed, number);
     }
     return result == TRACE_END;
 }
@@ -209,10 +177,7 @@ static void load_inputs(void) {
     for (int i = 0; i < count; i++) {
         char path[512];
         snprintf(path, sizeof(path), INPUTS "/%s", names[i]->d_name);
-        FILE *file = fopen(path, "rb");
-        assert_non_null(file);
-        kept[i].length = fread(kept[i].bytes, 1, INPUT_BYTES_MAX, file);
-        fclose(file);
+        fuzz_input_load(&kept[i], path);
         if (strncmp(names[i]->d_name, "bad", 3) == 0) good_first = (size_t)i + 1;
         free(names[i]);
     }
@@ -220,15 +185,10 @@ static void load_inputs(void) {
     kept_count = (size_t)count;
 }
 
-static uint64_t setting(const char *variable, uint64_t fallback) {
-    const char *text = getenv(variable);
-    return text && *text ? strtoull(text, NULL, 10) : fallback;
-}
-
 static void every_mutation_ends_well_or_in_a_positioned_error(void **state) {
-    uint64_t seed = setting("TENURE_FUZZ_SEED", 1);
-    uint64_t first = setting("TENURE_FUZZ_FIRST", 0);
-    uint64_t count = setting("TENURE_FUZZ_COUNT", MUTATIONS);
+    uint64_t seed = fuzz_setting("TENURE_FUZZ_SEED", 1);
+    uint64_t first = fuzz_setting("TENURE_FUZZ_FIRST", 0);
+    uint64_t count = fuzz_setting("TENURE_FUZZ_COUNT", MUTATIONS);
     uint64_t whole = 0;
     int file = memfd_create("mutation", MFD_CLOEXEC);
     (void)state;
