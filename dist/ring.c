@@ -5,6 +5,7 @@
  */
 #include "ring_slots.h"
 
+#include "driver.h"
 #include "host_alloc.h"
 
 tn_status tn__ring_check_unit(const tn_ring *ring, int unit, const char *call) {
@@ -18,6 +19,27 @@ static tn_status check_call(const tn_ring *ring, int unit, const char *call) {
     if (ring->is_sealed) return TN_OK;
     return TN_FAIL(TN_INVALID_STATE, "%s: ring %s has no memory yet: tn_ring_seal first", call,
                    ring->name);
+}
+
+/* Which unit lies where, and what waits for what, calls decide and launches do not: a graph would
+ * read and write places that are another unit's by then. Asked first: nothing has been done to the
+ * capture. */
+static tn_status check_stream(const tn_ring *ring, tn_stream stream, const char *call) {
+    const tn__driver *driver = tn__device_driver(ring->device);
+    int is_capturing = 0;
+    TN_TRY(driver->stream_is_capturing(tn__device_state(ring->device), stream, &is_capturing));
+    if (!is_capturing) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: ring %s: the stream captures a graph, and what a ring holds changes from "
+                   "call to call: gather into memory of the graph instead (tn_shard_gather), or "
+                   "call this outside of the capture",
+                   call, ring->name);
+}
+
+/* Where gathers go, and `stream`. */
+static tn_status check_streams(const tn_ring *ring, tn_stream stream, const char *call) {
+    TN_TRY(check_stream(ring, ring->stream, call));
+    return stream == ring->stream ? TN_OK : check_stream(ring, stream, call);
 }
 
 /* ---- coming -------------------------------------------------------------------------------- */
@@ -128,6 +150,7 @@ tn_status tn_ring_prefetch(tn_ring *ring, int unit) {
     TN_REQUIRE(ring, "tn_ring_prefetch: ring is NULL");
     pthread_mutex_lock(&ring->lock);
     tn_status status = check_call(ring, unit, "tn_ring_prefetch");
+    if (status == TN_OK) status = check_streams(ring, ring->stream, "tn_ring_prefetch");
     if (status == TN_OK) status = tn__ring_settle(ring);
     if (status == TN_OK) status = prefetch(ring, unit);
     pthread_mutex_unlock(&ring->lock);
@@ -232,6 +255,7 @@ tn_status tn_ring_acquire(tn_ring *ring, int unit, tn_scope scope, tn_stream str
     TN_REQUIRE(ring, "tn_ring_acquire: ring is NULL");
     pthread_mutex_lock(&ring->lock);
     tn_status status = check_call(ring, unit, "tn_ring_acquire");
+    if (status == TN_OK) status = check_streams(ring, stream, "tn_ring_acquire");
     if (status == TN_OK) status = tn__ring_settle(ring);
     if (status == TN_OK) status = acquire(ring, unit, scope, stream);
     pthread_mutex_unlock(&ring->lock);
@@ -259,10 +283,18 @@ static tn_status release(tn_ring *ring, int unit) {
     return tn__error_scope_end(TN_OK);
 }
 
+/* That the unit was acquired for; else that of all gathers. */
+static tn_stream stream_of(const tn_ring *ring, int unit) {
+    const int index = ring->units[unit].slot;
+    if (index < 0 || ring->slots[index].state != TN_RING_IN_USE) return ring->stream;
+    return ring->slots[index].stream;
+}
+
 tn_status tn_ring_release(tn_ring *ring, int unit) {
     TN_REQUIRE(ring, "tn_ring_release: ring is NULL");
     pthread_mutex_lock(&ring->lock);
     tn_status status = check_call(ring, unit, "tn_ring_release");
+    if (status == TN_OK) status = check_streams(ring, stream_of(ring, unit), "tn_ring_release");
     if (status == TN_OK) {
         settle_quietly(ring);
         status = release(ring, unit);

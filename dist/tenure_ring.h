@@ -30,7 +30,8 @@
  * waits on the device for its unit's gather, and for none that was started after it. A place in the
  * buffer is written again behind all uses of what was there, on every stream, by waits on the
  * device. No call here waits on the host but tn_ring_verify, tn_ring_destroy, and tn_ring_seal
- * where the buffer is registered.
+ * where the buffer is registered. On a stream that captures (the caller's or that of communication)
+ * prefetch, acquire and release are TN_UNSUPPORTED, and neither ring nor capture has changed.
  *
  * What is gathered is always what the shard holds. While a unit is acquired its shard is leased, so
  * that nobody writes it (TN_IN_USE: release before the update); what was prefetched before a write

@@ -2,6 +2,7 @@
 #include "ring_fixture.h"
 
 #include "tenure_pool.h"
+#include "test_graphs.h"
 
 enum { ROWS = 160 };
 
@@ -419,6 +420,35 @@ static void what_makes_no_sense_is_refused(void **state) {
     ring_fixture_close(&f);
 }
 
+/* On the acquirer's stream or the ring's own: neither is harmed, and the step goes on outside. */
+static void calls_in_a_capture_are_refused(void **state) {
+    (void)state;
+    for (int is_own = 0; is_own < 2; is_own++) {
+        ring_fixture f;
+        ring_fixture_open(&f, 1);
+        if (is_own) f.config.stream = f.t.other;
+        ring_fixture_start(&f, 3, ROWS);
+        const tn_stream stream = is_own ? f.t.other : f.t.stream;
+        acquire(&f, 0);
+        const tn_ring_stats before = ring_fixture_stats(&f);
+        test_capture_begin(f.t.device, stream, TEST_CAPTURE_GLOBAL);
+        EXPECT_STATUS(tn_ring_acquire(f.ring, 1, NO_SCOPE, stream), TN_UNSUPPORTED);
+        EXPECT_ERROR_HAS("tn_ring_acquire: ring ring: the stream captures a graph");
+        EXPECT_STATUS(tn_ring_release(f.ring, 0), TN_UNSUPPORTED);
+        if (is_own) EXPECT_STATUS(tn_ring_prefetch(f.ring, 1), TN_UNSUPPORTED);
+        const tn_ring_stats after = ring_fixture_stats(&f);
+        assert_memory_equal(&before, &after, sizeof before);
+        assert_int_equal(test_is_capturing(f.t.device, stream), 1);
+        test_graph graph = test_capture_end(f.t.device, stream);
+        test_graph_destroy(f.t.device, &graph);
+        ring_fixture_expect_there(&f, 0, f.t.stream);
+        EXPECT_OK(tn_ring_release(f.ring, 0));
+        acquire(&f, 1);
+        EXPECT_OK(tn_ring_release(f.ring, 1));
+        ring_fixture_close(&f);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_have_planes_while_they_are_acquired),
@@ -440,6 +470,7 @@ int main(void) {
         cmocka_unit_test(weights_that_end_first_leave_the_ring_whole),
         cmocka_unit_test(a_wanted_unit_that_fails_to_start_comes_first),
         cmocka_unit_test(a_gather_that_fails_may_be_started_again),
+        cmocka_unit_test(calls_in_a_capture_are_refused),
         cmocka_unit_test(what_makes_no_sense_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
