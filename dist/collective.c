@@ -59,50 +59,39 @@ static uint64_t wire_elements(const tn_comm *comm, const tn__collective_call *ca
     }
 }
 
-static void count_batch(tn_comm *comm) {
+void tn__comm_count_list(const tn_comm *comm, tn_comm_stats *stats) {
     const tn__batch *batch = &comm->list.batch;
     for (size_t i = 0; i < batch->call_count; i++) {
         const tn__collective_call *call = &batch->calls[i];
-        comm->stats.calls[call->kind]++;
-        comm->stats.wire_bytes[call->kind] += wire_elements(comm, call) * call->element_bytes;
+        stats->calls[call->kind]++;
+        stats->wire_bytes[call->kind] += wire_elements(comm, call) * call->element_bytes;
     }
-    comm->stats.groups += comm->is_grouping != 0;
+    stats->groups += comm->is_grouping != 0;
 }
 
 /* ---- order ---------------------------------------------------------------------------------- */
 
-static tn_status wait_for_last(tn_comm *comm, tn_stream stream, uint64_t stream_id) {
+tn_status tn__comm_wait_for_last(tn_comm *comm, tn_stream stream, uint64_t stream_id) {
     if (!comm->has_last || comm->last_stream_id == stream_id) return TN_OK;
     return comm->driver->stream_wait_event(comm->on, stream, comm->last);
-}
-
-static tn_status refuse_capture(tn_comm *comm, tn_stream stream) {
-    int is_capturing = 0;
-    TN_TRY(comm->driver->stream_is_capturing(comm->on, stream, &is_capturing));
-    if (!is_capturing) return TN_OK;
-    return TN_FAIL(TN_UNSUPPORTED,
-                   "communicator %s: the stream captures a graph, and collectives can not be in "
-                   "one: put them on the stream outside of the capture",
-                   comm->name);
 }
 
 /* Puts the list, which is not empty. */
 static tn_status put_list_locked(tn_comm *comm, tn_stream stream) {
     uint64_t stream_id;
+    int is_capturing = 0;
     TN_ASSERT(comm->list.batch.call_count > 0);
     TN_TRY(comm->driver->stream_id(comm->on, stream, &stream_id));
-    TN_TRY(refuse_capture(comm, stream));
-    TN_TRY(wait_for_last(comm, stream, stream_id));
-    TN_TRY(tn__comm_watch_before(comm->watch, &comm->list.batch, stream));
-    tn_status status = comm->engine->start(comm->state, &comm->list.batch, stream);
+    TN_TRY(tn__comm_ask_capture(comm, stream, &is_capturing));
+    if (is_capturing) return tn__comm_graph_put_locked(comm, stream, stream_id);
+    TN_TRY(tn__comm_wait_for_last(comm, stream, stream_id));
+    TN_TRY(tn__comm_watch_before(comm->watch, stream));
+    tn_status status = tn__comm_watch_compare(comm->watch, &comm->list.batch, 0);
+    if (status == TN_OK) status = comm->engine->start(comm->state, &comm->list.batch, stream);
     if (status != TN_OK) {
         (void)tn__comm_watch_after(comm->watch, 0, stream);
         /* Unless the engine fails for good, nothing was put: the call may be made again. */
-        tn__saved_error saved;
-        tn__error_save(&saved);
-        if (tn__comm_check_locked(comm) != TN_OK) return comm->failure;
-        tn__error_restore(&saved);
-        return status;
+        return tn__comm_settle_failure_locked(comm, status);
     }
     tn__flight_put(&comm->flight, &comm->list.batch, stream_id);
     status = comm->driver->event_record(comm->on, comm->last, stream);
@@ -111,7 +100,7 @@ static tn_status put_list_locked(tn_comm *comm, tn_stream stream) {
     if (status != TN_OK) return tn__comm_fail_locked(comm, status);
     comm->has_last = 1;
     comm->last_stream_id = stream_id;
-    count_batch(comm);
+    tn__comm_count_list(comm, &comm->stats);
     return TN_OK;
 }
 

@@ -109,6 +109,7 @@ static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engi
 
 void tn__comm_free(tn_comm *comm) {
     if (comm->last) (void)comm->driver->event_destroy(comm->on, comm->last);
+    if (comm->captured) (void)comm->driver->event_destroy(comm->on, comm->captured);
     tn__batch_free(&comm->list);
     pthread_mutex_destroy(&comm->lock);
     tn__host_free(comm->name);
@@ -150,7 +151,7 @@ static tn_status resolve_id(tn_comm_config *config, const tn__comm_engine *engin
 tn_status tn__comm_begin_watch(tn_comm *comm, tn_rendezvous *ranks) {
     tn__saved_error saved;
     if (comm->engine->has_deadlines || comm->engine->in_virtual_time) return TN_OK;
-    if (comm->is_shrinkable && comm->engine->keep) comm->engine->keep(comm->state);
+    if (comm->is_shrinkable && comm->engine->keep) comm->engine->keep(comm->state, 1);
     tn_status status = tn__comm_watch_begin(comm, ranks, &comm->watch);
     if (status == TN_OK) return TN_OK;
     tn__error_save(&saved);
@@ -193,9 +194,17 @@ tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out) {
     return tn__comm_create(config, engine, out);
 }
 
+static tn_status check_end(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = tn__comm_check_no_graphs_locked(comm, "be destroyed");
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
 tn_status tn_comm_destroy(tn_comm *comm) {
     if (!comm || tn__driver_is_gone()) return TN_OK;
     tn_device *device = comm->device;
+    TN_TRY(check_end(comm));
     tn_status status = tn_comm_wait(comm);
     tn__saved_error waited;
     tn__error_save(&waited);
@@ -257,6 +266,14 @@ tn_status tn__comm_check_locked(tn_comm *comm) {
     }
     tn_status status = comm->engine->check(comm->state);
     return status == TN_OK ? TN_OK : tn__comm_fail_locked(comm, status);
+}
+
+tn_status tn__comm_settle_failure_locked(tn_comm *comm, tn_status status) {
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    if (tn__comm_check_locked(comm) != TN_OK) return comm->failure;
+    tn__error_restore(&saved);
+    return status;
 }
 
 /* On this rank and all others, in the words `call` and `why`. The last error stays. */

@@ -3,6 +3,9 @@
  *     call  ->  checked  ->  in the list  ->  wait for the last  ->  engine  ->  mark as the last
  *                            (of a group: till its end)                          and count
  *
+ * On a stream that captures the last is that of the capture, and what is counted is counted in its
+ * graph, till that is launched: comm_graph.c.
+ *
  * Invariants, under `lock`:
  *   - `last` is recorded behind every collective that was put on a stream (has_last: there is
  *     one), so that the next one, on whichever stream, runs after it;
@@ -19,6 +22,7 @@
 #include "comm_batch.h"
 #include "driver.h"
 #include "flight_recorder.h"
+#include "tenure_comm_graph.h"
 
 typedef struct tn__comm_watch tn__comm_watch;
 
@@ -54,6 +58,11 @@ struct tn_comm {
     void *agreement_word;                  /* a float of the device's memory */
     tn__window_knowledge windows;          /* comm_window.c */
     tn_stream group_stream;
+    tn_comm_graph *capture;   /* that is open; NULL: none is */
+    tn__event captured;       /* behind the last collective of the capture; NULL: none was opened */
+    tn_comm_graph *launching; /* between begin and end of its launch; else NULL */
+    uint64_t graph_count;     /* that are not destroyed */
+    uint64_t graph_number;    /* of the last one that is of all ranks: the same on all */
     tn_status failure;
     tn__saved_error failure_text;
     tn_comm_stats stats;
@@ -84,6 +93,13 @@ tn_status tn__comm_check_locked(tn_comm *comm);
  * the status. */
 tn_status tn__comm_fail_locked(tn_comm *comm, tn_status status);
 
+/* After the engine has failed: the communicator's failure, if that is what it was, else status with
+ * its words. */
+tn_status tn__comm_settle_failure_locked(tn_comm *comm, tn_status status);
+
+/* Has the stream come behind the communicator's last. */
+tn_status tn__comm_wait_for_last(tn_comm *comm, tn_stream stream, uint64_t stream_id);
+
 /* The collectives that have been put so far. */
 uint64_t tn__comm_puts(tn_comm *comm);
 
@@ -92,6 +108,22 @@ uint64_t tn__comm_puts(tn_comm *comm);
  * to, and are told at once: `call`, then the last error, which stays. Returns status. */
 tn_status tn__comm_end_call(tn_comm *comm, const char *call, uint64_t puts_before,
                             tn_status status);
+
+/* Counts the list in *stats: what it is to be added to once it runs. */
+void tn__comm_count_list(const tn_comm *comm, tn_comm_stats *stats);
+
+/* Puts the list, which is not empty, in the capture that the stream is in. */
+tn_status tn__comm_graph_put_locked(tn_comm *comm, tn_stream stream, uint64_t stream_id);
+
+/* TN_INVALID_STATE while a group or a capture is open or a graph is being launched: `what` it is
+ * then that the communicator can not. */
+tn_status tn__comm_check_closed_locked(const tn_comm *comm, const char *what);
+
+/* TN_IN_USE while collectives of it are in graphs. */
+tn_status tn__comm_check_no_graphs_locked(const tn_comm *comm, const char *what);
+
+/* Whether the stream captures; a launch under way is TN_INVALID_STATE. */
+tn_status tn__comm_ask_capture(tn_comm *comm, tn_stream stream, int *is_capturing);
 
 /* Puts a checked call on the stream, or in the open group, with its segments. */
 tn_status tn__collective_put(tn_comm *comm, const tn__collective_call *call,

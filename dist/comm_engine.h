@@ -13,11 +13,13 @@
 #ifndef TENURE_COMM_ENGINE_H
 #define TENURE_COMM_ENGINE_H
 
+#include <pthread.h>
+
 #include "error.h"
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 6 };
+enum { TN__COMM_ENGINE_ABI = 7 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
@@ -56,6 +58,9 @@ typedef struct tn__comm_engine {
     int splits_when_idle;
     /* 1: it joins by config->id, also where there is a rendezvous, which hands that round. */
     int joins_by_id;
+    /* 1: the stream that start gets may be captured: what it puts is in the graph then, and runs at
+     * each launch of it. */
+    int is_capturable;
 
     /* Joins the other ranks within config->timeout_us, which is not 0; name is not NULL. */
     tn_status (*join)(const tn_comm_config *config, int *rank, int *rank_count,
@@ -73,11 +78,13 @@ typedef struct tn__comm_engine {
     tn_status (*shrink)(tn__comm_state *state, const int *excluded, int excluded_count,
                         const char *name, int *rank, int *rank_count, tn__comm_state **out);
 
-    /* For an engine whose states can not be shrunk once they are aborted; else NULL, both. keep:
-     * from now on abort only marks the state, and what is on streams ends by shrink, leave or
-     * expire. */
-    void (*keep)(tn__comm_state *state);
-    void (*expire)(tn__comm_state *state);
+    /* For an engine whose states can not be shrunk once they are aborted, and whose end of one
+     * waits till the graphs that it is in are destroyed; else NULL, both. keep: from now on abort
+     * only marks the state, and what is on streams ends by leave or expire, and, if it is kept to
+     * be shrunk, by shrink. expire: ends one that is marked, without the lock meanwhile, which the
+     * caller has. */
+    void (*keep)(tn__comm_state *state, int is_to_be_shrunk);
+    void (*expire)(tn__comm_state *state, pthread_mutex_t *lock);
 
     /* Puts a batch on the stream, where no other of this communicator runs beside it. The batch is
      * the caller's again when this returns. On failure nothing was put, unless check() fails from

@@ -37,10 +37,7 @@ static tn_status check_split_locked(tn_comm *comm) {
         return TN_FAIL(TN_UNSUPPORTED, "communicator %s: the engine %s splits none", comm->name,
                        comm->engine->name);
     }
-    if (!comm->is_grouping) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE,
-                   "communicator %s: it can not be split while a group is open: end or cancel it",
-                   comm->name);
+    return tn__comm_check_closed_locked(comm, "be split");
 }
 
 /* What this rank has failed with already it only tells the others. */
@@ -111,10 +108,12 @@ static tn_status check_shrink_locked(const tn_comm *comm) {
                        "ranks live, tn_comm_split makes one of some of them",
                        comm->name, comm->engine->name);
     }
-    if (!comm->is_grouping && !comm->is_shrunk) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE, "communicator %s can not be shrunk: %s", comm->name,
-                   comm->is_shrunk ? "it has been already: shrink what came of it"
-                                   : "a group is open: end or cancel it");
+    TN_TRY(tn__comm_check_closed_locked(comm, "be shrunk"));
+    TN_TRY(tn__comm_check_no_graphs_locked(comm, "be shrunk"));
+    if (!comm->is_shrunk) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "communicator %s can not be shrunk: it has been already: shrink what came of it",
+                   comm->name);
 }
 
 static int is_excluded(const int *excluded, size_t count, int rank) {
@@ -176,7 +175,7 @@ static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *exclu
     config.rank_count = comm->rank_count - (int)count;
     for (int rank = 0; rank < comm->rank; rank++)
         config.rank += !is_excluded(excluded, count, rank);
-    if (comm->engine->expire) comm->engine->expire(comm->state);
+    if (comm->engine->expire) comm->engine->expire(comm->state, &comm->lock);
     return comm->engine->join(&config, &made->rank, &made->rank_count, &made->state);
 }
 
@@ -191,7 +190,7 @@ static tn_status shrink_locked(tn_comm *comm, const int *excluded, size_t count,
                                                   &made->rank, &made->rank_count, &made->state);
     comm->is_shrunk = status == TN_OK;
     /* Nothing more comes of it: it is not kept for that any longer. */
-    if (comm->is_shrunk && comm->engine->expire) comm->engine->expire(comm->state);
+    if (comm->is_shrunk && comm->engine->expire) comm->engine->expire(comm->state, &comm->lock);
     int is_over = status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR;
     return is_over && !had_failed ? tn__comm_fail_locked(comm, status) : status;
 }

@@ -37,11 +37,7 @@ static void append_locked(tn_registration *record) {
 
 static tn_status check_locked(tn_comm *comm) {
     TN_TRY(tn__comm_check_locked(comm));
-    if (!comm->is_grouping) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE,
-                   "communicator %s: no memory can be registered while a group is open: end or "
-                   "cancel it",
-                   comm->name);
+    return tn__comm_check_closed_locked(comm, "register memory");
 }
 
 /* With TENURE_CHECK_COLLECTIVES: all ranks register, or end, the same. */
@@ -50,7 +46,7 @@ static tn_status compare_locked(const tn_registration *record, int kind) {
                                     .root = record->info.kind == TN_REGISTER_WINDOW,
                                     .count = record->info.bytes,
                                     .hash = record->number};
-    return tn__comm_watch_registration(record->comm->watch, header);
+    return tn__comm_watch_compare_header(record->comm->watch, header);
 }
 
 static tn_status begin_register(tn_registration *record) {
@@ -168,14 +164,12 @@ static void remove_locked(tn_registration *record) {
 static tn_status deregister_locked(tn_registration *record, int is_of_all) {
     tn_comm *comm = record->comm;
     tn_status status = TN_OK;
+    if (comm->failure == TN_OK)
+        TN_TRY(tn__comm_check_no_graphs_locked(comm, "end what it has registered"));
     if (comm->failure == TN_OK && is_of_all) status = compare_locked(record, TN__FLOW_DEREGISTER);
     if (status == TN_OK) status = withdraw_locked(record);
-    if (status == TN_OK) return TN_OK;
-    tn__saved_error saved;
-    tn__error_save(&saved);
-    TN_TRY(tn__comm_check_locked(comm)); /* what failed may have been the communicator */
-    tn__error_restore(&saved);
-    return status;
+    /* What failed may have been the communicator. */
+    return status == TN_OK ? TN_OK : tn__comm_settle_failure_locked(comm, status);
 }
 
 static tn_status deregister(tn_registration *registration, int is_of_all) {

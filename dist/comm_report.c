@@ -6,6 +6,8 @@ static void write_text(const tn_comm *comm, tn__text *out) {
                  comm->name, comm->engine->name, comm->rank, comm->rank_count,
                  (unsigned long long)comm->flight.put, (unsigned long long)comm->flight.done);
     if (comm->failure != TN_OK) tn__text_add(out, "failed: %s\n", comm->failure_text.text);
+    if (comm->graph_count)
+        tn__text_add(out, "captured graphs: %llu\n", (unsigned long long)comm->graph_count);
     if (comm->windows.is_known)
         tn__text_add(out, "windows: %s\n",
                      comm->windows.status == TN_OK ? "used" : comm->windows.text.text);
@@ -25,7 +27,8 @@ static void write_json(const tn_comm *comm, tn__text *out) {
     const int is_known = comm->windows.is_known, works = comm->windows.status == TN_OK;
     tn__text_add(out, ",\n  \"windows\": ");
     tn__text_add_json(out, !is_known ? NULL : works ? "used" : comm->windows.text.text);
-    tn__text_add(out, ",\n  \"collectives\": [");
+    tn__text_add(out, ",\n  \"graphs\": %llu,\n  \"collectives\": [",
+                 (unsigned long long)comm->graph_count);
     tn__flight_write_json(&comm->flight, out);
     tn__text_add(out, "]\n}\n");
 }

@@ -168,15 +168,17 @@ static tn_status failure_of(tn__comm_watch *watch, tn__saved_error *text) {
     return status;
 }
 
-/* What was kept to be shrunk is kept for as long as a collective may take. */
+/* What was kept to be shrunk is kept for as long as a collective may take; what is in graphs not
+ * any longer than till here. */
 static void expire(tn__comm_watch *watch) {
     tn_comm *comm = watch->comm;
     uint64_t begin_us = tn__flight_now_us();
-    if (!comm->is_shrinkable || !comm->engine->expire) return;
-    while (!is_ending(watch) && tn__flight_now_us() - begin_us < comm->timeout_us)
+    if (!comm->engine->expire) return;
+    while (comm->is_shrinkable && !is_ending(watch) &&
+           tn__flight_now_us() - begin_us < comm->timeout_us)
         wait_a_tick(watch);
     pthread_mutex_lock(&comm->lock);
-    if (!tn__driver_is_gone()) comm->engine->expire(comm->state);
+    if (!tn__driver_is_gone()) comm->engine->expire(comm->state, &comm->lock);
     pthread_mutex_unlock(&comm->lock);
 }
 
@@ -215,31 +217,31 @@ static tn_status compare_plan(tn__comm_watch *watch, tn__flow_plan *plan) {
     return compare(watch, &plan->headers[watch->comm->rank]);
 }
 
-static tn_status check_batch(tn__comm_watch *watch, const tn__batch *batch) {
-    tn_comm *comm = watch->comm;
+tn_status tn__comm_watch_compare(tn__comm_watch *watch, const tn__batch *batch, int is_captured) {
     tn__flow_plan *plan;
-    if (!watch->headers) return TN_OK;
+    if (!watch || !watch->headers) return TN_OK;
+    tn_comm *comm = watch->comm;
     TN_TRY(tn__flow_plan_make(comm->rank, comm->rank_count, batch, &plan));
+    plan->headers[comm->rank].is_captured = is_captured != 0;
     /* Messages alone concern some ranks only, and the others would not come to a meeting. */
     tn_status status = plan->is_for_all ? compare_plan(watch, plan) : TN_OK;
     tn__host_free(plan);
     return status == TN_OK ? TN_OK : tn__comm_fail_locked(comm, status);
 }
 
-tn_status tn__comm_watch_registration(tn__comm_watch *watch, tn__flow_header header) {
+tn_status tn__comm_watch_compare_header(tn__comm_watch *watch, tn__flow_header header) {
     if (!watch || !watch->headers) return TN_OK;
     header.sequence = ++watch->meetings;
     tn_status status = compare(watch, &header);
     return status == TN_OK ? TN_OK : tn__comm_fail_locked(watch->comm, status);
 }
 
-/* ---- around a batch ------------------------------------------------------------------------- */
+/* ---- around what is put --------------------------------------------------------------------- */
 
-tn_status tn__comm_watch_before(tn__comm_watch *watch, const tn__batch *batch, tn_stream stream) {
+tn_status tn__comm_watch_before(tn__comm_watch *watch, tn_stream stream) {
     if (!watch) return TN_OK;
     tn_comm *comm = watch->comm;
     watched_op *op = &watch->ops[(comm->flight.put + 1) % WATCH_SLOTS];
-    TN_TRY(check_batch(watch, batch));
     /* Where more are queued than are watched, those that come are watched later. */
     if (op->sequence) TN_TRY(look_at(watch, op));
     if (op->sequence) return TN_OK;

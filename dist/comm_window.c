@@ -45,11 +45,7 @@ static tn_status make_room_locked(tn_comm *comm) {
 
 static tn_status prepare_locked(tn_comm *comm) {
     /* It would be a part of the group, and not put. */
-    if (comm->is_grouping)
-        return TN_FAIL(
-            TN_INVALID_STATE,
-            "communicator %s: ranks can not agree while a group is open: end or cancel it",
-            comm->name);
+    TN_TRY(tn__comm_check_closed_locked(comm, "have its ranks agree"));
     if (comm->rank_count == 1) return TN_OK;
     TN_TRY(make_room_locked(comm));
     if (!comm->agreement_word)

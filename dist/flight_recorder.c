@@ -25,6 +25,15 @@ void tn__flight_put(tn__flight_recorder *recorder, const tn__batch *batch, uint6
                                                                .put_us = tn__flight_now_us()};
 }
 
+void tn__flight_put_graph(tn__flight_recorder *recorder, uint64_t calls, uint64_t stream_id) {
+    uint64_t sequence = ++recorder->put;
+    recorder->ops[sequence % TN__FLIGHT_OPS] = (tn__flight_op){.sequence = sequence,
+                                                               .is_graph = 1,
+                                                               .calls = (size_t)calls,
+                                                               .stream_id = stream_id,
+                                                               .put_us = tn__flight_now_us()};
+}
+
 static uint64_t first_kept(const tn__flight_recorder *recorder) {
     return recorder->put > TN__FLIGHT_OPS ? recorder->put - TN__FLIGHT_OPS + 1 : 1;
 }
@@ -36,6 +45,7 @@ const tn__flight_op *tn__flight_oldest(const tn__flight_recorder *recorder) {
 }
 
 static const char *kind_of(const tn__flight_op *op) {
+    if (op->is_graph) return "graph";
     return op->calls > 1 ? "group" : tn_collective_name(op->kind);
 }
 
@@ -48,7 +58,7 @@ void tn__flight_write_text(const tn__flight_recorder *recorder, tn__text *out) {
     for (uint64_t at = first_kept(recorder); at <= recorder->put; at++) {
         const tn__flight_op *op = &recorder->ops[at % TN__FLIGHT_OPS];
         tn__text_add(out, "  %llu %s", (unsigned long long)at, kind_of(op));
-        if (op->calls > 1)
+        if (op->calls > 1 || op->is_graph)
             tn__text_add(out, " of %zu calls", op->calls);
         else
             tn__text_add(out, " of %zu %s, root %d", op->count, tn_dtype_name(op->dtype), op->root);

@@ -15,7 +15,8 @@ enum { TN__FLIGHT_OPS = 64 };
 typedef struct tn__flight_op {
     uint64_t sequence;  /* from 1 */
     tn_collective kind; /* of a group: of its first call */
-    size_t calls;       /* more than 1: a group */
+    int is_graph;       /* that was launched */
+    size_t calls;       /* more than 1: a group; of a graph: what it has */
     size_t count;
     tn_dtype dtype;
     int root;
@@ -30,6 +31,8 @@ typedef struct tn__flight_recorder {
 } tn__flight_recorder;
 
 void tn__flight_put(tn__flight_recorder *recorder, const tn__batch *batch, uint64_t stream_id);
+
+void tn__flight_put_graph(tn__flight_recorder *recorder, uint64_t calls, uint64_t stream_id);
 
 /* The oldest that is not known to be done; NULL if there is none, or it is kept no more. */
 const tn__flight_op *tn__flight_oldest(const tn__flight_recorder *recorder);

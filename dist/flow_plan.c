@@ -264,6 +264,7 @@ static const char *kind_name(int kind) {
     case TN__FLOW_GROUP: return "group";
     case TN__FLOW_REGISTER: return "registration";
     case TN__FLOW_DEREGISTER: return "deregistration";
+    case TN__FLOW_LAUNCH: return "launch";
     default: return tn_collective_name((tn_collective)kind);
     }
 }
@@ -308,8 +309,13 @@ static void describe(const tn__flow_header *header, char *text, size_t text_byte
         snprintf(text, text_bytes, "%s", name);
         return;
     }
-    snprintf(text, text_bytes, "%s of %llu %s%s, root %d, lists %08x", name,
-             (unsigned long long)header->count,
+    if (header->kind == TN__FLOW_LAUNCH) {
+        snprintf(text, text_bytes, "%s of graph %llu with %llu calls", name,
+                 (unsigned long long)header->hash, (unsigned long long)header->count);
+        return;
+    }
+    snprintf(text, text_bytes, "%s%s of %llu %s%s, root %d, lists %08x",
+             header->is_captured ? "captured " : "", name, (unsigned long long)header->count,
              is_group ? "calls" : tn_dtype_name((tn_dtype)header->dtype), reduction_name(header),
              header->root, (unsigned)header->hash);
 }

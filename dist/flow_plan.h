@@ -64,7 +64,8 @@ enum {
     TN__FLOW_MESSAGES = -2,
     TN__FLOW_REGISTER = -3,
     TN__FLOW_DEREGISTER = -4,
-    TN__FLOW_SPLIT = -5
+    TN__FLOW_SPLIT = -5,
+    TN__FLOW_LAUNCH = -6 /* of a graph: its number is hash, its calls are count */
 };
 
 /* What a rank is about to do, in its words to one other rank. */
@@ -74,9 +75,10 @@ typedef struct tn__flow_header {
     int32_t dtype;
     int32_t reduce;
     int32_t root;
-    uint64_t count;    /* of a group: its calls for all ranks */
-    uint64_t sequence; /* of this communicator's batches for all ranks, from 1 */
-    uint64_t hash;     /* of the calls and their lists */
+    uint64_t count;       /* of a group: its calls for all ranks */
+    uint64_t sequence;    /* of this communicator's batches for all ranks, from 1 */
+    uint64_t hash;        /* of the calls and their lists */
+    uint64_t is_captured; /* 1: into a graph */
     /* Where only the two have to agree (uneven all-to-alls, messages): */
     uint64_t sent_bytes;
     uint64_t sent_hash;

@@ -34,11 +34,23 @@ static void nccl_abort(tn__comm_state *state) {
     if (!state->is_kept) end_comm(state);
 }
 
-static void nccl_keep(tn__comm_state *state) { state->is_kept = !state->is_adopted; }
+static void nccl_keep(tn__comm_state *state, int is_to_be_shrunk) {
+    if (state->is_adopted) return;
+    state->is_kept = 1;
+    state->is_to_be_shrunk |= is_to_be_shrunk;
+}
 
-static void nccl_expire(tn__comm_state *state) {
-    state->is_kept = 0;
-    if (state->is_marked) end_comm(state);
+/* Its kernels end at once, the call with the last graph that the communicator is in: whoever is to
+ * destroy that must hear of the failure first. */
+static void nccl_expire(tn__comm_state *state, pthread_mutex_t *lock) {
+    void *ending = state->comm;
+    state->is_kept = state->is_to_be_shrunk = 0;
+    if (!state->is_marked || !ending || state->is_adopted) return;
+    state->comm = NULL;
+    pthread_mutex_unlock(lock);
+    (void)state->driver->make_current(state->on);
+    (void)state->calls->abort(ending);
+    pthread_mutex_lock(lock);
 }
 
 /* Remembers this thread's last error, and aborts. */
@@ -229,7 +241,7 @@ static tn_status check_shrink(const tn__comm_state *state) {
     if (!state->calls->shrink)
         return TN_FAIL(TN_UNSUPPORTED, "the loaded NCCL has no ncclCommShrink: it is of 2.27 and "
                                        "later; make a communicator of the ranks that are left");
-    if (state->comm) return TN_OK;
+    if (state->comm && (!state->is_marked || state->is_to_be_shrunk)) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED,
                    "the NCCL communicator ended with its failure: one that is to be shrunk then is "
                    "made with tn_comm_config.shrinkable, and shrunk within its timeout");
@@ -299,7 +311,7 @@ static tn_status nccl_shrink(tn__comm_state *state, const int *excluded, int exc
         drop_state(made);
         return status;
     }
-    state->is_kept = 0; /* it is not shrunk again: a failure ends it at once */
+    state->is_kept = state->is_to_be_shrunk = 0; /* not again: a failure ends it at once */
     *rank = made->rank;
     *rank_count = made->rank_count;
     *out = made;
@@ -316,6 +328,7 @@ static const tn__comm_engine engine = {
     .has_deadlines = 0,
     .splits_when_idle = 1,
     .joins_by_id = 1,
+    .is_capturable = 1,
     .join = nccl_join,
     .split = nccl_split,
     .shrink = nccl_shrink,

@@ -17,8 +17,9 @@ struct tn__comm_state {
     int rank;
     int rank_count;
     uint64_t timeout_us;
-    void *barrier_word; /* device memory: NCCL has no barrier, an all-reduce of one float is one */
-    int is_kept;        /* a failure only marks it, and leaves it to be shrunk */
+    void *barrier_word;  /* device memory: NCCL has no barrier, an all-reduce of one float is one */
+    int is_kept;         /* a failure only marks it: that ends it later */
+    int is_to_be_shrunk; /* and it may be shrunk meanwhile */
     int is_marked;
     tn_status failure; /* of an aborted communicator */
     tn__saved_error failure_text;

@@ -228,6 +228,7 @@ static const tn__comm_engine engine = {
     .name = "simulated",
     .has_deadlines = 1,
     .in_virtual_time = 1,
+    .is_capturable = 1,
     .join = sim_join,
     .split = sim_split,
     .start = sim_start,

@@ -60,6 +60,9 @@
  * again tells them so by tn_comm_abort. Calls of several collectives (tenure_parallel.h, say) that
  * fail behind one of them do that themselves.
  *
+ * Captured CUDA graphs: tenure_comm_graph.h. Without it a collective on a stream that captures is
+ * refused, and the capture goes on.
+ *
  * Threads: any thread may call; the order of calls is then the program's business.
  */
 #ifndef TENURE_DIST_H
@@ -125,7 +128,8 @@ typedef struct tn_comm_config {
 TN_API TN_MUST_USE tn_status tn_comm_create(const tn_comm_config *config, tn_comm **out);
 
 /* Waits for its collectives as tn_comm_wait does, then ends it, whatever the status says: that
- * of the wait. NULL is a no-op. An adopted communicator is left as it is. */
+ * of the wait. NULL is a no-op. An adopted communicator is left as it is. TN_IN_USE, and nothing
+ * has ended, while it has captured graphs (tenure_comm_graph.h). */
 TN_API tn_status tn_comm_destroy(tn_comm *comm);
 
 TN_API int tn_comm_rank(const tn_comm *comm);
@@ -258,9 +262,9 @@ TN_API void tn_comm_group_cancel(tn_comm *comm);
  *
  * With NCCL and TCP the call waits for comm's collectives first (tn_comm_wait).
  *
- * Errors: TN_INVALID_STATE within a group; TN_UNSUPPORTED (NCCL before 2.18); out of memory of this
- * or another rank, and then comm stays as it is. TN_COMM_TIMEOUT (not all ranks came) and
- * TN_COMM_ERROR are comm's failure too. */
+ * Errors: TN_INVALID_STATE within a group or a capture; TN_UNSUPPORTED (NCCL before 2.18); out of
+ * memory of this or another rank, and then comm stays as it is. TN_COMM_TIMEOUT (not all ranks
+ * came) and TN_COMM_ERROR are comm's failure too. */
 TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name,
                                            tn_comm **out);
 
@@ -281,11 +285,11 @@ TN_API TN_MUST_USE tn_status tn_comm_split(tn_comm *comm, int color, int key, co
  * also of those that are left out. MPI and simulated ranks: TN_UNSUPPORTED; the first ends a job
  * of which a rank dies.
  *
- * Errors: TN_INVALID_ARGUMENT (a rank that there is not, twice, or this one), TN_INVALID_STATE
- * (in a group; it was shrunk before), TN_UNSUPPORTED (the text says what is missing), out of
- * memory. TN_COMM_TIMEOUT (not all of them came, or with another list) and TN_COMM_ERROR (one
- * that was to stay has died; NCCL refuses) are comm's failure too; after that it may be shrunk
- * further, if not by ncclCommShrink. */
+ * Errors: TN_INVALID_ARGUMENT (a rank that there is not, twice, or this one), TN_INVALID_STATE (in
+ * a group or a capture; it was shrunk before), TN_IN_USE (it has captured graphs), TN_UNSUPPORTED
+ * (the text says what is missing), out of memory. TN_COMM_TIMEOUT (not all of them came, or with
+ * another list) and TN_COMM_ERROR (one that was to stay has died; NCCL refuses) are comm's failure
+ * too; after that it may be shrunk further, if not by ncclCommShrink. */
 TN_API TN_MUST_USE tn_status tn_comm_shrink(tn_comm *comm, const int *excluded,
                                             size_t excluded_count, const char *name, tn_comm **out);
 
@@ -308,8 +312,9 @@ typedef enum tn_collective {
 
 TN_API const char *tn_collective_name(tn_collective collective); /* "all_gather" */
 
-/* Payload that this rank has to send to others, counted as calls are put on streams. With n
- * ranks and an all_reduce cut in n parts of ceil(count / n) elements, of which this rank's has p:
+/* Payload that this rank has to send to others, counted as calls are put on streams; of calls that
+ * are captured (tenure_comm_graph.h), as their graph is launched. With n ranks and an all_reduce
+ * cut in n parts of ceil(count / n) elements, of which this rank's has p:
  *
  *     all_gather              (n - 1) * bytes
  *     reduce_scatter          (n - 1) * count elements
@@ -329,10 +334,11 @@ typedef struct tn_comm_stats {
     size_t size;
     uint64_t calls[TN_COLLECTIVE_COUNT]; /* that were put on a stream: none of count 0 */
     uint64_t wire_bytes[TN_COLLECTIVE_COUNT];
-    uint64_t groups; /* that were put; what they contain is in the counts above */
+    uint64_t groups;         /* that were put; what they contain is in the counts above */
+    uint64_t graph_launches; /* what was captured is in all counts above, with each launch */
 } tn_comm_stats;
 #define TN_COMM_STATS_INIT                                                                         \
-    { sizeof(tn_comm_stats), {0}, {0}, 0 }
+    { sizeof(tn_comm_stats), {0}, {0}, 0, 0 }
 
 /* What the communicator is, why it has failed if it has, and its last 64 collectives with what is
  * known of them; also of a failed one. Returns and cuts as tn_pool_report does. With

@@ -44,13 +44,14 @@ typedef struct tn_registration tn_registration;
  * communicator is destroyed is deregistered then, in the order in which it was registered, and its
  * tn_registration is gone. Errors: TN_UNSUPPORTED (an engine that registers nothing, NCCL of an
  * older version, or windows that do not work or can not be of this memory: the text says which and
- * on which rank), TN_INVALID_STATE (a group is open), TN_INVALID_ARGUMENT, out of host or device
- * memory, the communicator's failure, TN_COMM_ERROR with NCCL's words. */
+ * on which rank), TN_INVALID_STATE (a group or a capture is open), TN_INVALID_ARGUMENT, out of host
+ * or device memory, the communicator's failure, TN_COMM_ERROR with NCCL's words. */
 TN_API TN_MUST_USE tn_status tn_comm_register(tn_comm *comm, void *address, size_t bytes,
                                               tn_registration_kind kind, tn_registration **out);
 
-/* NULL is a no-op. Of a failed communicator there is nothing to deregister, and it is TN_OK; one
- * that fails in this call (TN_COMM_ERROR, TN_COMM_TIMEOUT) has ended the registration, too. */
+/* NULL is a no-op. TN_IN_USE while the communicator is in captured graphs (tenure_comm_graph.h). Of
+ * a failed communicator there is nothing to deregister, and it is TN_OK; one that fails in this
+ * call (TN_COMM_ERROR, TN_COMM_TIMEOUT) has ended the registration, too. */
 TN_API tn_status tn_comm_deregister(tn_registration *registration);
 
 typedef struct tn_registration_info {

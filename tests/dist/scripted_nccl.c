@@ -2,6 +2,7 @@
  * in progress is, and is over as the script says. */
 #include "scripted_nccl.h"
 
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,15 +12,16 @@
 scripted_nccl scripted_nccl_state;
 
 #define STATE scripted_nccl_state
-enum { ANY_VERSION = 21400 };
+enum { ANY_VERSION = 21400, UNHANDLED_CUDA_ERROR = 1, INVALID_USAGE = 5 };
 
 /* Declared as the engine calls them: the same table gives the prototypes. */
 #define AS_PROTOTYPE(field, name, result, parameters) result field##_call parameters __asm__(name);
 TN__NCCL_CALLS(AS_PROTOTYPE)
 TN__NCCL_LATER_CALLS(AS_PROTOTYPE)
 
-static int polls;
-static const void *busy; /* a communicator that takes no call before it was seen to be through */
+/* Each communicator has a watch, which asks from its own thread. */
+static atomic_int polls;
+static const void *_Atomic busy; /* one that takes no call before it was seen to be through */
 
 static int begin(void) {
     polls = 0;
@@ -41,12 +43,23 @@ static void write_down(const char *format, ...) {
     va_end(list);
 }
 
-static int begin_collective(const char *name, const void *src, void *dst, size_t count) {
+static int is_grouping;
+static void *group_stream; /* of its last call; NULL: it has none */
+
+static int launch(const char *name, void *stream) {
+    if (!STATE.launch || STATE.launch(name, STATE.src, STATE.dst, stream) == 0) return begin();
+    return UNHANDLED_CUDA_ERROR;
+}
+
+static int begin_collective(const char *name, const void *src, void *dst, size_t count,
+                            void *stream) {
     STATE.collectives++;
     STATE.src = src, STATE.dst = dst;
     write_down("%s %zu ", name, count);
     if (STATE.refused && --STATE.refused == 0) return TN__NCCL_INVALID_ARGUMENT;
-    return begin();
+    if (!is_grouping) return launch(name, stream);
+    group_stream = stream;
+    return TN__NCCL_SUCCESS;
 }
 
 int version_call(int *version) { return *version = ANY_VERSION, TN__NCCL_SUCCESS; }
@@ -68,9 +81,20 @@ int join_call(void **comm, int rank_count, tn__nccl_id id, int rank, tn__nccl_co
 
 int finalize_call(void *comm) { return (void)comm, STATE.finalized++, begin(); }
 
-int destroy_call(void *comm) { return (void)comm, STATE.destroyed++, TN__NCCL_SUCCESS; }
+/* As NCCL does: memory of the communicator is in the graphs, and it waits for them without end. */
+static int end_with_graphs(int *count) {
+    while (atomic_load(&STATE.graphs))
+        sched_yield();
+    return ++*count, TN__NCCL_SUCCESS;
+}
 
-int abort_call(void *comm) { return (void)comm, STATE.aborted++, TN__NCCL_SUCCESS; }
+int destroy_call(void *comm) { return (void)comm, end_with_graphs(&STATE.destroyed); }
+
+int abort_call(void *comm) {
+    (void)comm;
+    atomic_fetch_add(&STATE.ending, 1);
+    return end_with_graphs(&STATE.aborted);
+}
 
 int async_error_call(void *comm, int *code) {
     int is_over = STATE.polls_in_progress >= 0 && polls++ >= STATE.polls_in_progress;
@@ -88,59 +112,67 @@ int device_call(void *comm, int *device) { return (void)comm, *device = 0, TN__N
 int rank_call(void *comm, int *rank) { return (void)comm, *rank = STATE.rank, TN__NCCL_SUCCESS; }
 
 int all_gather_call(const void *src, void *dst, size_t count, int type, void *comm, void *stream) {
-    (void)type, (void)comm, (void)stream;
-    return begin_collective("all_gather", src, dst, count);
+    (void)type, (void)comm;
+    return begin_collective("all_gather", src, dst, count, stream);
 }
 
 int reduce_scatter_call(const void *src, void *dst, size_t count, int type, int reduce, void *comm,
                         void *stream) {
-    (void)type, (void)reduce, (void)comm, (void)stream;
-    return begin_collective("reduce_scatter", src, dst, count);
+    (void)type, (void)reduce, (void)comm;
+    return begin_collective("reduce_scatter", src, dst, count, stream);
 }
 
 int all_reduce_call(const void *src, void *dst, size_t count, int type, int reduce, void *comm,
                     void *stream) {
-    (void)type, (void)reduce, (void)comm, (void)stream;
-    return begin_collective("all_reduce", src, dst, count);
+    (void)type, (void)reduce, (void)comm;
+    return begin_collective("all_reduce", src, dst, count, stream);
 }
 
 int broadcast_call(const void *src, void *dst, size_t count, int type, int root, void *comm,
                    void *stream) {
-    (void)type, (void)comm, (void)stream;
-    int code = begin_collective("broadcast", src, dst, count);
+    (void)type, (void)comm;
+    int code = begin_collective("broadcast", src, dst, count, stream);
     write_down("root %d ", root);
     return code;
 }
 
 int reduce_call(const void *src, void *dst, size_t count, int type, int reduce, int root,
                 void *comm, void *stream) {
-    (void)type, (void)reduce, (void)comm, (void)stream;
-    int code = begin_collective("reduce", src, dst, count);
+    (void)type, (void)reduce, (void)comm;
+    int code = begin_collective("reduce", src, dst, count, stream);
     write_down("root %d ", root);
     return code;
 }
 
 int send_call(const void *src, size_t count, int type, int peer, void *comm, void *stream) {
-    (void)type, (void)comm, (void)stream;
-    int code = begin_collective("send", src, NULL, count);
+    (void)type, (void)comm;
+    int code = begin_collective("send", src, NULL, count, stream);
     write_down("to %d ", peer);
     return code;
 }
 
 int receive_call(void *dst, size_t count, int type, int peer, void *comm, void *stream) {
-    (void)type, (void)comm, (void)stream;
-    int code = begin_collective("receive", NULL, dst, count);
+    (void)type, (void)comm;
+    int code = begin_collective("receive", NULL, dst, count, stream);
     write_down("from %d ", peer);
     return code;
 }
 
-int group_start_call(void) { return write_down("group( "), TN__NCCL_SUCCESS; }
+int group_start_call(void) {
+    is_grouping = 1, group_stream = NULL;
+    return write_down("group( "), TN__NCCL_SUCCESS;
+}
 
-int group_end_call(void) { return write_down(") "), begin(); }
+int group_end_call(void) {
+    is_grouping = 0;
+    write_down(") ");
+    return group_stream ? launch("group", group_stream) : begin();
+}
 
 int split_call(void *comm, int color, int key, void **out, tn__nccl_config *config) {
     if (config->magic != TN__NCCL_CONFIG_MAGIC || config->blocking || comm == busy)
         return TN__NCCL_INVALID_ARGUMENT;
+    if (STATE.is_captured) return INVALID_USAGE;
     write_down("split color %d key %d ", color, key);
     if (color != TN__NCCL_NO_COLOR) STATE.split++, *out = &STATE.split;
     return occupy(comm);
@@ -150,6 +182,7 @@ int shrink_call(void *comm, int *excluded, int excluded_count, void **out, tn__n
                 int flags) {
     if (config->magic != TN__NCCL_CONFIG_MAGIC || config->blocking)
         return TN__NCCL_INVALID_ARGUMENT;
+    if (STATE.is_captured) return INVALID_USAGE;
     write_down("shrink");
     for (int i = 0; i < excluded_count; i++)
         write_down(" %d", excluded[i]);
@@ -176,6 +209,7 @@ int mem_free_call(void *address) {
 }
 
 static int begin_register(void *comm, const char *name, size_t bytes, void **handle) {
+    if (STATE.is_captured) return INVALID_USAGE;
     write_down("%s %zu ", name, bytes);
     if (STATE.refused && --STATE.refused == 0) return TN__NCCL_INVALID_ARGUMENT;
     if (comm == busy) return TN__NCCL_INVALID_ARGUMENT;
@@ -184,6 +218,7 @@ static int begin_register(void *comm, const char *name, size_t bytes, void **han
 }
 
 static int begin_deregister(void *comm, const char *name) {
+    if (STATE.is_captured) return INVALID_USAGE;
     write_down("%s ", name);
     if (comm == busy) return TN__NCCL_INVALID_ARGUMENT;
     return STATE.registered--, occupy(comm);

@@ -3,6 +3,8 @@
 #ifndef TENURE_SCRIPTED_NCCL_H
 #define TENURE_SCRIPTED_NCCL_H
 
+#include <stdatomic.h>
+
 enum { SCRIPTED_LOG_BYTES = 4096 };
 
 typedef struct scripted_nccl {
@@ -10,8 +12,13 @@ typedef struct scripted_nccl {
     int result;            /* what it then comes to */
     int refused;           /* the so-many-th collective from here returns ncclInvalidArgument */
     int refused_shrink;    /* ncclCommShrink returns this; 0: it does not */
-    int is_early;          /* splits and registrations return success while in progress */
-    int rank;              /* of every communicator */
+    int (*launch)(const char *name, const void *src, void *dst, void *stream); /* what a call or a
+                            * group puts on the stream, 0 if it could; NULL: they put nothing */
+    int is_captured;   /* a stream captures: what NCCL does with memory or other ranks is refused */
+    atomic_int graphs; /* that have the communicator: to end or abort it takes till there is none */
+    atomic_int ending; /* aborts that have told their kernels to end */
+    int is_early;      /* splits and registrations return success while in progress */
+    int rank;          /* of every communicator */
     int rank_count;
     int collectives;
     int finalized;

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "tenure_simulated.h"
-#include "test_graphs.h"
+#include "test_pools.h"
 #include "test_support.h"
 
 enum { RANKS_MAX = 64 };
@@ -322,31 +322,6 @@ static void wrong_configurations_are_refused_by_name(void **state) {
     EXPECT_OK(tn_device_destroy(config.device));
 }
 
-/* Neither is spoiled: the capture ends whole, the communicator goes on. */
-static void a_collective_in_a_capture_is_refused(void **state) {
-    (void)state;
-    tn_comm *comm = open_comm(0, 4, NULL);
-    tn_comm_stats before = TN_COMM_STATS_INIT, after = TN_COMM_STATS_INIT;
-    char *block = block_of(4 * 256);
-    EXPECT_OK(tn_all_gather(comm, block, block, 256, stream));
-    EXPECT_OK(tn_comm_stats_get(comm, &before));
-    test_capture_begin(device, stream, TEST_CAPTURE_THREAD_LOCAL);
-    EXPECT_STATUS(tn_all_gather(comm, block, block, 256, stream), TN_UNSUPPORTED);
-    EXPECT_ERROR_HAS("the stream captures a graph");
-    EXPECT_OK(tn_comm_group_begin(comm));
-    EXPECT_OK(tn_all_gather(comm, block, block, 256, stream));
-    EXPECT_STATUS(tn_comm_group_end(comm, stream), TN_UNSUPPORTED);
-    tn_comm_group_cancel(comm);
-    assert_int_equal(test_is_capturing(device, stream), 1);
-    test_graph graph = test_capture_end(device, stream);
-    test_graph_destroy(device, &graph);
-    EXPECT_OK(tn_comm_stats_get(comm, &after));
-    assert_memory_equal(&before, &after, sizeof before);
-    EXPECT_OK(tn_all_gather(comm, block, block, 256, stream));
-    EXPECT_OK(tn_comm_destroy(comm));
-    EXPECT_OK(tn_free(block, stream));
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_take_the_time_of_the_model),
@@ -358,7 +333,6 @@ int main(void) {
         cmocka_unit_test(bytes_are_counted_as_by_every_engine),
         cmocka_unit_test(a_wait_ends_when_the_virtual_time_has_come),
         cmocka_unit_test(wrong_configurations_are_refused_by_name),
-        cmocka_unit_test(a_collective_in_a_capture_is_refused),
     };
     const struct CMUnitTest racing[] = {cmocka_unit_test(work_that_nothing_orders_is_a_race)};
     int failed = TEST_RUN_GROUP(tests, set_up, tear_down);

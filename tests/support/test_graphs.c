@@ -15,23 +15,33 @@ typedef struct graph_calls {
     int (*graph_destroy)(void *graph);
 } graph_calls;
 
-static void find(void *to, const char *name) {
-    void *address = dlsym(test_sim_get()->library, name);
-    if (!address) fail_msg("%s lacks %s", TENURE_SIM_LIBRARY, name);
+static void find(void *library, void *to, const char *name) {
+    void *address = dlsym(library, name);
+    if (!address) fail_msg("the CUDA driver lacks %s", name);
     *(void **)to = address;
 }
 
-/* The calls, with the device current. */
+static void *library_of(tn_device *device) {
+    tn_device_info info = TN_DEVICE_INFO_INIT;
+    EXPECT_OK(tn_device_info_get(device, &info));
+    if (info.simulated) return test_sim_get()->library;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!library) fail_msg("%s", dlerror());
+    return library;
+}
+
+/* The calls, with the device current. A program has devices of one kind. */
 static const graph_calls *calls_on(tn_device *device) {
     static graph_calls calls;
     if (!calls.begin) {
-        find(&calls.begin, "cuStreamBeginCapture_v2");
-        find(&calls.end, "cuStreamEndCapture");
-        find(&calls.query, "cuStreamQuery");
-        find(&calls.instantiate, "cuGraphInstantiateWithFlags");
-        find(&calls.launch, "cuGraphLaunch");
-        find(&calls.exec_destroy, "cuGraphExecDestroy");
-        find(&calls.graph_destroy, "cuGraphDestroy");
+        void *library = library_of(device);
+        find(library, &calls.begin, "cuStreamBeginCapture_v2");
+        find(library, &calls.end, "cuStreamEndCapture");
+        find(library, &calls.query, "cuStreamQuery");
+        find(library, &calls.instantiate, "cuGraphInstantiateWithFlags");
+        find(library, &calls.launch, "cuGraphLaunch");
+        find(library, &calls.exec_destroy, "cuGraphExecDestroy");
+        find(library, &calls.graph_destroy, "cuGraphDestroy");
     }
     EXPECT_OK(tn__device_driver(device)->make_current(tn__device_state(device)));
     return &calls;

@@ -1,4 +1,5 @@
-/* Captures and graphs of the simulated device in tests, as a program makes them. */
+/* Captures and graphs of CUDA devices in tests, as a program makes them; simulated ones, and a real
+ * GPU where a test has one. */
 #ifndef TENURE_TEST_GRAPHS_H
 #define TENURE_TEST_GRAPHS_H
 

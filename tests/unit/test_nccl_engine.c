@@ -3,6 +3,7 @@
 #include "test_support.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -402,7 +403,7 @@ static void what_has_failed_is_kept_to_be_shrunk(void **state) {
     (void)state;
     tn__comm_state *comm, *part = NULL;
     EXPECT_OK(join(LONG_US, NULL, &comm));
-    engine->keep(comm);
+    engine->keep(comm, 1);
     engine->abort(comm);
     assert_int_equal(script->aborted, 0);
     EXPECT_OK(shrink(comm, &part));
@@ -418,7 +419,7 @@ static void a_refused_shrink_says_what_to_do(void **state) {
     (void)state;
     tn__comm_state *comm, *part = NULL;
     EXPECT_OK(join(LONG_US, NULL, &comm));
-    engine->keep(comm);
+    engine->keep(comm, 1);
     engine->abort(comm);
     script->refused_shrink = REMOTE_ERROR;
     EXPECT_STATUS(shrink(comm, &part), TN_COMM_ERROR);
@@ -435,7 +436,7 @@ static void a_shrink_that_takes_too_long_ends_the_old_one(void **state) {
     (void)state;
     tn__comm_state *comm, *part = NULL;
     EXPECT_OK(join(SHORT_US, NULL, &comm));
-    engine->keep(comm);
+    engine->keep(comm, 1);
     script->polls_in_progress = -1;
     EXPECT_STATUS(shrink(comm, &part), TN_COMM_TIMEOUT);
     EXPECT_ERROR_HAS("make a new rendezvous");
@@ -444,15 +445,24 @@ static void a_shrink_that_takes_too_long_ends_the_old_one(void **state) {
     engine->leave(comm);
 }
 
+/* As its caller does, with the lock. */
+static void expire(tn__comm_state *comm) {
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    engine->expire(comm, &lock);
+    assert_int_equal(pthread_mutex_trylock(&lock), EBUSY);
+    pthread_mutex_unlock(&lock);
+}
+
 static void what_is_kept_expires(void **state) {
     (void)state;
     tn__comm_state *comm, *part = NULL;
     EXPECT_OK(join(LONG_US, NULL, &comm));
-    engine->keep(comm);
-    engine->expire(comm);
+    engine->keep(comm, 1);
+    expire(comm);
     assert_int_equal(script->aborted, 0);
     engine->abort(comm);
-    engine->expire(comm);
+    expire(comm);
     assert_int_equal(script->aborted, 1);
     EXPECT_STATUS(shrink(comm, &part), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("tn_comm_config.shrinkable");
@@ -460,6 +470,25 @@ static void what_is_kept_expires(void **state) {
     engine->leave(comm);
     assert_int_equal(script->aborted, 1);
     assert_int_equal(script->destroyed, 0);
+}
+
+/* What is in graphs ends by the one who waits for them, and is not to be shrunk meanwhile. */
+static void what_is_in_graphs_is_kept_but_not_to_be_shrunk(void **state) {
+    (void)state;
+    tn__comm_state *comm, *part = NULL;
+    EXPECT_OK(join(LONG_US, NULL, &comm));
+    engine->keep(comm, 0);
+    EXPECT_OK(shrink(comm, &part));
+    engine->leave(part);
+    engine->keep(comm, 0);
+    engine->abort(comm);
+    assert_int_equal(script->aborted, 0);
+    EXPECT_STATUS(shrink(comm, &part), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("tn_comm_config.shrinkable");
+    expire(comm);
+    assert_int_equal(script->aborted, 1);
+    engine->leave(comm);
+    assert_int_equal(script->aborted, 1);
 }
 
 static int begin_script(void **state) {
@@ -505,6 +534,7 @@ int main(void) {
         SCRIPTED(a_refused_shrink_says_what_to_do),
         SCRIPTED(a_shrink_that_takes_too_long_ends_the_old_one),
         SCRIPTED(what_is_kept_expires),
+        SCRIPTED(what_is_in_graphs_is_kept_but_not_to_be_shrunk),
     };
     setenv("TENURE_NCCL_LIBRARY", path, 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
