@@ -1,4 +1,4 @@
-/* What fuzz tests share: numbers from a seed, the settings that replay a failure, mutated inputs. */
+/* What fuzz tests share: numbers from a seed, settings that replay a failure, mutated inputs. */
 #ifndef TENURE_FUZZ_SUPPORT_H
 #define TENURE_FUZZ_SUPPORT_H
 

@@ -3,7 +3,7 @@
  * that are called as ever; what is refused leaves the capture valid, and what fails ends.
  *
  * Skipped (77) where there is no GPU. With one rank a collective is a copy, so every result is
- * known: those of a twin whose steps are called. Two ranks: tests/dist/test_comm_graphs.c.
+ * known: those of a twin whose steps are called. Two ranks: tests/dist/test_graph_ranks.c.
  */
 #include "gpu_graphs_support.h"
 
@@ -154,7 +154,7 @@ static void a_whole_step_is_captured_once_and_launched_again_and_again(void **st
     gpu_count_report("launches of a whole step with its collectives, beside a twin");
 }
 
-/* ---- captures of collectives alone ------------------------------------------------------------ */
+/* ---- captures of collectives alone ----------------------------------------------------------- */
 
 typedef struct captured {
     void *graph, *exec;
@@ -274,5 +274,5 @@ int main(void) {
         cmocka_unit_test(one_that_is_given_up_ends_after_its_graph),
     };
     gpu_open(&gpu);
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return TEST_RUN_GROUP(tests, open_all, close_all);
 }

@@ -44,7 +44,7 @@ static void open_device(void) {
     block = test_take(pool, BYTES, a);
 }
 
-/* ranks: only to listen to; NULL: to nobody. They share a device, which NCCL's own meeting refuses. */
+/* ranks: only to listen to; NULL: to nobody. They share a device, which NCCL itself refuses. */
 static void open_comm(uint64_t timeout_us, int rank, tn_rendezvous *ranks) {
     static tn__comm_engine by_id;
     static const tn_comm_id id;

@@ -176,5 +176,5 @@ int main(void) {
         cmocka_unit_test(a_launch_that_hangs_ends_everywhere),
         cmocka_unit_test(what_can_not_be_captured_is_refused),
     };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return TEST_RUN_GROUP(tests, open_all, close_all);
 }
