@@ -3,6 +3,13 @@
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
+static int has_scales(const tn_layer_weight *w) {
+    const tn_layer_scale *const scales[] = {&w->weight_scale, &w->x_scale, &w->dy_scale};
+    for (int i = 0; i < 3; i++)
+        if (tn__is_given(scales[i]->scale) || tn__is_given(scales[i]->amax_history)) return 1;
+    return 0;
+}
+
 tn_status tn__parallel_check_weight(const tn__parallel *p, const char *role,
                                     const tn_layer_weight *w, tn__parallel_weight *out) {
     const int saves = p->common.saved_scope.value != 0 && !p->common.recompute;
@@ -11,6 +18,10 @@ tn_status tn__parallel_check_weight(const tn__parallel *p, const char *role,
     out->is_quantized = out->info.format == TN_FORMAT_FP8_BLOCK_2D;
     out->keeps_x = out->is_quantized && saves && !out->info.frozen;
     out->gradient_dtype = p->common.gradient_dtype == TN_E5M2 ? TN_E5M2 : TN_E4M3;
+    TN_REQUIRE(!has_scales(w),
+               "%s: delayed scaling is given with %s (tensor %s), expected none: it is of %s "
+               "weights, which parallel layers do not take",
+               p->name, role, out->info.name, tn_format_name(TN_FORMAT_FP8_TENSOR));
     if (out->is_quantized || out->info.format == TN_FORMAT_PLAIN) return TN_OK;
     return TN_FAIL(TN_UNSUPPORTED, "%s: %s (tensor %s) is %s, expected %s or %s", p->name, role,
                    out->info.name, tn_format_name(out->info.format),

@@ -1,5 +1,6 @@
 /* What the layers check of a product's operands, before anything is made: see layer_product.h. */
 #include "layer_product.h"
+#include "op_scaling.h"
 
 /* ---- what all layers take -------------------------------------------------------------------- */
 
@@ -71,6 +72,37 @@ static tn_status check_recipe(const tn__op_call *call, tn__layer_product *p) {
     return tn__gemm_planes(call, TN_GEMM_WGRAD, p->operand, p->operand, &p->wgrad);
 }
 
+/* What tn_quantize asks of it, before anything runs. */
+static tn_status check_scale(tn__op_call *call, const tn__layer_product *p, const char *role,
+                             const tn_layer_scale *scale) {
+    tn_tensor_info info;
+    tn__history history;
+    if (!tn__layer_is_delayed(scale)) {
+        TN_REQUIRE(scale->slot == 0, "%s: %s of %s has slot %lld, but neither scale nor %s",
+                   call->name, role, p->roles->weight, (long long)scale->slot, "amax_history");
+        return TN_OK;
+    }
+    TN_REQUIRE(p->weight.format == TN_FORMAT_FP8_TENSOR,
+               "%s: %s is given, but %s (tensor %s) is %s, expected %s: others scale blocks by "
+               "their own amax",
+               call->name, role, p->roles->weight, p->weight.name, tn_format_name(p->weight.format),
+               tn_format_name(TN_FORMAT_FP8_TENSOR));
+    if (!tn__is_no_tensor(scale->scale)) {
+        TN_TRY(tn__op_tensor(call, role, scale->scale, &info));
+        TN_TRY(tn__op_require_fp32(call, role, &info));
+        TN_TRY(tn__op_require_slot(call, role, &info, scale->slot, info.rows * info.cols));
+    }
+    if (tn__is_no_tensor(scale->amax_history)) return TN_OK;
+    TN_TRY(tn__op_history(call, scale->amax_history, &info, &history));
+    return tn__op_require_slot(call, "amax_history", &info, scale->slot, history.count);
+}
+
+static tn_status check_scales(tn__op_call *call, const tn__layer_product *p) {
+    TN_TRY(check_scale(call, p, "weight_scale", &p->w->weight_scale));
+    TN_TRY(check_scale(call, p, "x_scale", &p->w->x_scale));
+    return check_scale(call, p, "dy_scale", &p->w->dy_scale);
+}
+
 tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles,
                                  const tn_layer_weight *w, const tn_layer_common *common,
                                  tn__layer_product *out) {
@@ -81,7 +113,8 @@ tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles
                                .gradient_dtype =
                                    common->gradient_dtype == TN_E5M2 ? TN_E5M2 : TN_E4M3};
     TN_TRY(tn__op_tensor(call, roles->weight, w->weight, &out->weight));
-    return check_recipe(call, out);
+    TN_TRY(check_recipe(call, out));
+    return check_scales(call, out);
 }
 
 tn_status tn__layer_check_input(const tn__op_call *call, const tn__layer_product *p,

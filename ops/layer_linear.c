@@ -20,6 +20,13 @@ static const tn__layer_roles roles = {.weight = "w.weight",
                                       .dweight = "gradient.dweight",
                                       .dbias = "gradient.dbias"};
 
+/* Those that every call has are enough for all that is not of delayed scaling. */
+static tn_status reserve_leases(tn__op_call *call, const tn__layer_product *p) {
+    if (!tn__layer_is_delayed(&p->w->x_scale) && !tn__layer_is_delayed(&p->w->dy_scale))
+        return TN_OK;
+    return tn__op_reserve_leases(call, TN__OP_LEASES_MAX + TN__LAYER_SCALE_LEASES);
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 typedef struct forward {
@@ -59,12 +66,13 @@ static tn_status prepare_x(tn__op_call *call, const tn_linear_forward_args *args
 }
 
 static tn_status run_forward(tn__op_call *call, const tn_linear_forward_args *args, forward *f) {
+    TN_TRY(reserve_leases(call, &f->p));
     TN_TRY(prepare_x(call, args, f));
     TN_TRY(tn__layer_fprop(call, &f->p, &f->operand, &f->y, &f->work));
     TN_TRY(tn__op_lease_matrix(call, args->y, &f->y, TN_WRITE, &f->work.d));
     TN_TRY(tn__layer_read_weight(call, &f->p, &f->work));
     if (tn__layer_is_quantized(&f->p) && !f->operand.is_callers)
-        TN_TRY(tn__op_quantize(call, &f->operand.plan));
+        TN_TRY(tn__layer_cast(call, &f->operand));
     TN_TRY(tn__layer_derive_next(call, &args->common, &f->work));
     TN_TRY(tn__gemm_launch(call, &f->work));
     return tn__layer_done(call, &f->operand, f->p.fprop.a);
@@ -179,12 +187,11 @@ static tn_status make_x_again(tn__op_call *call, const tn_linear_backward_args *
     const tn_plane plane = tn__layer_kept_plane(&b->p);
     tn__layer_operand *x = &b->x_operand;
     tn__matrix src;
-    TN_TRY(
-        tn__layer_make(call, &b->p, "quantized x", TN_E4M3, &b->x, b->gradient.delays, plane, x));
+    TN_TRY(tn__layer_make(call, &b->p, "quantized x", 0, &b->x, b->gradient.delays, plane, x));
     TN_TRY(tn__layer_lease(call, x, plane));
     TN_TRY(tn__op_lease_matrix(call, args->x, &b->x, TN_READ, &src));
     x->plan.src = src;
-    return tn__op_quantize(call, &x->plan);
+    return tn__layer_cast(call, x);
 }
 
 static tn_status weight_gradient(tn__op_call *call, const tn_linear_backward_args *args,
@@ -197,6 +204,7 @@ static tn_status weight_gradient(tn__op_call *call, const tn_linear_backward_arg
 }
 
 static tn_status run_backward(tn__op_call *call, const tn_linear_backward_args *args, backward *b) {
+    TN_TRY(reserve_leases(call, &b->p));
     TN_TRY(open_x(call, args, b));
     TN_TRY(tn__layer_lease_gradients(call, &b->p, &args->gradient, &b->gradient, &b->pending));
     TN_TRY(prepare_dy(call, args, b));

@@ -46,8 +46,7 @@ tn_status tn__layer_check_norm(tn__op_call *call, const tn_layer_norm *norm,
 tn__layer_wants tn__layer_norm_wants(const tn__layer_product *p, tn_tensor callers_value) {
     const int is_trained = tn__layer_is_trained(p) && !p->common->recompute;
     const int keeps_value = is_trained && !tn__layer_reads_quantized_x(p);
-    tn__layer_wants wants = {.dtype = TN_E4M3,
-                             .is_kept = tn__layer_keeps_x(p),
+    tn__layer_wants wants = {.is_kept = tn__layer_keeps_x(p),
                              .kept_plane = tn__layer_kept_plane(p),
                              .callers_value = callers_value};
     wants.value = keeps_value                  ? TN__LAYER_SAVED

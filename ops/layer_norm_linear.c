@@ -22,7 +22,7 @@ static const tn__layer_roles roles = {.weight = "w.weight",
                                       .dbias = "gradient.dbias"};
 
 /* Leases that a call may hold in its life. */
-enum { LEASES_MAX = 48 };
+enum { LEASES_MAX = 48 + TN__LAYER_SCALE_LEASES };
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
@@ -142,7 +142,7 @@ static tn_status open_normed(tn__op_call *call, backward *b) {
 
 /* The norm again, for its statistics or for the weight's gradient. */
 static tn_status norm_again(tn__op_call *call, backward *b) {
-    tn__layer_wants wants = {.dtype = TN_E4M3};
+    tn__layer_wants wants = {.planes = 0};
     if (!b->p.common->recompute) return TN_OK;
     if (b->makes_normed) wants = tn__layer_wgrad_wants(&b->p, b->gradient.delays);
     if (!b->makes_normed && !b->norm.is_wanted) return TN_OK;

@@ -22,7 +22,7 @@
 #include "layer_norm.h"
 
 /* Leases that a call may hold in its life. */
-enum { TN__MLP_LEASES_MAX = 96 };
+enum { TN__MLP_LEASES_MAX = 96 + TN__LAYER_SCALE_LEASES };
 
 extern const tn__layer_roles tn__mlp_roles[2];
 

@@ -140,7 +140,7 @@ static tn_status open_saved(tn__op_call *call, backward *b) {
 /* What product 1 and its weight's gradient read of the norm. */
 static tn__layer_wants normed_wants(const backward *b, int runs_product) {
     const tn__layer_product *p = &b->p[FIRST];
-    tn__layer_wants wants = {.dtype = TN_E4M3};
+    tn__layer_wants wants = {.planes = 0};
     if (b->makes[FIRST]) wants = tn__layer_wgrad_wants(p, b->gradient[FIRST].delays);
     if (!runs_product) return wants;
     if (tn__layer_is_quantized(p))
@@ -202,7 +202,7 @@ static tn__layer_wants dh_wants(const backward *b) {
     const tn__layer_product *p = &b->p[FIRST];
     const tn__layer_gradient *gradient = &b->gradient[FIRST];
     tn__layer_wants wants = {
-        .dtype = p->gradient_dtype, .is_kept = gradient->delays, .kept_plane = p->wgrad.a};
+        .is_gradient = 1, .is_kept = gradient->delays, .kept_plane = p->wgrad.a};
     if (tn__layer_multiplies_quantized(p)) {
         if (b->norm.is_wanted) wants.planes |= TN_PLANE_BIT(p->dgrad.a);
         if (gradient->wants_dweight) wants.planes |= TN_PLANE_BIT(p->wgrad.a);

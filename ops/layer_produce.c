@@ -46,8 +46,8 @@ tn_status tn__layer_make_outputs(tn__op_call *call, const tn__layer_product *p,
     TN_TRY(make_value(call, p, names[0], shape, wants, out));
     if (wants->planes == 0) return TN_OK;
     tn__layer_operand *copy = &out->quantized;
-    TN_TRY(tn__layer_make(call, p, names[1], wants->dtype, shape, wants->is_kept, wants->kept_plane,
-                          copy));
+    TN_TRY(tn__layer_make(call, p, names[1], wants->is_gradient, shape, wants->is_kept,
+                          wants->kept_plane, copy));
     if (p->operand == TN_FORMAT_FP8_BLOCK_1D) {
         out->produced.quantized.tensor = copy->tensor;
         out->produced.quantized.planes = quantize_flags(wants->planes);
@@ -75,12 +75,12 @@ void tn__layer_take_views(const tn__quantize_work *cast, tn__layer_made *made) {
 tn_status tn__layer_cast_made(tn__op_call *call, tn__layer_made *made) {
     if (tn__is_no_tensor(made->quantized.tensor)) return TN_OK;
     if (made->quantized.info.format == TN_FORMAT_FP8_BLOCK_1D) return TN_OK;
-    TN_TRY(tn__op_quantize(call, &made->quantized.plan));
+    TN_TRY(tn__layer_cast(call, &made->quantized));
     return made->value_ends_with_cast ? tn__op_let_go(call, made->value.tensor) : TN_OK;
 }
 
 tn__layer_wants tn__layer_wgrad_wants(const tn__layer_product *p, int is_delayed) {
-    tn__layer_wants wants = {.dtype = TN_E4M3};
+    tn__layer_wants wants = {.planes = 0};
     if (tn__layer_reads_quantized_x(p)) {
         wants.is_kept = is_delayed;
         wants.kept_plane = tn__layer_kept_plane(p);

@@ -20,7 +20,7 @@ typedef enum tn__layer_home {
 
 typedef struct tn__layer_wants {
     unsigned planes; /* TN_PLANE_BIT of those of the quantized copy; 0: none is wanted */
-    tn_dtype dtype;  /* of its elements */
+    int is_gradient; /* it is a dy, not an x */
     int is_kept;     /* the copy, beyond the call; of its planes, one */
     tn_plane kept_plane;
     tn__layer_home value;

@@ -45,12 +45,14 @@ tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_
 }
 
 tn_status tn__layer_make(tn__op_call *call, const tn__layer_product *p, const char *name,
-                         tn_dtype dtype, const tn_tensor_info *of, int is_kept, tn_plane kept_plane,
-                         tn__layer_operand *out) {
+                         int is_gradient, const tn_tensor_info *of, int is_kept,
+                         tn_plane kept_plane, tn__layer_operand *out) {
+    const tn_layer_scale *scale = is_gradient ? &p->w->dy_scale : &p->w->x_scale;
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
     *out = (tn__layer_operand){.is_kept = is_kept, .kept_plane = kept_plane};
+    if (tn__layer_is_delayed(scale)) out->scale = scale;
     config.format = p->operand;
-    config.dtype = dtype;
+    config.dtype = is_gradient ? p->gradient_dtype : TN_E4M3;
     config.rank = 2;
     config.shape[0] = of->rows, config.shape[1] = of->cols;
     config.scale_mode = p->weight.scale_mode;
@@ -72,9 +74,30 @@ tn_status tn__layer_make_x(tn__op_call *call, const tn__layer_product *p, const 
                            const tn_tensor_info *of, tn__layer_operand *out) {
     const int is_kept = tn__layer_keeps_x(p);
     const tn_plane kept = tn__layer_kept_plane(p);
-    TN_TRY(tn__layer_make(call, p, name, TN_E4M3, of, is_kept, kept, out));
+    TN_TRY(tn__layer_make(call, p, name, 0, of, is_kept, kept, out));
     TN_TRY(tn__layer_lease(call, out, p->fprop.a));
     return is_kept && kept != p->fprop.a ? tn__layer_lease(call, out, kept) : TN_OK;
+}
+
+/* Scales and amaxes, which other casts of the call and other tensors share, are leased for the cast
+ * alone: the amax is valid as soon as that is on the stream, whatever becomes of the call. */
+tn_status tn__layer_cast(tn__op_call *call, const tn__layer_operand *operand) {
+    const tn_layer_scale *by = operand->scale;
+    const int first = call->lease_count;
+    tn__quantize_plan plan = operand->plan;
+    tn_plane_view view;
+    if (by && !tn__is_no_tensor(by->scale)) {
+        TN_TRY(tn__op_lease(call, by->scale, TN_PLANE_DATA, TN_READ, &view));
+        plan.factor = (const float *)view.data + by->slot;
+    }
+    if (by && !tn__is_no_tensor(by->amax_history)) {
+        TN_TRY(tn__op_lease(call, by->amax_history, TN_PLANE_DATA, TN_UPDATE, &view));
+        plan.amax = (float *)view.data + by->slot;
+    }
+    TN_TRY(tn__op_quantize(call, &plan));
+    for (int i = first; i < call->lease_count; i++)
+        TN_TRY(tn__op_end_lease(call, i));
+    return TN_OK;
 }
 
 /* A plane is dropped only when the other one is valid, which it is after its lease. */
@@ -148,6 +171,9 @@ static tn_status quantize_weight(const tn__op_call *call, const tn__layer_produc
     args.dst = p->w->weight;
     args.planes = p->fprop.b == TN_PLANE_COL ? TN_QUANTIZE_COL : TN_QUANTIZE_ROW;
     args.skip = p->w->skip;
+    args.scale = p->w->weight_scale.scale;
+    args.amax_history = p->w->weight_scale.amax_history;
+    args.slot = p->w->weight_scale.slot;
     return tn_quantize(&args, call->stream);
 }
 
@@ -253,7 +279,7 @@ tn_status tn__layer_make_dy(tn__op_call *call, const tn__layer_product *p, const
         return tn__layer_open_callers(call, dy, info, p->dgrad.a, for_dgrad, p->wgrad.a, for_wgrad,
                                       out);
     if (!tn__layer_multiplies_quantized(p)) return tn__layer_read(call, dy, info, out);
-    TN_TRY(tn__layer_make(call, p, name, p->gradient_dtype, info, is_kept, p->wgrad.a, out));
+    TN_TRY(tn__layer_make(call, p, name, 1, info, is_kept, p->wgrad.a, out));
     TN_TRY(tn__op_lease_matrix(call, dy, info, TN_READ, &src));
     out->plan.src = src;
     if (for_dgrad) TN_TRY(tn__layer_lease(call, out, p->dgrad.a));
@@ -287,7 +313,7 @@ tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_operand *dy, floa
     const int is_blocks = dy->info.format == TN_FORMAT_FP8_BLOCK_1D;
     if (dy->is_callers) return TN_OK;
     if (tile_sums && is_blocks) return run_sums(call, dy, tile_sums, 1);
-    if (dy->info.format != TN_FORMAT_PLAIN) TN_TRY(tn__op_quantize(call, &dy->plan));
+    if (dy->info.format != TN_FORMAT_PLAIN) TN_TRY(tn__layer_cast(call, dy));
     return tile_sums ? run_sums(call, dy, tile_sums, 0) : TN_OK;
 }
 

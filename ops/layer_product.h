@@ -23,6 +23,13 @@
 #include "op_produce.h"
 #include "tenure_layers.h"
 
+/* Leases that delayed scaling takes of a call at most: of two products, x again and dy. */
+enum { TN__LAYER_SCALE_LEASES = 8 };
+
+static inline int tn__layer_is_delayed(const tn_layer_scale *scale) {
+    return !tn__is_no_tensor(scale->scale) || !tn__is_no_tensor(scale->amax_history);
+}
+
 /* Names of one product's operands in errors. */
 typedef struct tn__layer_roles {
     const char *weight, *bias, *source, *skip, *dweight, *dbias;
@@ -45,10 +52,11 @@ typedef struct tn__layer_product {
 typedef struct tn__layer_operand {
     tn_tensor tensor;
     tn_tensor_info info;
-    int is_callers;         /* quantized by the caller: read, and left as it is */
-    int is_kept;            /* beyond the call, if it succeeds */
-    tn_plane kept_plane;    /* of it: others are dropped when they have been read */
-    tn__quantize_plan plan; /* PLAIN: src alone; else the views, under the call's leases */
+    int is_callers;              /* quantized by the caller: read, and left as it is */
+    int is_kept;                 /* beyond the call, if it succeeds */
+    tn_plane kept_plane;         /* of it: others are dropped when they have been read */
+    const tn_layer_scale *scale; /* delayed scaling; NULL: by its own amax */
+    tn__quantize_plan plan;      /* PLAIN: src alone; else the views, under the call's leases */
 } tn__layer_operand;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -162,10 +170,14 @@ tn_status tn__layer_open_callers(tn__op_call *call, tn_tensor tensor, const tn_t
 tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_tensor tensor,
                               tn__layer_operand *out);
 
-/* The quantized copy, without planes yet, of what has of's shape: scratch of the call, or kept. */
+/* The quantized copy of x, or of dy (is_gradient), without planes yet, of what has of's shape:
+ * scratch of the call, or kept. */
 tn_status tn__layer_make(tn__op_call *call, const tn__layer_product *p, const char *name,
-                         tn_dtype dtype, const tn_tensor_info *of, int is_kept, tn_plane kept_plane,
-                         tn__layer_operand *out);
+                         int is_gradient, const tn_tensor_info *of, int is_kept,
+                         tn_plane kept_plane, tn__layer_operand *out);
+
+/* Puts the cast of a copy on the stream, from plan.src to the planes that are leased. */
+tn_status tn__layer_cast(tn__op_call *call, const tn__layer_operand *operand);
 
 /* A plane of it, to be written. */
 tn_status tn__layer_lease(tn__op_call *call, tn__layer_operand *operand, tn_plane plane);

@@ -15,8 +15,8 @@
  * Rules for all layers, beside those of tenure_ops.h:
  *
  * - The *recipe* follows from the weight's format. FP8_BLOCK_2D: x and dy are quantized to
- *   FP8_BLOCK_1D, FP8_TENSOR: to FP8_TENSOR with scales of their own amax; x as E4M3, both in the
- *   weight's scale mode. PLAIN: products of PLAIN operands, all of one type. Others are
+ *   FP8_BLOCK_1D, FP8_TENSOR: to FP8_TENSOR with scales of their own amax, or by delayed scaling; x
+ *   as E4M3, both in the weight's scale mode. PLAIN: products of PLAIN operands, all of one type. Others are
  *   TN_UNSUPPORTED. The two weights of an MLP have a recipe each.
  * - Each value is, to the bit, that of the ops which the layer is made of, in the same order.
  * - What backward needs and the caller does not hold is *saved*: tensors that forward makes in
@@ -43,6 +43,15 @@ extern "C" {
 
 /* ---- what layers have in common ------------------------------------------------------------- */
 
+/* Delayed scaling of one operand, as tn_quantize takes it and tn_scale_update keeps it. */
+typedef struct tn_layer_scale {
+    tn_tensor scale;        /* the factor is the one at `slot`; {0}: it follows from the amax */
+    tn_tensor amax_history; /* the amax is collected there, at `slot`; {0}: it is not */
+    int64_t slot;
+} tn_layer_scale;
+#define TN_LAYER_SCALE_INIT                                                                        \
+    { {0}, {0}, 0 }
+
 /* The parameters of one product. */
 typedef struct tn_layer_weight {
     tn_tensor weight; /* [N, K]; frozen: no gradient of it is wanted, and nothing saved for one */
@@ -52,11 +61,14 @@ typedef struct tn_layer_weight {
      * is there. Backward reads it for TN_BACKWARD_HIGH_PRECISION only. */
     tn_tensor source;
     tn_tensor skip; /* PLAIN fp32 of one element; {0}: never */
+    /* Of an FP8_TENSOR weight: delayed scaling of what is quantized to it from its source, of x and
+     * of dy. With a factor that is given a cast reads its source once. A backward that computes x
+     * again casts it by the factor that is there then: tn_scale_update comes after it. What the
+     * caller has quantized is not cast. */
+    tn_layer_scale weight_scale, x_scale, dy_scale;
 } tn_layer_weight;
 #define TN_LAYER_WEIGHT_INIT                                                                       \
-    {                                                                                              \
-        {0}, {0}, {0}, { 0 }                                                                       \
-    }
+    { {0}, {0}, {0}, {0}, TN_LAYER_SCALE_INIT, TN_LAYER_SCALE_INIT, TN_LAYER_SCALE_INIT }
 
 typedef struct tn_layer_gradient {
     tn_tensor dweight; /* PLAIN [N, K]; {0}, and always if the weight is frozen: not wanted */

@@ -149,8 +149,20 @@ static void close_layer(layer *l) {
     EXPECT_OK(tn_scope_close(l->io));
 }
 
+/* On every rank, before anything is sent. */
+static void expect_scales_refused(const layer *l, int is_column) {
+    tn_linear_forward_args args = l->forward;
+    tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
+    args.w.x_scale.scale = args.w.bias;
+    EXPECT_STATUS(is_column ? tn_column_linear_forward(&l->parallel, &args, &saved, all.stream)
+                            : tn_row_linear_forward(&l->parallel, &args, &saved, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("delayed scaling is given with w.weight");
+}
+
 /* Twice: the second time gradients are added. */
 static void run_layer(layer *l, int is_column) {
+    expect_scales_refused(l, is_column);
     for (int i = 0; i < 2; i++) {
         l->backward.gradient.accumulate = i;
         EXPECT_OK(is_column

@@ -43,6 +43,15 @@ static results step_on(gpu_side *side, const test_layer_config *config) {
 
 static const tn_format blocks = TN_FORMAT_FP8_BLOCK_2D;
 
+static void expect_the_hosts_bits(const test_layer_config *config) {
+    results on_device = step_on(&device, config), on_host = step_on(&host, config);
+    for (int o = 0; o < OUTPUTS; o++) {
+        if (!on_host.is_there[o]) continue;
+        gpu_count(names[o], gpu_copies_equal(&on_device.copies[o], &on_host.copies[o], names[o]));
+        gpu_copy_end(&on_device.copies[o]), gpu_copy_end(&on_host.copies[o]);
+    }
+}
+
 static void a_step_has_the_hosts_bits(void **state) {
     (void)state;
     for (int i = 0; i < 12; i++) {
@@ -56,13 +65,10 @@ static void a_step_has_the_hosts_bits(void **state) {
                                     .recompute = i / 3 % 2,
                                     .delay = i / 6,
                                     .policy = TN_POLICY_SCRATCH};
-        results on_device = step_on(&device, &config), on_host = step_on(&host, &config);
-        for (int o = 0; o < OUTPUTS; o++) {
-            if (!on_host.is_there[o]) continue;
-            gpu_count(names[o],
-                      gpu_copies_equal(&on_device.copies[o], &on_host.copies[o], names[o]));
-            gpu_copy_end(&on_device.copies[o]), gpu_copy_end(&on_host.copies[o]);
-        }
+        expect_the_hosts_bits(&config);
+        config.format[0] = config.format[1] = TN_FORMAT_FP8_TENSOR;
+        config.has_scales = i % 4 > 0;
+        expect_the_hosts_bits(&config);
     }
     gpu_count_report("layers");
 }

@@ -119,25 +119,30 @@ static int run(const void *argument, fault_point *fault) {
     return status != TN_OK;
 }
 
-static const tn_format blocks = TN_FORMAT_FP8_BLOCK_2D;
+enum { WAYS = 3 };
 
 static test_layer_config config_of(int kind, int way, int is_sim) {
+    static const tn_format formats[WAYS][2] = {
+        {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_2D},
+        {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_PLAIN},
+        {TN_FORMAT_FP8_TENSOR, TN_FORMAT_FP8_TENSOR}}; /* by delayed scaling */
     return (test_layer_config){.kind = (test_layer_kind)kind,
-                               .format = {blocks, way ? TN_FORMAT_PLAIN : blocks},
+                               .format = {formats[way][0], formats[way][1]},
+                               .has_scales = 1,
                                .dtype = TN_BF16,
                                .norm = TN_NORM_LAYER,
-                               .recompute = way,
+                               .recompute = way == 1,
                                .delay = 1,
                                .policy = TN_POLICY_BUDGET,
                                .has_no_values = is_sim};
 }
 
 static void fail_all(int is_sim, int is_host) {
-    for (int i = 0; i < TEST_LAYER_KINDS * 2 * PARTS; i++) {
+    for (int i = 0; i < TEST_LAYER_KINDS * WAYS * PARTS; i++) {
         int cut_short = 0;
         scenario s = {.cut_short = &cut_short,
-                      .config = config_of(i / 2 % TEST_LAYER_KINDS, i % 2, is_sim),
-                      .part = (part)(i / 2 / TEST_LAYER_KINDS),
+                      .config = config_of(i / WAYS % TEST_LAYER_KINDS, i % WAYS, is_sim),
+                      .part = (part)(i / WAYS / TEST_LAYER_KINDS),
                       .is_sim = is_sim};
         for (int and_after = 0; and_after < 2; and_after++) {
             const fault_point fault = {

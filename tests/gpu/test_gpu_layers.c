@@ -36,6 +36,9 @@ static const test_layer_config configs[] = {
      .format = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_2D},
      .gated = 1,
      .recompute = 1},
+    {.kind = TEST_NORM_MLP,
+     .format = {TN_FORMAT_FP8_TENSOR, TN_FORMAT_FP8_TENSOR},
+     .has_scales = 1},
 };
 enum { CONFIGS = sizeof configs / sizeof *configs };
 

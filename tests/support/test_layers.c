@@ -74,6 +74,20 @@ static void make_weight(test_layer *l, int product) {
     if (!config.frozen) l->dweight[product] = filled(l, l->model, TN_FP32, rows, cols, 0);
 }
 
+int test_layer_slot(int product, int is_gradient) { return 2 * product + is_gradient; }
+
+int test_layer_is_delayed(const test_layer_config *config, int product) {
+    return config->has_scales && config->format[product] == TN_FORMAT_FP8_TENSOR;
+}
+
+static void make_scales(test_layer *l) {
+    static const float factors[LAYER_SLOTS] = {300.0f, 410.0f, 37.0f, 1000.0f};
+    if (!l->config.has_scales) return;
+    l->scale = filled(l, l->model, TN_FP32, 1, LAYER_SLOTS, 0);
+    l->history = filled(l, l->model, TN_FP32, LAYER_HISTORY, LAYER_SLOTS, 0);
+    if (!l->config.has_no_values) test_write(&l->ops, l->scale, factors);
+}
+
 static void make_norm(test_layer *l) {
     const tn_dtype dtype = l->config.dtype;
     if (l->config.kind == TEST_LINEAR) return;
@@ -100,6 +114,7 @@ test_layer test_layer_open(const test_ops *ops, const test_layer_config *config)
     for (int i = 0; i < test_layer_products(&l); i++)
         make_weight(&l, i);
     make_norm(&l);
+    make_scales(&l);
     l.x = filled(&l, l.io, config->dtype, LAYER_M, LAYER_K, 1);
     l.dy = filled(&l, l.io, config->dtype, LAYER_M, LAYER_N, 2);
     l.y = test_plain(l.io, config->dtype, LAYER_M, LAYER_N);
@@ -113,6 +128,9 @@ static tn_layer_weight weight_of(const test_layer *l, int product) {
     tn_layer_weight w = TN_LAYER_WEIGHT_INIT;
     w.weight = l->weight[product];
     w.bias = l->bias[product];
+    if (!test_layer_is_delayed(&l->config, product)) return w;
+    w.x_scale = (tn_layer_scale){l->scale, l->history, test_layer_slot(product, 0)};
+    w.dy_scale = (tn_layer_scale){l->scale, l->history, test_layer_slot(product, 1)};
     return w;
 }
 

@@ -33,6 +33,7 @@ typedef struct test_layer_config {
     int has_no_dx;          /* nor gradients of gamma and beta */
     tn_plane_policy policy; /* of the weights */
     int has_no_values;      /* the device computes nothing */
+    int has_scales;         /* delayed scaling of x and dy, of FP8_TENSOR weights */
 } test_layer_config;
 
 typedef union test_layer_saved {
@@ -49,6 +50,7 @@ typedef struct test_layer {
     tn_tensor gamma, beta, dgamma, dbeta;
     tn_tensor weight[2], bias[2], source[2], dweight[2], dbias[2];
     tn_tensor master[2], first[2], second[2], step; /* of test_layer_update */
+    tn_tensor scale, history;                       /* of delayed scaling: see test_layer_slot */
     test_layer_saved saved;
     tn_delayed_gradient delayed[2];
 } test_layer;
@@ -59,6 +61,11 @@ test_layer test_layer_open(const test_ops *ops, const test_layer_config *config)
 int test_layer_products(const test_layer *layer);
 /* Rows and columns of a weight. */
 void test_layer_shape(const test_layer_config *config, int product, int64_t *rows, int64_t *cols);
+
+/* Of delayed scaling: of each product's x and dy. */
+enum { LAYER_SLOTS = 4, LAYER_HISTORY = 3 };
+int test_layer_slot(int product, int is_gradient);
+int test_layer_is_delayed(const test_layer_config *config, int product);
 
 /* The arguments as the configuration says; gradients are added to. */
 tn_linear_forward_args test_linear_forward_args(const test_layer *layer);

@@ -54,6 +54,9 @@ static const mistake mistakes[] = {
     {LINEAR, TN_STALE_HANDLE, AT(linear.norm.x), NONE, 0, ""},
     {LINEAR, BAD, AT(linear.norm.x), VECTORS, 0, "norm.x (tensor"},
     {LINEAR, BAD, AT(linear.norm.x), NARROW, 0, "the shape of x"},
+    {LINEAR, BAD, AT(linear.w.x_scale.scale), SHORT, 0, "x_scale is given, but w.weight"},
+    {MLP, BAD, AT(mlp.w2.weight_scale.amax_history), SHORT, 0, "weight_scale is given, but w2"},
+    {MLP_BACK, BAD, AT(mlp_back.w1.dy_scale.slot), NUMBER, 1, "dy_scale of w1.weight has slot 1"},
     {LINEAR, BAD, AT(linear.norm.norm), NUMBER, 2, "norm.norm is 2"},
     {LINEAR, BAD, AT(linear.norm.norm), NUMBER, TN_NORM_RMS, "norm.beta or mean is given"},
     {LINEAR, BAD, AT(linear.norm.residual), NONE, 0, "norm.sum is given, but no norm.residual"},
@@ -225,6 +228,46 @@ static void a_delayed_normed_value_that_is_made_needs_a_scope(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* Delayed scaling whose tensors have no such slot, are of another type or no history. */
+static void a_scale_that_does_not_fit_is_refused(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    const test_layer_config config = {.kind = TEST_NORM_MLP,
+                                      .format = {TN_FORMAT_FP8_TENSOR, TN_FORMAT_FP8_TENSOR},
+                                      .dtype = TN_BF16,
+                                      .norm = TN_NORM_LAYER,
+                                      .has_scales = 1,
+                                      .policy = TN_POLICY_KEEP};
+    call c = {.l = test_layer_open(&ops, &config)};
+    const tn_layer_scale right = {c.l.scale, c.l.history, LAYER_SLOTS - 1};
+    const struct {
+        tn_layer_scale scale;
+        const char *words;
+    } cases[] = {
+        {{c.l.scale, c.l.history, LAYER_SLOTS}, "slot is 4, but "},
+        {{c.l.scale, c.l.history, -1}, "slot is -1, but "},
+        {{{0}, c.l.history, LAYER_SLOTS}, "slot is 4, but amax_history"},
+        {{c.l.x, c.l.history, 0}, "elements of bf16, expected fp32"},
+        {{c.l.scale, c.l.x, 0}, "amax_history (tensor"},
+        {{c.l.weight[0], {0}, 0}, "is fp8_tensor, expected plain"},
+        {{{0}, {0}, 1}, "has slot 1, but neither scale nor amax_history"},
+    };
+    for (size_t i = 0; i < 6 * sizeof cases / sizeof *cases; i++) {
+        const which w = i % 2 ? MLP_BACK : MLP;
+        if (w == MLP_BACK && i == 1) EXPECT_OK(test_layer_forward(&c.l, ops.stream));
+        c.mlp = test_norm_mlp_forward_args(&c.l);
+        c.mlp_back = test_norm_mlp_backward_args(&c.l);
+        tn_layer_scale *const at[] = {&c.mlp.w1.x_scale,      &c.mlp_back.w1.x_scale,
+                                      &c.mlp.w2.weight_scale, &c.mlp_back.w2.weight_scale,
+                                      &c.mlp.w2.dy_scale,     &c.mlp_back.w2.dy_scale};
+        *at[i % 6] = cases[i / 6].scale;
+        expect_refused(&c, w, BAD, cases[i / 6].words, (int)i);
+        *at[i % 6] = right;
+    }
+    close_call(&c);
+    test_ops_close_host(&ops);
+}
+
 /* The second half can not begin: the first weight keeps what its source says, all else goes. */
 static void a_weight_that_was_quantized_stays_so_after_a_failure(void **state) {
     (void)state;
@@ -250,6 +293,7 @@ int main(void) {
         cmocka_unit_test(every_mistake_has_its_status_and_changes_nothing),
         cmocka_unit_test(the_right_arguments_are_taken),
         cmocka_unit_test(a_delayed_normed_value_that_is_made_needs_a_scope),
+        cmocka_unit_test(a_scale_that_does_not_fit_is_refused),
         cmocka_unit_test(a_weight_that_was_quantized_stays_so_after_a_failure),
         cmocka_unit_test(a_set_needs_a_place_and_a_gradient_something_to_add_to),
     };

@@ -1,5 +1,6 @@
 /* Each layer is, bit for bit, the public ops that it is made of, in whatever way it is told: what
  * is recomputed, delayed or fused changes no bit. */
+#include "tenure_lifetime.h"
 #include "test_layers.h"
 
 #include <stdlib.h>
@@ -12,6 +13,7 @@ typedef struct reference {
     tn_scope scope;
     tn_tensor normed, sum, mean, rstd, hidden, activated, y;
     tn_tensor dx, dgamma, dbeta, dweight[2], dbias[2];
+    tn_tensor history; /* of amaxes, of delayed scaling */
 } reference;
 
 static tn_tensor like(const reference *r, tn_tensor tensor) {
@@ -20,7 +22,10 @@ static tn_tensor like(const reference *r, tn_tensor tensor) {
     return test_plain(r->scope, info.dtype, info.rows, info.cols);
 }
 
-static tn_tensor cast(const reference *r, int product, tn_tensor src, tn_dtype dtype) {
+/* Of x, or of dy. */
+static tn_tensor cast(const reference *r, int product, tn_tensor src, int is_gradient) {
+    const tn_dtype gradient_dtype = r->l->config.gradient_dtype;
+    const tn_dtype dtype = is_gradient && gradient_dtype ? gradient_dtype : TN_E4M3;
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
     EXPECT_OK(tn_tensor_info_get(src, &info));
@@ -29,6 +34,10 @@ static tn_tensor cast(const reference *r, int product, tn_tensor src, tn_dtype d
     args.dst = test_fp8(r->scope, is_blocks ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_TENSOR, dtype,
                         info.rows, info.cols);
     args.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+    if (test_layer_is_delayed(&r->l->config, product)) {
+        args.scale = r->l->scale, args.amax_history = r->history;
+        args.slot = test_layer_slot(product, is_gradient);
+    }
     EXPECT_OK(tn_quantize(&args, r->l->ops.stream));
     return args.dst;
 }
@@ -59,7 +68,7 @@ static tn_tensor forward_product(const reference *r, int product, tn_tensor x) {
     tn_tensor_info weight = TN_TENSOR_INFO_INIT;
     EXPECT_OK(tn_tensor_info_get(r->l->weight[product], &weight));
     tn_tensor y = test_plain(r->scope, r->l->config.dtype, LAYER_M, weight.rows);
-    multiply(r, TN_GEMM_FPROP, is_plain(r, product) ? x : cast(r, product, x, TN_E4M3),
+    multiply(r, TN_GEMM_FPROP, is_plain(r, product) ? x : cast(r, product, x, 0),
              r->l->weight[product], r->l->bias[product], y);
     return y;
 }
@@ -68,7 +77,6 @@ static tn_tensor forward_product(const reference *r, int product, tn_tensor x) {
 static tn_tensor backward_product(reference *r, int product, tn_tensor dy, tn_tensor x) {
     const tn_backward_precision precision =
         is_plain(r, product) ? TN_BACKWARD_HIGH_PRECISION : r->l->config.precision;
-    const tn_dtype dtype = r->l->config.gradient_dtype ? r->l->config.gradient_dtype : TN_E4M3;
     tn_bias_gradient_args bias = TN_BIAS_GRADIENT_ARGS_INIT;
     tn_tensor weight = is_plain(r, product) ? r->l->weight[product] : r->l->source[product];
     tn_tensor dx = like(r, x), operand = x;
@@ -77,10 +85,10 @@ static tn_tensor backward_product(reference *r, int product, tn_tensor dy, tn_te
     EXPECT_OK(tn_bias_gradient(&bias, r->l->ops.stream));
     if (precision == TN_BACKWARD_AS_FORWARD) {
         weight = r->l->weight[product];
-        dy = cast(r, product, dy, dtype), operand = cast(r, product, x, TN_E4M3);
+        dy = cast(r, product, dy, 1), operand = cast(r, product, x, 0);
     } else if (precision == TN_BACKWARD_DEQUANTIZED) {
         weight = dequantized(r, r->l->weight[product]);
-        operand = dequantized(r, cast(r, product, x, TN_E4M3));
+        operand = dequantized(r, cast(r, product, x, 0));
     }
     multiply(r, TN_GEMM_DGRAD, dy, weight, (tn_tensor){0}, dx);
     if (r->l->dweight[product].value == 0) return dx;
@@ -176,8 +184,20 @@ static void expect_same(const reference *r, const char *what, tn_tensor actual,
     free(a), free(b);
 }
 
+/* What is 0 in both is what no product has been delayed for. */
+static void expect_same_history(const reference *r) {
+    float a[LAYER_HISTORY * LAYER_SLOTS], b[LAYER_HISTORY * LAYER_SLOTS];
+    if (r->history.value == 0) return;
+    test_read(&r->l->ops, r->l->history, a);
+    test_read(&r->l->ops, r->history, b);
+    assert_memory_equal(a, b, sizeof a);
+    for (int i = 0; i < test_layer_products(r->l); i++)
+        if (test_layer_is_delayed(&r->l->config, i)) assert_true(a[test_layer_slot(i, 0)] > 0.0f);
+}
+
 static void expect_like_reference(const reference *r) {
     const test_layer *l = r->l;
+    expect_same_history(r);
     expect_same(r, "y", l->y, r->y);
     expect_same(r, "normed", l->normed, r->normed);
     expect_same(r, "sum", l->sum, r->sum);
@@ -197,6 +217,10 @@ static void compare_backward(test_layer *l) {
     reference r = {.l = l, .scope = test_ops_scope(ops, TN_SCOPE_OP, "reference")};
     EXPECT_OK(test_layer_backward(l, ops->stream));
     EXPECT_OK(test_layer_weight_gradients(l, ops->stream));
+    if (l->history.value) {
+        r.history = test_plain(r.scope, TN_FP32, LAYER_HISTORY, LAYER_SLOTS);
+        EXPECT_OK(tn_plane_fill(r.history, TN_PLANE_DATA, 0, ops->stream));
+    }
     run_reference(&r);
     expect_like_reference(&r);
     EXPECT_OK(tn_scope_close(r.scope));
@@ -234,6 +258,10 @@ static void compare_all(test_layer_kind kind) {
             config.gated = variant % 5 == 0;
             if (variant % 4 == 1) config.gradient_dtype = TN_E5M2;
             compare(&ops, &config);
+            config.has_scales = 1;
+            if (test_layer_is_delayed(&config, 0) ||
+                (kind == TEST_NORM_MLP && test_layer_is_delayed(&config, 1)))
+                compare(&ops, &config);
         }
     }
     test_ops_close_host(&ops);
@@ -252,6 +280,41 @@ static void norm_linear_is_its_ops(void **state) {
 static void norm_mlp_is_its_ops(void **state) {
     (void)state;
     compare_all(TEST_NORM_MLP);
+}
+
+/* Quantized from its source, by a factor that is given. */
+static void a_weight_is_quantized_by_its_slot(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    const test_layer_config config = {.kind = TEST_LINEAR,
+                                      .format = {TN_FORMAT_FP8_TENSOR},
+                                      .dtype = TN_BF16,
+                                      .has_scales = 1,
+                                      .policy = TN_POLICY_KEEP};
+    test_layer l = test_layer_open(&ops, &config);
+    tn_linear_forward_args forward = test_linear_forward_args(&l);
+    tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+    const tn_tensor history = test_plain(l.io, TN_FP32, LAYER_HISTORY, LAYER_SLOTS);
+    float amaxes[2][LAYER_HISTORY * LAYER_SLOTS];
+    forward.w.source = l.source[0];
+    forward.w.weight_scale = (tn_layer_scale){l.scale, l.history, 3};
+    EXPECT_OK(tn_linear_forward(&forward, &l.saved.linear, ops.stream));
+    EXPECT_OK(tn_plane_fill(history, TN_PLANE_DATA, 0, ops.stream));
+    quantize.src = l.source[0], quantize.scale = l.scale;
+    quantize.amax_history = history, quantize.slot = 3;
+    quantize.dst = test_fp8(l.io, TN_FORMAT_FP8_TENSOR, TN_E4M3, LAYER_N, LAYER_K);
+    EXPECT_OK(tn_quantize(&quantize, ops.stream));
+    quantize.src = l.x, quantize.slot = test_layer_slot(0, 0);
+    quantize.dst = test_fp8(l.io, TN_FORMAT_FP8_TENSOR, TN_E4M3, LAYER_M, LAYER_K);
+    EXPECT_OK(tn_quantize(&quantize, ops.stream));
+    test_read(&ops, l.history, amaxes[0]), test_read(&ops, history, amaxes[1]);
+    assert_memory_equal(amaxes[0], amaxes[1], sizeof amaxes[0]);
+    assert_true(amaxes[0][3] > 0.0f && amaxes[0][0] > 0.0f && amaxes[0][1] == 0.0f);
+    reference r = {.l = &l, .scope = l.io, .history = history};
+    r.y = test_plain(l.io, TN_BF16, LAYER_M, LAYER_N);
+    multiply(&r, TN_GEMM_FPROP, quantize.dst, l.weight[0], l.bias[0], r.y);
+    expect_same(&r, "y", l.y, r.y);
+    test_ops_close_host(&ops);
 }
 
 static void every_activation_is_its_op(void **state) {
@@ -361,6 +424,7 @@ int main(void) {
         cmocka_unit_test(linear_is_its_ops),
         cmocka_unit_test(norm_linear_is_its_ops),
         cmocka_unit_test(norm_mlp_is_its_ops),
+        cmocka_unit_test(a_weight_is_quantized_by_its_slot),
         cmocka_unit_test(every_activation_is_its_op),
         cmocka_unit_test(what_is_frozen_changes_no_other_gradient),
         cmocka_unit_test(an_activation_is_made_again_of_what_was_saved),
