@@ -16,8 +16,8 @@
  *
  * - The *recipe* follows from the weight's format. FP8_BLOCK_2D: x and dy are quantized to
  *   FP8_BLOCK_1D, FP8_TENSOR: to FP8_TENSOR with scales of their own amax, or by delayed scaling; x
- *   as E4M3, both in the weight's scale mode. PLAIN: products of PLAIN operands, all of one type. Others are
- *   TN_UNSUPPORTED. The two weights of an MLP have a recipe each.
+ *   as E4M3, both in the weight's scale mode. PLAIN: products of PLAIN operands, all of one type.
+ *   Others are TN_UNSUPPORTED. The two weights of an MLP have a recipe each.
  * - Each value is, to the bit, that of the ops which the layer is made of, in the same order.
  * - What backward needs and the caller does not hold is *saved*: tensors that forward makes in
  *   common.saved_scope, whose handles it writes when all else is done. Backward frees each in the
