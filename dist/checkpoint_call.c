@@ -184,6 +184,7 @@ static tn_status get_memory(tn__checkpoint *call) {
     if (!call->device) return TN_OK;
     call->driver = tn__device_driver(call->device);
     call->on = tn__device_state(call->device);
+    TN_TRY(tn__refuse_capture(call->device, call->stream, "a checkpoint"));
     TN_TRY(make_staging(call));
     return call->config->comm ? make_block(call) : TN_OK;
 }

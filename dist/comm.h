@@ -125,6 +125,10 @@ tn_status tn__comm_check_no_graphs_locked(const tn_comm *comm, const char *what)
 /* Whether the stream captures; a launch under way is TN_INVALID_STATE. */
 tn_status tn__comm_ask_capture(tn_comm *comm, tn_stream stream, int *is_capturing);
 
+/* Of a call that waits on the host: TN_UNSUPPORTED if the stream captures, and nothing has been
+ * done to the capture. */
+tn_status tn__refuse_capture(tn_device *device, tn_stream stream, const char *call);
+
 /* Puts a checked call on the stream, or in the open group, with its segments. */
 tn_status tn__collective_put(tn_comm *comm, const tn__collective_call *call,
                              const tn_segment *segments, size_t segment_count, tn_stream stream);

@@ -62,6 +62,17 @@ tn_status tn__comm_ask_capture(tn_comm *comm, tn_stream stream, int *is_capturin
     return comm->driver->stream_is_capturing(comm->on, stream, is_capturing);
 }
 
+tn_status tn__refuse_capture(tn_device *device, tn_stream stream, const char *call) {
+    int is_capturing = 0;
+    TN_TRY(tn__device_driver(device)->stream_is_capturing(tn__device_state(device), stream,
+                                                          &is_capturing));
+    if (!is_capturing) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED,
+                   "%s: the stream captures a graph, and this waits on the host for what it puts "
+                   "there: call it outside of the capture",
+                   call);
+}
+
 static tn_status check_engine(const tn_comm *comm) {
     if (!comm->driver->stream_capture) {
         return TN_FAIL(TN_UNSUPPORTED, "communicator %s: the %s driver captures no graphs",

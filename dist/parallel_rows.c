@@ -103,6 +103,7 @@ tn_status tn_counts_exchange(tn_comm *comm, const int64_t *own, int64_t count, i
     TN_REQUIRE(count >= 0 && count <= INT32_MAX, "%s: %lld counts", call, (long long)count);
     TN_REQUIRE(count == 0 || (own && all), "%s: own or all is NULL", call);
     if (count == 0) return TN_OK;
+    TN_TRY(tn__refuse_capture(comm->device, stream, call));
     const int64_t all_count = count * tn_comm_size(comm);
     numbers = tn__host_alloc((size_t)all_count, sizeof *numbers);
     if (!numbers) return TN_OUT_OF_HOST_MEMORY;

@@ -106,6 +106,7 @@ static tn_status verify(tn_ring *ring) {
     config.rank = 1;
     config.shape[0] = (int64_t)((size_t)(ranks + 1) * sizeof(uint64_t));
     config.name = "hashes of a ring";
+    TN_TRY(tn__refuse_capture(ring->device, ring->stream, "tn_ring_verify"));
     uint64_t *hashes = tn__host_alloc((size_t)ranks, sizeof *hashes);
     if (!hashes) return TN_OUT_OF_HOST_MEMORY;
     tn_status status = tn_tensor_create(ring->scope, &config, &scratch);

@@ -69,6 +69,7 @@ tn_status tn_shard_plan_verify(const tn_shard_plan *plan, tn_comm *comm, tn_scop
     tn_tensor all;
     TN_REQUIRE(plan, "tn_shard_plan_verify: plan is NULL");
     TN_REQUIRE(comm, "tn_shard_plan_verify: comm is NULL");
+    TN_TRY(tn__refuse_capture(comm->device, stream, "tn_shard_plan_verify"));
     config.dtype = TN_BYTE, config.name = "plan hashes";
     config.rank = 1, config.shape[0] = (int64_t)tn_comm_size(comm) * (int64_t)sizeof(uint64_t);
     TN_TRY(tn_tensor_create(scope, &config, &all));

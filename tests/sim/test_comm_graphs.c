@@ -5,7 +5,9 @@
 
 #include "comm.h"
 #include "host_alloc.h"
-#include "tenure_registration.h"
+#include "tenure_checkpoint.h"
+#include "tenure_parallel.h"
+#include "tenure_ring.h"
 #include "tenure_simulated.h"
 #include "test_comm_step.h"
 #include "test_graphs.h"
@@ -371,6 +373,55 @@ static tn_stream open_blocking_stream(void) {
     return made;
 }
 
+static void expect_host_waits_refused(tn_scope scope, const tn_shard_plan *plan, tn_ring *ring) {
+    tn_checkpoint_config saved = TN_CHECKPOINT_CONFIG_INIT;
+    const int64_t own = 3;
+    int64_t every[RANKS];
+    saved.path = "a checkpoint that is not made";
+    saved.comm = comm;
+    saved.scope = scope;
+    EXPECT_STATUS(tn_counts_exchange(comm, &own, 1, every, scope, a), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("tn_counts_exchange: the stream captures a graph, and this waits on the host");
+    EXPECT_STATUS(tn_shard_plan_verify(plan, comm, scope, a), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_ring_verify(ring), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_checkpoint_save(&saved, a), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_checkpoint_load(&saved, a), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("a checkpoint: the stream captures a graph");
+}
+
+/* What wait for an answer of the ranks would spoil the capture by that. */
+static void calls_that_wait_on_the_host_are_refused(void **state) {
+    (void)state;
+    const tn_shard_tensor tensor = {
+        .format = TN_FORMAT_PLAIN, .dtype = TN_BF16, .rows = 8, .cols = 8};
+    tn_shard_plan_config planned = TN_SHARD_PLAN_CONFIG_INIT;
+    tn_ring_config config = TN_RING_CONFIG_INIT;
+    tn_scope_config scope_config = TN_SCOPE_CONFIG_INIT;
+    tn_shard_plan *plan = NULL;
+    tn_ring *ring = NULL;
+    tn_scope scope;
+    scope_config.pool = pool;
+    EXPECT_OK(tn_scope_create(&scope_config, &scope));
+    planned.tensors = &tensor, planned.tensor_count = 1;
+    planned.rank_count = RANKS;
+    EXPECT_OK(tn_shard_plan_create(&planned, &plan));
+    config.scope = scope, config.comm = comm, config.stream = a;
+    EXPECT_OK(tn_ring_create(&config, &ring));
+    begin_capture();
+    expect_host_waits_refused(scope, plan, ring);
+    assert_int_equal(test_is_capturing(device, a), 1);
+    EXPECT_OK(gather(a));
+    captured step = {{NULL, NULL}, NULL};
+    EXPECT_OK(tn_comm_capture_end(comm, &step.comm_graph));
+    step.graph = test_capture_end(device, a);
+    launch(&step, a);
+    assert_int_equal(seen.collectives, 1); /* nothing of the others */
+    destroy(&step);
+    EXPECT_OK(tn_ring_destroy(ring));
+    tn_shard_plan_destroy(plan);
+    EXPECT_OK(tn_scope_close(scope));
+}
+
 /* The legacy stream, which would wait for a blocking one that captures, and has no capture. */
 static void the_legacy_stream_beside_a_capture_is_refused(void **state) {
     (void)state;
@@ -520,6 +571,7 @@ int main(void) {
         TEST(calls_outside_go_on_meanwhile),
         TEST(a_whole_step_is_captured_once_and_launched_again_and_again),
         TEST(calls_that_are_refused_leave_the_capture_valid),
+        TEST(calls_that_wait_on_the_host_are_refused),
         TEST(the_legacy_stream_beside_a_capture_is_refused),
         TEST(a_spoiled_capture_spoils_nothing_else),
         TEST(a_launch_is_begun_and_ended),
