@@ -23,9 +23,23 @@ static const trainer_parameter *part_of(const trainer_pass *pass, int layer, tra
     return trainer_model_part(pass->model, layer, part);
 }
 
-static tn_layer_weight weight_of(const trainer_parameter *parameter) {
+/* A pass over held-out text leaves no amaxes. */
+static tn_layer_scale scale_of(const trainer_pass *pass, const trainer_parameter *parameter,
+                               int which) {
+    tn_layer_scale scale = TN_LAYER_SCALE_INIT;
+    scale.scale = pass->model->scale;
+    if (pass->is_training) scale.amax_history = pass->model->amax_history;
+    scale.slot = parameter->slot + which;
+    return scale;
+}
+
+static tn_layer_weight weight_of(const trainer_pass *pass, const trainer_parameter *parameter) {
     tn_layer_weight weight = TN_LAYER_WEIGHT_INIT;
+    const int is_outer = parameter < pass->model->parameters + TRAINER_OUTER_COUNT;
     weight.weight = parameter->value;
+    if (is_outer || !pass->model->scale.value) return weight;
+    weight.x_scale = scale_of(pass, parameter, TRAINER_SLOT_X);
+    weight.dy_scale = scale_of(pass, parameter, TRAINER_SLOT_DY);
     return weight;
 }
 
@@ -96,7 +110,7 @@ tn_status trainer_product_forward(trainer_pass *pass, const trainer_parameter *g
     tn_norm_linear_forward_args args = TN_NORM_LINEAR_FORWARD_ARGS_INIT;
     TRAINER_TRY(make_sum(pass, "sum", sum));
     args.norm = norm_of(pass, gain, *sum);
-    args.w = weight_of(weight);
+    args.w = weight_of(pass, weight);
     args.y = y;
     args.common = common_of(pass);
     TRAINER_TRY(tn_norm_linear_forward(&args, saved, pass->model->stream));
@@ -110,7 +124,7 @@ tn_status trainer_product_backward(trainer_pass *pass, const trainer_parameter *
     tn_tensor dx = {0};
     TRAINER_TRY(trainer_pass_make(pass, pass->scratch, pass->model->shape.hidden, "gradient", &dx));
     args.dy = dy;
-    args.w = weight_of(weight);
+    args.w = weight_of(pass, weight);
     args.norm = norm_gradient_of(pass, gain, *sum, dx);
     args.gradient = gradient_of(pass, weight);
     args.common = common_of(pass);
@@ -160,7 +174,7 @@ static tn_status project_forward(trainer_pass *pass, int layer, trainer_block *b
     tn_tensor y = {0};
     TRAINER_TRY(trainer_pass_make(pass, pass->scratch, pass->model->shape.hidden, "projected", &y));
     args.x = block->attended;
-    args.w = weight_of(part_of(pass, layer, TRAINER_PROJECTION));
+    args.w = weight_of(pass, part_of(pass, layer, TRAINER_PROJECTION));
     args.y = y;
     args.common = common_of(pass);
     TRAINER_TRY(tn_linear_forward(&args, &block->projection_saved, pass->model->stream));
@@ -176,8 +190,8 @@ static tn_status mlp_forward(trainer_pass *pass, int layer, trainer_block *block
     args.norm = norm_of(pass, part_of(pass, layer, TRAINER_GAIN_2), block->sum_2);
     args.activation = TN_ACTIVATION_SILU;
     args.gated = 1;
-    args.w1 = weight_of(part_of(pass, layer, TRAINER_UP));
-    args.w2 = weight_of(part_of(pass, layer, TRAINER_DOWN));
+    args.w1 = weight_of(pass, part_of(pass, layer, TRAINER_UP));
+    args.w2 = weight_of(pass, part_of(pass, layer, TRAINER_DOWN));
     args.y = y;
     args.common = common_of(pass);
     TRAINER_TRY(tn_norm_mlp_forward(&args, &block->mlp_saved, pass->model->stream));
@@ -220,8 +234,8 @@ static tn_status mlp_backward(trainer_pass *pass, int layer, trainer_block *bloc
     args.dy = pass->gradient;
     args.activation = TN_ACTIVATION_SILU;
     args.gated = 1;
-    args.w1 = weight_of(up);
-    args.w2 = weight_of(down);
+    args.w1 = weight_of(pass, up);
+    args.w2 = weight_of(pass, down);
     args.norm = norm_gradient_of(pass, part_of(pass, layer, TRAINER_GAIN_2), block->sum_2, dx);
     args.gradient1 = gradient_of(pass, up);
     args.gradient2 = gradient_of(pass, down);
@@ -235,7 +249,7 @@ static tn_status project_backward(trainer_pass *pass, int layer, trainer_block *
     const trainer_parameter *projection = part_of(pass, layer, TRAINER_PROJECTION);
     tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
     args.dy = pass->gradient;
-    args.w = weight_of(projection);
+    args.w = weight_of(pass, projection);
     args.x = block->attended;
     args.dx = dx;
     args.gradient = gradient_of(pass, projection);

@@ -13,10 +13,10 @@
 #include "tenure_lifetime.h"
 #include "tenure_train.h"
 
-enum { LOGITS = 256, STEP_FLOATS = 3 };
+enum { LOGITS = 256, STEP_FLOATS = 3, AMAX_STEPS = 16 };
 
 const char *trainer_recipe_name(trainer_recipe recipe) {
-    static const char *const names[] = {"fp8", "bf16", "fp32"};
+    static const char *const names[] = {"fp8", "fp8-tensor", "fp8-delayed", "bf16", "fp32"};
     return recipe >= 0 && recipe < TRAINER_RECIPE_COUNT ? names[recipe] : "?";
 }
 
@@ -140,12 +140,27 @@ static tn_status fill_master(const trainer_model *model, const parameter_plan *p
     return status != TN_OK ? status : synchronized;
 }
 
+static int is_fp8(const trainer_model *model) { return model->shape.recipe < TRAINER_BF16; }
+
+/* The value of the master copy. The first one's factor is of its own amax, as there is no other. */
+static tn_status quantize(const trainer_model *model, const trainer_parameter *parameter,
+                          int is_first) {
+    tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
+    args.src = parameter->master;
+    args.dst = parameter->value;
+    args.amax_history = model->amax_history;
+    if (!is_first) args.scale = model->scale;
+    if (model->amax_history.value) args.slot = parameter->slot + TRAINER_SLOT_WEIGHT;
+    return tn_quantize(&args, model->stream);
+}
+
 /* A layer's weight in FP8: one that is quantized when its master copy changes, and transposed
  * where dgrad reads it. */
 static tn_status make_quantized(const trainer_model *model, const parameter_plan *plan,
                                 trainer_parameter *parameter) {
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
-    config.format = TN_FORMAT_FP8_BLOCK_2D;
+    config.format =
+        model->shape.recipe == TRAINER_FP8 ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_TENSOR;
     config.dtype = TN_E4M3;
     config.rank = 2;
     config.shape[0] = plan->rows;
@@ -153,17 +168,13 @@ static tn_status make_quantized(const trainer_model *model, const parameter_plan
     config.policy = TN_POLICY_SCRATCH;
     config.name = plan->name;
     TRAINER_TRY(tn_tensor_create(model->values, &config, &parameter->value));
-    tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
-    quantize.src = parameter->master;
-    quantize.dst = parameter->value;
-    return tn_quantize(&quantize, model->stream);
+    return quantize(model, parameter, 1);
 }
 
 static tn_status make_value(const trainer_model *model, const parameter_plan *plan,
                             trainer_parameter *parameter) {
     tn_convert_args convert = TN_CONVERT_ARGS_INIT;
-    if (model->shape.recipe == TRAINER_FP8 && plan->is_weight)
-        return make_quantized(model, plan, parameter);
+    if (is_fp8(model) && plan->is_weight) return make_quantized(model, plan, parameter);
     TRAINER_TRY(trainer_make(model->values, trainer_model_dtype(&model->shape), plan->rows,
                              plan->cols, plan->name, &parameter->value));
     convert.x = parameter->master;
@@ -183,6 +194,7 @@ static tn_status make_parameter(const trainer_model *model, int index) {
     trainer_parameter *parameter = &model->parameters[index];
     const uint64_t seed = model->shape.seed * 100003u + (uint64_t)index;
     parameter->decays = plan.decays;
+    parameter->slot = TRAINER_SLOTS * index;
     TRAINER_TRY(trainer_make(is_master ? model->values : model->optimizer, TN_FP32, plan.rows,
                              plan.cols, plan.name, &parameter->master));
     TRAINER_TRY(fill_master(model, &plan, seed, parameter->master));
@@ -226,6 +238,27 @@ static tn_status make_floats(const trainer_model *model, int64_t count, const ch
     return tn_plane_fill(*out, TN_PLANE_DATA, 0, model->stream);
 }
 
+/* Factors of 1 at first: what they are too small for is 0 in the first step. */
+static tn_status make_scales(trainer_model *model) {
+    const size_t slots =
+        (size_t)trainer_model_parameter_count(&model->shape) * (size_t)TRAINER_SLOTS;
+    if (model->shape.recipe != TRAINER_FP8_DELAYED) return TN_OK;
+    TRAINER_TRY(trainer_make(model->optimizer, TN_FP32, AMAX_STEPS, (int64_t)slots, "amaxes",
+                             &model->amax_history));
+    TRAINER_TRY(tn_plane_fill(model->amax_history, TN_PLANE_DATA, 0, model->stream));
+    TRAINER_TRY(
+        trainer_make(model->optimizer, TN_FP32, (int64_t)slots, 0, "scales", &model->scale));
+    float *ones = malloc(slots * sizeof *ones);
+    if (!ones) return TN_OUT_OF_HOST_MEMORY;
+    for (size_t i = 0; i < slots; i++)
+        ones[i] = 1.0f;
+    tn_status status = tn_plane_write(model->scale, TN_PLANE_DATA, ones, slots * sizeof *ones, NULL,
+                                      0, model->stream);
+    tn_status synchronized = tn_stream_synchronize(model->device, model->stream);
+    free(ones);
+    return status != TN_OK ? status : synchronized;
+}
+
 static tn_status make_data(trainer_model *model) {
     for (int i = 0; i < model->shape.micro_batches; i++)
         TRAINER_TRY(make_batch(model, &model->batches[i]));
@@ -240,6 +273,7 @@ static tn_status make_data(trainer_model *model) {
 
 static tn_status make_all(trainer_model *model) {
     TRAINER_TRY(make_scopes(model));
+    TRAINER_TRY(make_scales(model));
     for (int i = 0; i < trainer_model_parameter_count(&model->shape); i++)
         TRAINER_TRY(make_parameter(model, i));
     TRAINER_TRY(make_data(model));
@@ -284,12 +318,23 @@ static tn_status update(const trainer_model *model, const trainer_parameter *par
     args.weight_decay = parameter->decays ? weight_decay : 0.0f;
     args.rate = model->rate;
     args.gradient_scale = model->gradient_scale;
-    if (info.format != TN_FORMAT_PLAIN) {
+    if (info.format == TN_FORMAT_FP8_BLOCK_2D) {
         args.weight = parameter->value;
-    } else if (parameter->value.value != parameter->master.value) {
+    } else if (info.format == TN_FORMAT_PLAIN &&
+               parameter->value.value != parameter->master.value) {
         args.plain = parameter->value;
     }
-    return tn_adamw(&args, model->stream);
+    TRAINER_TRY(tn_adamw(&args, model->stream));
+    return info.format == TN_FORMAT_FP8_TENSOR ? quantize(model, parameter, 0) : TN_OK;
+}
+
+/* The factors of the next step, of the amaxes of the last ones. */
+static tn_status update_scales(const trainer_model *model) {
+    tn_scale_update_args args = TN_SCALE_UPDATE_ARGS_INIT;
+    if (!model->scale.value) return TN_OK;
+    args.amax_history = model->amax_history;
+    args.scale = model->scale;
+    return tn_scale_update(&args, model->stream);
 }
 
 /* gradient_scale becomes what all gradients are multiplied with: a step's is the mean of its
@@ -317,6 +362,7 @@ tn_status trainer_model_update(const trainer_model *model) {
     advance.beta1 = beta1, advance.beta2 = beta2;
     TRAINER_TRY(clip(model));
     TRAINER_TRY(tn_adamw_advance(&advance, model->stream));
+    TRAINER_TRY(update_scales(model));
     for (int i = 0; i < trainer_model_parameter_count(&model->shape); i++)
         TRAINER_TRY(update(model, &model->parameters[i]));
     return TN_OK;

@@ -12,12 +12,15 @@
  *
  *              weights of layers      tables, head     activations
  *     FP8      FP8_BLOCK_2D, E4M3     bf16             bf16, quantized 1D in the layers
+ *     TENSOR   FP8_TENSOR, E4M3       bf16             bf16, quantized each by its own amax
+ *     DELAYED  FP8_TENSOR, E4M3       bf16             bf16, quantized by amaxes of steps before
  *     BF16     bf16                   bf16             bf16
  *     FP32     fp32                   fp32             fp32
  *
  * and the gains of norms are fp32 always. Where that is fp32 the value is the master copy itself.
- * FP8 weights keep a ROW plane, which the optimizer writes; COL is derived for each dgrad into a
- * scratch slot, so that its address is one that a captured graph may hold.
+ * FP8 weights keep a ROW plane, which the optimizer writes (one with a scale of the tensor is
+ * quantized behind it); COL is derived for each dgrad into a scratch slot, so that its address is
+ * one that a captured graph may hold.
  *
  * Owners are scopes: what the trainer prints is read from their ledgers.
  */
@@ -35,6 +38,8 @@
 
 typedef enum trainer_recipe {
     TRAINER_FP8 = 0,
+    TRAINER_FP8_TENSOR,
+    TRAINER_FP8_DELAYED,
     TRAINER_BF16,
     TRAINER_FP32,
     TRAINER_RECIPE_COUNT
@@ -63,7 +68,10 @@ typedef struct trainer_parameter {
     tn_tensor gradient;
     tn_tensor first, second; /* moments */
     int decays;              /* 0: tables and gains have no weight decay */
+    int slot;                /* of delayed scaling: its x, and behind that itself and dy */
 } trainer_parameter;
+
+enum { TRAINER_SLOT_X = 0, TRAINER_SLOT_WEIGHT, TRAINER_SLOT_DY, TRAINER_SLOTS };
 
 /* Where parameters are in trainer_model.parameters. */
 enum { TRAINER_TABLE = 0, TRAINER_PLACES, TRAINER_LAST_GAIN, TRAINER_HEAD, TRAINER_OUTER_COUNT };
@@ -95,13 +103,14 @@ typedef struct trainer_model {
     tn_scope optimizer; /* masters, moments, and what its calls read on the device */
     tn_scope data;      /* batches */
     trainer_parameter *parameters;
-    trainer_batch *batches;   /* [micro_batches] */
-    tn_tensor places;         /* 0 ... sequence - 1 for each sequence */
-    tn_tensor steps;          /* of tn_adamw_advance */
-    tn_tensor rate;           /* share of learning_rate that this step takes */
-    tn_tensor square_sums;    /* of all gradients */
-    tn_tensor norm;           /* of all gradients, before they are clipped */
-    tn_tensor gradient_scale; /* what clipping makes of them: see tn_clip_factor */
+    trainer_batch *batches;        /* [micro_batches] */
+    tn_tensor places;              /* 0 ... sequence - 1 for each sequence */
+    tn_tensor steps;               /* of tn_adamw_advance */
+    tn_tensor rate;                /* share of learning_rate that this step takes */
+    tn_tensor scale, amax_history; /* of delayed scaling; else {0} */
+    tn_tensor square_sums;         /* of all gradients */
+    tn_tensor norm;                /* of all gradients, before they are clipped */
+    tn_tensor gradient_scale;      /* what clipping makes of them: see tn_clip_factor */
 } trainer_model;
 
 /* Weights from the seed, moments 0. On failure nothing is left. */

@@ -51,6 +51,9 @@ same() {
 learns fp8 --recipe fp8 --steps 6
 learns again --recipe fp8 --steps 6
 same fp8.csv again.csv
+learns tensor --recipe fp8-tensor --steps 4
+learns delayed --recipe fp8-delayed --steps 6
+! cmp -s "$work/tensor.csv" "$work/delayed.csv" || fail "delayed scaling changes nothing"
 learns bf16 --recipe bf16 --steps 6
 learns fp32 --recipe fp32 --steps 6
 learns parts --recipe fp8 --steps 4 --accumulate 2
@@ -60,15 +63,19 @@ learns unclipped --recipe fp8 --steps 6 --clip inf
 [ "$(wc -l <"$work/fp8.csv")" = 8 ] || fail "not a line for each step: $(cat "$work/fp8.csv")"
 
 counts ghost_fp8 --recipe fp8 --steps 4
+counts ghost_tensor --recipe fp8-tensor --steps 4
+counts ghost_delayed --recipe fp8-delayed --steps 4
 counts ghost_bf16 --recipe bf16 --steps 4
 counts ghost_parts --recipe fp8 --steps 4 --accumulate 2
 counts ghost_recomputed --recipe fp8 --steps 4 --recompute
 counts graph_fp8 --recipe fp8 --steps 6 --graph
+counts graph_delayed --recipe fp8-delayed --steps 6 --graph
 counts graph_parts --recipe fp8 --steps 6 --graph --accumulate 2
-for name in fp8 bf16 parts recomputed; do
+for name in fp8 tensor delayed bf16 parts recomputed; do
     same $name.bytes ghost_$name.bytes
 done
 same fp8.bytes graph_fp8.bytes
+same delayed.bytes graph_delayed.bytes
 same parts.bytes graph_parts.bytes
 grep -q '^5 launches of one graph$' "$work/graph_fp8.txt" || fail "the graph was not launched"
 
@@ -88,6 +95,7 @@ WEIGHTS = ((3 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, F
 blocks = lambda n: (n + 127) // 128
 up = lambda n, to: (n + to - 1) // to * to
 scales = lambda rows, cols: blocks(rows) * up(blocks(cols), 4) * 4
+is_fp8 = lambda recipe: recipe.startswith("fp8")
 
 def of_model(recipe, parts):
     gains = (2 * LAYERS + 1) * HIDDEN
@@ -96,30 +104,34 @@ def of_model(recipe, parts):
     elements = gains + outer + inner
     element_bytes = 4 if recipe == "fp32" else 2
     values, slot, masters = 4 * gains + element_bytes * (outer + inner), 0, outer + inner
-    if recipe == "fp8":
-        values = 4 * gains + 2 * outer + LAYERS * sum(r * c + scales(r, c) for r, c in WEIGHTS)
-        slot = max(up(r * c, 256) + max(scales(r, c), scales(c, r)) for r, c in WEIGHTS)
+    of = scales if recipe == "fp8" else lambda rows, cols: 16
+    if is_fp8(recipe):
+        values = 4 * gains + 2 * outer + LAYERS * sum(r * c + of(r, c) for r, c in WEIGHTS)
+        slot = max(up(r * c, 256) + max(of(r, c), of(c, r)) for r, c in WEIGHTS)
+    # Factors and the amaxes of 16 steps, of a weight, its x and its dy.
+    delayed = 4 * 17 * 3 * (4 + 6 * LAYERS) if recipe == "fp8-delayed" else 0
     if recipe == "fp32":
         masters = 0
     return {"parameters": values, "transposed weights, one at a time": slot,
             "gradients": 4 * elements,
-            "optimizer state": 8 * elements + 4 * masters + 4 * (3 + 1 + 256 + 1 + 1),
+            "optimizer state":
+                8 * elements + 4 * masters + 4 * (3 + 1 + 256 + 1 + 1) + delayed,
             "batches": TOKENS + parts * 6 * TOKENS}
 
 def of_step(recipe):
     """(saved, activations) after each sub-step of a step with one micro-batch."""
     a = 4 if recipe == "fp32" else 2
     wide = lambda cols: TOKENS * cols * a
-    # The COL plane of a 1D-scaled copy, or the PLAIN tensor that stands for it.
-    operand = lambda cols: (TOKENS * cols + blocks(TOKENS) * up(cols, 4) * 4 if recipe == "fp8"
-                            else wide(cols))
+    # The COL plane of a quantized copy, or the PLAIN tensor that stands for it.
+    of = lambda cols: blocks(TOKENS) * up(cols, 4) * 4 if recipe == "fp8" else 16
+    operand = lambda cols: TOKENS * cols + of(cols) if is_fp8(recipe) else wide(cols)
     statistics = 4 * TOKENS
     forward = [("embedding", 0, 2 * wide(HIDDEN))]
     for layer in range(LAYERS):
         forward += [
             (f"qkv {layer}", wide(HIDDEN) + statistics + operand(HIDDEN) + wide(3 * HIDDEN), 0),
             (f"attention {layer}", wide(HIDDEN) + 4 * TOKENS * HEADS, 0),
-            (f"projection {layer}", operand(HIDDEN) if recipe == "fp8" else 0, wide(HIDDEN)),
+            (f"projection {layer}", operand(HIDDEN) if is_fp8(recipe) else 0, wide(HIDDEN)),
             (f"mlp {layer}", wide(HIDDEN) + statistics + operand(HIDDEN) + wide(2 * FFN)
              + operand(FFN), wide(HIDDEN))]
     forward += [("head", 2 * wide(HIDDEN) + statistics, 4 * TOKENS * 256)]
@@ -151,7 +163,7 @@ def of_norms(name):
     above = f"{sum(norm > limit for norm in norms)} steps had a norm above {limit:g}"
     return norms, f"gradients of {above}, the most {max(norms):.4g}"
 
-for name in ("fp8", "bf16", "fp32", "parts", "unclipped"):
+for name in ("fp8", "tensor", "delayed", "bf16", "fp32", "parts", "unclipped"):
     norms, line = of_norms(name)
     assert line in open(f"{sys.argv[1]}/{name}.txt", encoding="utf-8").read(), (name, line)
 # The first update is the same whatever the gradients are multiplied with, but for rounding.
@@ -166,8 +178,9 @@ def of_table(name):
             rows[cells[0]] = int(cells[1].replace(",", ""))
     return rows
 
-for name, recipe, parts in (("fp8", "fp8", 1), ("bf16", "bf16", 1), ("fp32", "fp32", 1),
-                            ("parts", "fp8", 2), ("graph_fp8", "fp8", 1)):
+for name, recipe, parts in (("fp8", "fp8", 1), ("tensor", "fp8-tensor", 1),
+                            ("delayed", "fp8-delayed", 1), ("bf16", "bf16", 1),
+                            ("fp32", "fp32", 1), ("parts", "fp8", 2), ("graph_fp8", "fp8", 1)):
     table, expected = of_table(name), of_model(recipe, parts)
     for owner, size in expected.items():
         assert table[owner] == size, (name, owner, table[owner], size)
