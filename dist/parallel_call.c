@@ -97,6 +97,46 @@ static tn_status end_spent(tn__parallel *p) {
     return TN_OK;
 }
 
+/* ---- gradients for later --------------------------------------------------------------------- */
+
+static tn_status hand_on(tn__parallel *p, tn_tensor tensor, int *is_callers) {
+    *is_callers = 0;
+    for (int i = 0; i < p->made_count; i++) {
+        if (p->made[i].value != tensor.value) continue;
+        if (!p->is_kept[i]) TN_TRY(tn_tensor_move(tensor, p->common.saved_scope));
+        p->is_kept[i] = 1;
+        return TN_OK;
+    }
+    for (int i = 0; i < p->spent_count; i++) {
+        if (p->spent[i]->value != tensor.value) continue;
+        p->handed[p->handed_count++] = p->spent[i];
+        p->spent[i] = p->spent[--p->spent_count];
+        return TN_OK;
+    }
+    *is_callers = 1;
+    return TN_OK;
+}
+
+tn_status tn__parallel_leave(tn__parallel *p, tn_tensor dy, tn_tensor x,
+                             const tn_layer_gradient *gradient, tn_delayed_gradient *out) {
+    tn_delayed_gradient left = {
+        .dy = dy, .x = x, .dweight = gradient->dweight, .accumulate = gradient->accumulate};
+    TN_CHECK(p->left_count < TN__PARALLEL_LEFT_MAX);
+    TN_TRY(hand_on(p, dy, &left.is_callers_dy));
+    TN_TRY(hand_on(p, x, &left.is_callers_x));
+    p->left[p->left_count++] = (tn__parallel_left){left, out};
+    return TN_OK;
+}
+
+static void tell_left(tn__parallel *p) {
+    for (int i = 0; i < p->handed_count; i++)
+        p->handed[i]->value = 0;
+    for (int i = 0; i < p->left_count; i++)
+        *p->left[i].out = p->left[i].gradient;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
 /* Scratch ends with its scope if the driver refuses; what the call was to do is done. */
 tn_status tn__parallel_end(tn__parallel *p, tn_status status) {
     tn__saved_error failure;
@@ -107,6 +147,7 @@ tn_status tn__parallel_end(tn__parallel *p, tn_status status) {
         tn_tensor_destroy(p->made[i], p->stream);
     }
     tn__error_restore(&failure);
+    if (status == TN_OK) tell_left(p);
     return tn__comm_end_call(p->cut.comm, p->name, p->puts, status);
 }
 

@@ -3,6 +3,7 @@
  *     tn__parallel_begin      checks what all layers check
  *     tn__parallel_make       tensors of the call: scratch, or kept for backward
  *     tn__parallel_let_go     ends one at its last use, in the order of a stream
+ *     tn__parallel_leave      what a delayed gradient of a weight needs
  *     tn__parallel_end        after success only what is kept is left, after a failure nothing
  *
  * Invariant: every tensor that the call has made is in `made` until it is let go or the call ends.
@@ -19,7 +20,12 @@ tn_status tn__lease_close(tn_lease lease, tn_status status);
 /* Destroys a tensor, also after a failure; {0} is fine. */
 tn_status tn__tensor_close(tn_tensor tensor, tn_stream stream, tn_status status);
 
-enum { TN__PARALLEL_MADE_MAX = 24, TN__PARALLEL_SPENT_MAX = 6, TN__PARALLEL_SUMS_MAX = 4 };
+enum {
+    TN__PARALLEL_MADE_MAX = 24,
+    TN__PARALLEL_SPENT_MAX = 6,
+    TN__PARALLEL_SUMS_MAX = 4,
+    TN__PARALLEL_LEFT_MAX = 2
+};
 
 /* A sum over rows that is added to a gradient when all else has been done. */
 typedef struct tn__parallel_sum {
@@ -28,6 +34,13 @@ typedef struct tn__parallel_sum {
     int accumulate;
     int over_ranks; /* of rows that are cut over ranks */
 } tn__parallel_sum;
+
+/* A weight's gradient that is left for later: written where the caller wants it if the call
+ * succeeds. */
+typedef struct tn__parallel_left {
+    tn_delayed_gradient gradient;
+    tn_delayed_gradient *out;
+} tn__parallel_left;
 
 typedef struct tn__parallel {
     const char *name;
@@ -42,6 +55,10 @@ typedef struct tn__parallel {
     int made_count;
     tn_tensor *spent[TN__PARALLEL_SPENT_MAX]; /* the caller's: ends if the call succeeds */
     int spent_count;
+    tn_tensor *handed[TN__PARALLEL_SPENT_MAX]; /* the caller's: a delayed gradient has it then */
+    int handed_count;
+    tn__parallel_left left[TN__PARALLEL_LEFT_MAX];
+    int left_count;
     tn__parallel_sum sums[TN__PARALLEL_SUMS_MAX];
     int sum_count;
 } tn__parallel;
@@ -68,6 +85,11 @@ tn_status tn__parallel_let_go(tn__parallel *p, tn_tensor tensor, tn_stream strea
 
 /* A saved tensor that this backward uses up. */
 void tn__parallel_spend(tn__parallel *p, tn_tensor *tensor);
+
+/* Leaves dweight = dy^T x for later. What the call has made of the two moves to the saved scope,
+ * what it was to spend goes along; the rest is the caller's. */
+tn_status tn__parallel_leave(tn__parallel *p, tn_tensor dy, tn_tensor x,
+                             const tn_layer_gradient *gradient, tn_delayed_gradient *out);
 
 /* Scratch for sums that are to be added to `target`; {0} if that is {0}. */
 tn_status tn__parallel_sums(tn__parallel *p, tn_tensor target, int accumulate, int over_ranks,

@@ -105,7 +105,8 @@ static tn_status column_x(tn__parallel *p, const tn__parallel_weight *w,
 }
 
 static tn_status run_column_backward(tn__parallel *p, const tn_linear_backward_args *args,
-                                     const tn__parallel_weight *w, const tn_linear_saved *saved) {
+                                     const tn__parallel_weight *w, const tn_linear_saved *saved,
+                                     tn_delayed_gradient *delayed) {
     const int for_dgrad = tn__is_given(args->dx), for_wgrad = tn__is_given(args->gradient.dweight);
     const tn__parallel_wants wants = backward_wants(w, for_dgrad, for_wgrad);
     tn__parallel_operand dy;
@@ -118,14 +119,14 @@ static tn_status run_column_backward(tn__parallel *p, const tn_linear_backward_a
     TN_TRY(tn__column_dgrad(p, w, dy.row, args->dx));
     if (for_wgrad) {
         TN_TRY(tn__parallel_done_with_row(p, &dy));
-        TN_TRY(tn__parallel_wgrad(p, dy.col, x, &args->gradient));
+        TN_TRY(tn__parallel_wgrad(p, dy.col, x, &args->gradient, delayed));
     }
     return tn__parallel_add_sums(p);
 }
 
 tn_status tn_column_linear_backward(const tn_parallel *parallel,
                                     const tn_linear_backward_args *args, tn_linear_saved *saved,
-                                    tn_stream stream) {
+                                    tn_delayed_gradient *delayed, tn_stream stream) {
     static const char name[] = "tn_column_linear_backward";
     tn__parallel_weight w;
     tn__parallel p;
@@ -135,9 +136,9 @@ tn_status tn_column_linear_backward(const tn_parallel *parallel,
     TN_TRY(tn__parallel_own_rows(name, parallel, rows, &own));
     TN_TRY(tn__parallel_begin(name, parallel, &args->common, own, stream, &p));
     TN_TRY(tn__parallel_check_weight(&p, "w.weight", &args->w, &w));
-    TN_TRY(tn__parallel_check_gradient(&p, &w, &args->gradient));
+    TN_TRY(tn__parallel_check_gradient(&p, &w, &args->gradient, delayed));
     if (saved) tn__parallel_spend(&p, &saved->x);
-    return tn__parallel_end(&p, run_column_backward(&p, args, &w, saved));
+    return tn__parallel_end(&p, run_column_backward(&p, args, &w, saved, delayed));
 }
 
 /* ---- row-parallel ---------------------------------------------------------------------------- */
@@ -183,7 +184,8 @@ static tn_status row_x(tn__parallel *p, const tn__parallel_weight *w,
 }
 
 static tn_status run_row_backward(tn__parallel *p, const tn_linear_backward_args *args,
-                                  const tn__parallel_weight *w, const tn_linear_saved *saved) {
+                                  const tn__parallel_weight *w, const tn_linear_saved *saved,
+                                  tn_delayed_gradient *delayed) {
     const int for_dgrad = tn__is_given(args->dx), for_wgrad = tn__is_given(args->gradient.dweight);
     const tn__parallel_wants wants = backward_wants(w, for_dgrad, for_wgrad);
     tn__parallel_operand dy;
@@ -196,12 +198,13 @@ static tn_status run_row_backward(tn__parallel *p, const tn_linear_backward_args
     TN_TRY(tn__parallel_reduce_sums(p));
     TN_TRY(tn__row_dgrad(p, w, dy.row, args->dx));
     if (w->is_quantized) TN_TRY(tn__parallel_let_go(p, dy.row, p->stream));
-    if (for_wgrad) TN_TRY(tn__parallel_wgrad(p, dy.col, x, &args->gradient));
+    if (for_wgrad) TN_TRY(tn__parallel_wgrad(p, dy.col, x, &args->gradient, delayed));
     return tn__parallel_add_sums(p);
 }
 
 tn_status tn_row_linear_backward(const tn_parallel *parallel, const tn_linear_backward_args *args,
-                                 tn_linear_saved *saved, tn_stream stream) {
+                                 tn_linear_saved *saved, tn_delayed_gradient *delayed,
+                                 tn_stream stream) {
     static const char name[] = "tn_row_linear_backward";
     tn__parallel_weight w;
     tn__parallel p;
@@ -210,7 +213,7 @@ tn_status tn_row_linear_backward(const tn_parallel *parallel, const tn_linear_ba
     TN_TRY(rows_of(args->dy, &rows, &cols));
     TN_TRY(tn__parallel_begin(name, parallel, &args->common, rows, stream, &p));
     TN_TRY(tn__parallel_check_weight(&p, "w.weight", &args->w, &w));
-    TN_TRY(tn__parallel_check_gradient(&p, &w, &args->gradient));
+    TN_TRY(tn__parallel_check_gradient(&p, &w, &args->gradient, delayed));
     if (saved) tn__parallel_spend(&p, &saved->x);
-    return tn__parallel_end(&p, run_row_backward(&p, args, &w, saved));
+    return tn__parallel_end(&p, run_row_backward(&p, args, &w, saved, delayed));
 }

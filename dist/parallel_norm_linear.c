@@ -54,7 +54,8 @@ tn_status tn_column_norm_linear_forward(const tn_parallel *parallel,
 /* ---- backward -------------------------------------------------------------------------------- */
 
 static tn_status back_products(tn__parallel *p, const tn_norm_linear_backward_args *args,
-                               const tn__parallel_weight *w, const tn__parallel_norm *norm) {
+                               const tn__parallel_weight *w, const tn__parallel_norm *norm,
+                               tn_delayed_gradient *delayed) {
     const int for_dgrad = tn__parallel_wants_norm(&args->norm);
     const int for_wgrad = tn__is_given(args->gradient.dweight);
     const tn__parallel_wants wants = {
@@ -72,12 +73,13 @@ static tn_status back_products(tn__parallel *p, const tn_norm_linear_backward_ar
     if (for_wgrad) TN_TRY(tn__parallel_done_with_row(p, &dy));
     TN_TRY(tn__parallel_norm_backward(p, &args->norm, norm, dn));
     TN_TRY(tn__parallel_reduce_sums(p));
-    if (for_wgrad) TN_TRY(tn__parallel_wgrad(p, dy.col, x, &args->gradient));
+    if (for_wgrad) TN_TRY(tn__parallel_wgrad(p, dy.col, x, &args->gradient, delayed));
     return tn__parallel_add_sums(p);
 }
 
 static tn_status run_backward(tn__parallel *p, const tn_norm_linear_backward_args *args,
-                              const tn__parallel_weight *w, const tn_norm_linear_saved *saved) {
+                              const tn__parallel_weight *w, const tn_norm_linear_saved *saved,
+                              tn_delayed_gradient *delayed) {
     const tn__parallel_norm_wants wants = {.col = tn__is_given(args->gradient.dweight),
                                            .statistics = tn__parallel_wants_norm(&args->norm)
                                                              ? TN__STATISTICS_SCRATCH
@@ -88,12 +90,13 @@ static tn_status run_backward(tn__parallel *p, const tn_norm_linear_backward_arg
     TN_TRY(tn__parallel_check_shape(p, "norm.x", args->norm.x, p->cut.own, w->info.cols));
     if (wants.col || wants.statistics != TN__STATISTICS_NONE)
         TN_TRY(tn__parallel_norm_again(p, w, &args->norm, &left, &wants, &norm));
-    return back_products(p, args, w, &norm);
+    return back_products(p, args, w, &norm, delayed);
 }
 
 tn_status tn_column_norm_linear_backward(const tn_parallel *parallel,
                                          const tn_norm_linear_backward_args *args,
-                                         tn_norm_linear_saved *saved, tn_stream stream) {
+                                         tn_norm_linear_saved *saved, tn_delayed_gradient *delayed,
+                                         tn_stream stream) {
     static const char name[] = "tn_column_norm_linear_backward";
     static const tn_norm_linear_saved nothing = TN_NORM_LINEAR_SAVED_INIT;
     tn__parallel_weight w;
@@ -104,11 +107,11 @@ tn_status tn_column_norm_linear_backward(const tn_parallel *parallel,
     TN_TRY(x_rows(name, args->norm.x, &rows));
     TN_TRY(tn__parallel_begin(name, parallel, &args->common, rows, stream, &p));
     TN_TRY(tn__parallel_check_weight(&p, "w.weight", &args->w, &w));
-    TN_TRY(tn__parallel_check_gradient(&p, &w, &args->gradient));
+    TN_TRY(tn__parallel_check_gradient(&p, &w, &args->gradient, delayed));
     if (saved) {
         tn__parallel_spend(&p, &saved->mean);
         tn__parallel_spend(&p, &saved->rstd);
         tn__parallel_spend(&p, &saved->normed);
     }
-    return tn__parallel_end(&p, run_backward(&p, args, &w, saved ? saved : &nothing));
+    return tn__parallel_end(&p, run_backward(&p, args, &w, saved ? saved : &nothing, delayed));
 }

@@ -143,6 +143,7 @@ tn_status tn_parallel_norm_mlp_forward(const tn_parallel *parallel,
 typedef struct backward {
     mlp m;
     const tn_norm_mlp_backward_args *args;
+    tn_delayed_gradient *delayed[2]; /* NULL: there is no place for any */
     tn__parallel_norm norm;
     tn_tensor hidden, activated; /* activated: as wgrad reads it */
     tn__parallel_operand dy, dh;
@@ -265,8 +266,9 @@ static tn_status run_backward(backward *b, const tn_norm_mlp_saved *saved) {
     if (b->wants_dweight[FIRST]) TN_TRY(tn__column_gather_x(p, &b->m.w[FIRST], b->norm.x, &x));
     TN_TRY(tn__parallel_reduce_sums(p));
     if (b->wants_dweight[SECOND])
-        TN_TRY(tn__parallel_wgrad(p, b->dy.col, b->activated, of[SECOND]));
-    if (b->wants_dweight[FIRST]) TN_TRY(tn__parallel_wgrad(p, b->dh.col, x, of[FIRST]));
+        TN_TRY(tn__parallel_wgrad(p, b->dy.col, b->activated, of[SECOND], b->delayed[SECOND]));
+    if (b->wants_dweight[FIRST])
+        TN_TRY(tn__parallel_wgrad(p, b->dh.col, x, of[FIRST], b->delayed[FIRST]));
     return tn__parallel_add_sums(p);
 }
 
@@ -289,16 +291,19 @@ static void spend(tn__parallel *p, tn_norm_mlp_saved *saved) {
 
 tn_status tn_parallel_norm_mlp_backward(const tn_parallel *parallel,
                                         const tn_norm_mlp_backward_args *args,
-                                        tn_norm_mlp_saved *saved, tn_stream stream) {
+                                        tn_norm_mlp_saved *saved, tn_delayed_gradient *delayed,
+                                        tn_stream stream) {
     static const char name[] = "tn_parallel_norm_mlp_backward";
     static const tn_norm_mlp_saved nothing = TN_NORM_MLP_SAVED_INIT;
     backward b = {.args = args};
     TN_REQUIRE(args && args->size == sizeof *args,
                "%s: args is NULL, or not from the initializer macro", name);
     b.m.activation = args->activation, b.m.gated = args->gated;
+    if (delayed) b.delayed[FIRST] = &delayed[FIRST], b.delayed[SECOND] = &delayed[SECOND];
     TN_TRY(begin(name, parallel, &args->common, args->norm.x, &args->w1, &args->w2, stream, &b.m));
-    TN_TRY(tn__parallel_check_gradient(&b.m.p, &b.m.w[FIRST], &args->gradient1));
-    TN_TRY(tn__parallel_check_gradient(&b.m.p, &b.m.w[SECOND], &args->gradient2));
+    TN_TRY(tn__parallel_check_gradient(&b.m.p, &b.m.w[FIRST], &args->gradient1, b.delayed[FIRST]));
+    TN_TRY(
+        tn__parallel_check_gradient(&b.m.p, &b.m.w[SECOND], &args->gradient2, b.delayed[SECOND]));
     plan(&b);
     if (saved) spend(&b.m.p, saved);
     return tn__parallel_end(&b.m.p, run_backward(&b, saved ? saved : &nothing));

@@ -28,12 +28,30 @@ tn_status tn__parallel_check_weight(const tn__parallel *p, const char *role,
                    tn_format_name(TN_FORMAT_FP8_BLOCK_2D), tn_format_name(TN_FORMAT_PLAIN));
 }
 
+static tn_status check_delay(const tn__parallel *p, const tn__parallel_weight *w,
+                             const tn_layer_gradient *gradient,
+                             const tn_delayed_gradient *delayed) {
+    TN_REQUIRE(gradient->delay == 0 || gradient->delay == 1,
+               "%s: the delay of the gradient of %s is %d, expected 0 or 1", p->name, w->role,
+               gradient->delay);
+    if (!gradient->delay) return TN_OK;
+    TN_REQUIRE(tn__is_given(gradient->dweight),
+               "%s: the gradient of %s is {0}, but is to be delayed", p->name, w->role);
+    TN_REQUIRE(delayed, "%s: the gradient of %s is to be delayed, but delayed is NULL", p->name,
+               w->role);
+    TN_REQUIRE(!tn__is_given(delayed->dweight),
+               "%s: the gradient of %s is to be delayed, but delayed still holds another gradient",
+               p->name, w->role);
+    TN_REQUIRE(p->common.saved_scope.value != 0,
+               "%s: the gradient of %s is to be delayed, but common.saved_scope is {0}", p->name,
+               w->role);
+    return TN_OK;
+}
+
 tn_status tn__parallel_check_gradient(const tn__parallel *p, const tn__parallel_weight *w,
-                                      const tn_layer_gradient *gradient) {
-    if (gradient->delay)
-        return TN_FAIL(TN_UNSUPPORTED,
-                       "%s: the gradient of %s is to be delayed, which parallel layers do not",
-                       p->name, w->role);
+                                      const tn_layer_gradient *gradient,
+                                      const tn_delayed_gradient *delayed) {
+    TN_TRY(check_delay(p, w, gradient, delayed));
     TN_REQUIRE(!tn__is_given(gradient->dweight) || !w->info.frozen,
                "%s: the gradient of %s (tensor %s) is wanted, but it is frozen", p->name, w->role,
                w->info.name);
@@ -101,9 +119,10 @@ static tn_plane col_plane(const tn__parallel_weight *w) {
     return w->is_quantized ? TN_PLANE_COL : TN_PLANE_DATA;
 }
 
-tn_status tn__parallel_wgrad(const tn__parallel *p, tn_tensor dy, tn_tensor x,
-                             const tn_layer_gradient *gradient) {
+tn_status tn__parallel_wgrad(tn__parallel *p, tn_tensor dy, tn_tensor x,
+                             const tn_layer_gradient *gradient, tn_delayed_gradient *delayed) {
     tn_delayed_gradient product = TN_DELAYED_GRADIENT_INIT;
+    if (gradient->delay) return tn__parallel_leave(p, dy, x, gradient, delayed);
     product.dy = dy, product.x = x;
     product.is_callers_dy = product.is_callers_x = 1;
     product.dweight = gradient->dweight;

@@ -27,7 +27,8 @@ typedef struct tn__parallel_weight {
 tn_status tn__parallel_check_weight(const tn__parallel *p, const char *role,
                                     const tn_layer_weight *w, tn__parallel_weight *out);
 tn_status tn__parallel_check_gradient(const tn__parallel *p, const tn__parallel_weight *w,
-                                      const tn_layer_gradient *gradient);
+                                      const tn_layer_gradient *gradient,
+                                      const tn_delayed_gradient *delayed);
 tn_status tn__parallel_check_shape(const tn__parallel *p, const char *role, tn_tensor tensor,
                                    int64_t rows, int64_t cols);
 
@@ -97,7 +98,8 @@ tn_status tn__row_gather_dy(tn__parallel *p, const tn__parallel_weight *w, tn_te
                             tn__parallel_operand *out);
 tn_status tn__row_dgrad(tn__parallel *p, const tn__parallel_weight *w, tn_tensor dy, tn_tensor dx);
 
-tn_status tn__parallel_wgrad(const tn__parallel *p, tn_tensor dy, tn_tensor x,
-                             const tn_layer_gradient *gradient);
+/* Adds the weight's gradient, or leaves it for later. */
+tn_status tn__parallel_wgrad(tn__parallel *p, tn_tensor dy, tn_tensor x,
+                             const tn_layer_gradient *gradient, tn_delayed_gradient *delayed);
 
 #endif

@@ -37,8 +37,8 @@
  * Gathers of shards are captured, and so are the layers of tenure_parallel.h, whose second stream
  * joins the capture before them and comes back. A ring (tenure_ring.h), and with it a sharded
  * model, is not, nor what waits on the host for an answer of the ranks: tn_counts_exchange,
- * tn_shard_plan_verify, tn_ring_verify and checkpoints are TN_UNSUPPORTED on a stream that captures,
- * and leave the capture as it was.
+ * tn_shard_plan_verify, tn_ring_verify and checkpoints are TN_UNSUPPORTED on a stream that
+ * captures, and leave the capture as it was.
  *
  * A launch is one collective in the communicator's order: it comes behind those that were put
  * before, and those that are put after its end come behind all of the graph, on whichever streams;

@@ -119,7 +119,7 @@ typedef struct tn_parallel {
  *
  * Arguments, saved sets and rules are those of tn_linear_forward and _backward, with these:
  *
- * - Weights are FP8_BLOCK_2D or PLAIN, precision is AS_FORWARD, nothing is delayed.
+ * - Weights are FP8_BLOCK_2D or PLAIN, precision is AS_FORWARD.
  * - Column-parallel, ROW of the quantized x is gathered in forward and COL in backward; saved is
  *   this rank's COL alone, or with keep_gathered that of all. Row-parallel, ROW and COL of the
  *   quantized dy are gathered in backward. A gathered tensor ends at its last use in the stream's
@@ -130,6 +130,9 @@ typedef struct tn_parallel {
  *   on all ranks.
  * - Where not all ranks but the last have whole tiles of 128 rows, wgrad's operands that this rank
  *   makes of all rows are quantized rank by rank, as the gathered ones are.
+ * - With gradient.delay dweight is left for tn_weight_gradient, which has no collective: `delayed`,
+ *   as of tn_linear_backward, has dy and x of all rows then, what was gathered of them included. It
+ *   needs common.saved_scope, where they are.
  * - What adds to gradients comes last, one gradient after the other: if one fails (host memory, a
  *   driver that refuses work), those before it are added already. */
 TN_API TN_MUST_USE tn_status tn_column_linear_forward(const tn_parallel *parallel,
@@ -137,13 +140,16 @@ TN_API TN_MUST_USE tn_status tn_column_linear_forward(const tn_parallel *paralle
                                                       tn_linear_saved *saved, tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_column_linear_backward(const tn_parallel *parallel,
                                                        const tn_linear_backward_args *args,
-                                                       tn_linear_saved *saved, tn_stream stream);
+                                                       tn_linear_saved *saved,
+                                                       tn_delayed_gradient *delayed,
+                                                       tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_row_linear_forward(const tn_parallel *parallel,
                                                    const tn_linear_forward_args *args,
                                                    tn_linear_saved *saved, tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_row_linear_backward(const tn_parallel *parallel,
                                                     const tn_linear_backward_args *args,
-                                                    tn_linear_saved *saved, tn_stream stream);
+                                                    tn_linear_saved *saved,
+                                                    tn_delayed_gradient *delayed, tn_stream stream);
 
 /* LayerNormLinear: the norm is of this rank's rows; then as a column-parallel Linear. The gradients
  * of gamma and beta, which all ranks have, are summed over the ranks, in fp32. */
@@ -153,11 +159,11 @@ TN_API TN_MUST_USE tn_status tn_column_norm_linear_forward(const tn_parallel *pa
                                                            tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_column_norm_linear_backward(
     const tn_parallel *parallel, const tn_norm_linear_backward_args *args,
-    tn_norm_linear_saved *saved, tn_stream stream);
+    tn_norm_linear_saved *saved, tn_delayed_gradient *delayed, tn_stream stream);
 
 /* LayerNormMLP: w1 [F / n, K] (gated: both halves' rows of this rank's features, [2 F / n, K]) is
  * column-parallel, w2 [N, F / n] row-parallel; x and y are this rank's rows, and what is between
- * the products is of all rows and this rank's features. */
+ * the products is of all rows and this rank's features. `delayed` is of two, w1's and w2's. */
 TN_API TN_MUST_USE tn_status tn_parallel_norm_mlp_forward(const tn_parallel *parallel,
                                                           const tn_norm_mlp_forward_args *args,
                                                           tn_norm_mlp_saved *saved,
@@ -165,6 +171,7 @@ TN_API TN_MUST_USE tn_status tn_parallel_norm_mlp_forward(const tn_parallel *par
 TN_API TN_MUST_USE tn_status tn_parallel_norm_mlp_backward(const tn_parallel *parallel,
                                                            const tn_norm_mlp_backward_args *args,
                                                            tn_norm_mlp_saved *saved,
+                                                           tn_delayed_gradient *delayed,
                                                            tn_stream stream);
 
 /* ---- experts --------------------------------------------------------------------------------- */

@@ -26,8 +26,8 @@ tn_status simulate_linear_backward(const simulate_rank *rank, simulate_cut cut,
     const tn_parallel parallel = parallel_of(rank);
     if (!group_of(rank)) return tn_linear_backward(args, saved, NULL, rank->stream);
     if (cut == SIMULATE_CUT_ROWS)
-        return tn_row_linear_backward(&parallel, args, saved, rank->stream);
-    return tn_column_linear_backward(&parallel, args, saved, rank->stream);
+        return tn_row_linear_backward(&parallel, args, saved, NULL, rank->stream);
+    return tn_column_linear_backward(&parallel, args, saved, NULL, rank->stream);
 }
 
 tn_status simulate_norm_linear_forward(const simulate_rank *rank,
@@ -43,7 +43,7 @@ tn_status simulate_norm_linear_backward(const simulate_rank *rank,
                                         tn_norm_linear_saved *saved) {
     const tn_parallel parallel = parallel_of(rank);
     if (!group_of(rank)) return tn_norm_linear_backward(args, saved, NULL, rank->stream);
-    return tn_column_norm_linear_backward(&parallel, args, saved, rank->stream);
+    return tn_column_norm_linear_backward(&parallel, args, saved, NULL, rank->stream);
 }
 
 tn_status simulate_norm_mlp_forward(const simulate_rank *rank, const tn_norm_mlp_forward_args *args,
@@ -58,7 +58,7 @@ tn_status simulate_norm_mlp_backward(const simulate_rank *rank,
                                      tn_norm_mlp_saved *saved) {
     const tn_parallel parallel = parallel_of(rank);
     if (!group_of(rank)) return tn_norm_mlp_backward(args, saved, NULL, rank->stream);
-    return tn_parallel_norm_mlp_backward(&parallel, args, saved, rank->stream);
+    return tn_parallel_norm_mlp_backward(&parallel, args, saved, NULL, rank->stream);
 }
 
 tn_status simulate_rows_reduce(const simulate_rank *rank, tn_tensor *all, tn_tensor own) {

@@ -133,11 +133,19 @@ static void forward_mlp(const micro_batch *b, const trained_layer *l, activation
     }
 }
 
+static void do_late(const micro_batch *b, tn_delayed_gradient *delayed) {
+    for (int i = 0; i < 2; i++)
+        if (delayed[i].dweight.value)
+            EXPECT_OK(tn_weight_gradient(&delayed[i], b->scope, b->t->all->stream));
+}
+
 static void backward_mlp(const micro_batch *b, const trained_layer *l, tn_tensor *dy,
                          activations *a) {
     const tn_parallel parallel = parallel_of(b->t);
+    const int delays = b->saving == DELAYS_MLP && !b->t->is_alone;
     for (int g = 0; g < group_count(b->t); g++) {
         tn_norm_mlp_backward_args args = TN_NORM_MLP_BACKWARD_ARGS_INIT;
+        tn_delayed_gradient delayed[2] = {TN_DELAYED_GRADIENT_INIT, TN_DELAYED_GRADIENT_INIT};
         args.dy = args.norm.added = join(b, g, dy);
         args.norm.x = a->joined[g], args.norm.gamma = l->parts[GAIN_2].weight;
         args.norm.dx = new_rows(b, g);
@@ -147,10 +155,14 @@ static void backward_mlp(const micro_batch *b, const trained_layer *l, tn_tensor
         args.gradient2.dweight = gradient_of(b, &l->parts[DOWN], g);
         args.norm.accumulate = args.gradient1.accumulate = args.gradient2.accumulate =
             b->accumulate;
+        args.gradient1.delay = delays && args.gradient1.dweight.value;
+        args.gradient2.delay = delays && args.gradient2.dweight.value;
         args.common = common_of(b, a);
-        EXPECT_OK(b->t->group ? tn_parallel_norm_mlp_backward(&parallel, &args, &a->mlp[g],
-                                                              b->t->all->stream)
-                              : tn_norm_mlp_backward(&args, &a->mlp[g], NULL, b->t->all->stream));
+        EXPECT_OK(b->t->group
+                      ? tn_parallel_norm_mlp_backward(&parallel, &args, &a->mlp[g], delayed,
+                                                      b->t->all->stream)
+                      : tn_norm_mlp_backward(&args, &a->mlp[g], delayed, b->t->all->stream));
+        do_late(b, delayed);
         hand_out(b, g, args.norm.dx, dy);
     }
 }

@@ -4,8 +4,9 @@
  * them a layout says.
  *
  * Gradients are accumulated over micro-batches. By turns a step saves what backward reads, has the
- * MLP make it again, and has whole layers make all again. Half-way the MLPs' first weights and the
- * first layer's experts are frozen; one expert of each layer always is, and some get no tokens.
+ * MLP make it again, has whole layers make all again, and over ranks delays the MLP's gradients.
+ * Half-way the MLPs' first weights and the first layer's experts are frozen; one expert of each
+ * layer always is, and some get no tokens.
  *
  * The order of sums allows for equality:
  *
@@ -105,7 +106,13 @@ void trainer_each(trainer *t, parameter_function visit, void *context);
 /* y += x, which is y. */
 tn_tensor trainer_added(const trainer *t, tn_tensor x, tn_tensor y);
 
-typedef enum trainer_saving { SAVES, RECOMPUTES_MLP, RECOMPUTES_LAYERS, SAVINGS } trainer_saving;
+typedef enum trainer_saving {
+    SAVES,
+    RECOMPUTES_MLP,
+    RECOMPUTES_LAYERS,
+    DELAYS_MLP, /* its weights' gradients; alone not */
+    SAVINGS
+} trainer_saving;
 
 typedef struct micro_batch {
     const trainer *t;

@@ -17,7 +17,7 @@ static rank_fixture all;
 
 typedef struct setup {
     const char *what;
-    int keep_gathered, frozen, recompute;
+    int keep_gathered, frozen, recompute, delay;
     int64_t rows[PARALLEL_RANKS_MAX];
 } setup;
 
@@ -27,13 +27,17 @@ typedef struct setup {
     { 5, 130, 27, 77, 0, 2, 3, 4 }
 
 static const setup setups[] = {
-    {"tiles", 0, 0, 0, TILES},
-    {"any rows", 0, 0, 0, ANY},
-    {"gathered once", 1, 0, 0, TILES},
-    {"gathered once, any rows", 1, 0, 0, ANY},
-    {"frozen", 0, 1, 0, ANY},
-    {"recomputed", 0, 0, 1, TILES},
-    {"recomputed, any rows", 0, 0, 1, ANY},
+    {"tiles", 0, 0, 0, 0, TILES},
+    {"any rows", 0, 0, 0, 0, ANY},
+    {"gathered once", 1, 0, 0, 0, TILES},
+    {"gathered once, any rows", 1, 0, 0, 0, ANY},
+    {"frozen", 0, 1, 0, 0, ANY},
+    {"recomputed", 0, 0, 1, 0, TILES},
+    {"recomputed, any rows", 0, 0, 1, 0, ANY},
+    {"delayed", 0, 0, 0, 1, TILES},
+    {"delayed, any rows", 0, 0, 0, 1, ANY},
+    {"delayed, gathered once", 1, 0, 0, 1, ANY},
+    {"delayed, recomputed", 0, 0, 1, 1, ANY},
 };
 
 /* ---- byte lists ------------------------------------------------------------------------------ */
@@ -191,7 +195,7 @@ static list column_backward_list(const setup *of, const sizes *s, int is_norm) {
                 plain_bytes(s->own, 2, 4) + 2 * 4 * (size_t)K * (up(s->own, 128) / 128));
         gone(&l, TN_PLANE_DATA, plain_bytes(s->own, K, 2));
     }
-    if (trains) product(&l);
+    if (trains && !of->delay) product(&l);
     return l;
 }
 
@@ -223,8 +227,13 @@ static list row_backward_list(const setup *of, const sizes *s) {
     if (trains) gone(&l, TN_PLANE_COL, col_bytes(s->own, N));
     product(&l);
     gone(&l, TN_PLANE_ROW, row_bytes(s->total, N));
-    if (trains) product(&l);
+    if (trains && !of->delay) product(&l);
     return l;
+}
+
+/* What a backward leaves for the weight's gradient: COL of dy and of x, of all rows. */
+static size_t delayed_bytes(const setup *of, const sizes *s) {
+    return of->delay ? col_bytes(s->in_tiles, N) + col_bytes(s->in_tiles, K) : 0;
 }
 
 /* ---- the calls ------------------------------------------------------------------------------- */
@@ -288,12 +297,21 @@ static void expect_list(const layer *l, const char *what, const char *call, cons
     EXPECT_OK(tn_scope_ledger_reset_peaks(l->op));
 }
 
+static void late_bytes(const layer *l, const setup *of, tn_delayed_gradient *delayed) {
+    list late = {.most_total = 0};
+    if (!of->delay) return;
+    product(&late);
+    EXPECT_OK(tn_weight_gradient(delayed, l->op, all.stream));
+    expect_list(l, of->what, "delayed gradient", &late, 0);
+}
+
 static void linear_bytes(const setup *of, int is_column) {
     const sizes s = sizes_of(of);
     const int64_t x_rows = is_column ? s.own : s.total, y_rows = is_column ? s.total : s.own;
     tn_linear_forward_args forward = TN_LINEAR_FORWARD_ARGS_INIT;
     tn_linear_backward_args backward = TN_LINEAR_BACKWARD_ARGS_INIT;
     tn_linear_saved saved = TN_LINEAR_SAVED_INIT;
+    tn_delayed_gradient delayed = TN_DELAYED_GRADIENT_INIT;
     layer l = open_layer(of);
     const list lists[2] = {is_column ? column_forward_list(of, &s) : row_forward_list(of, &s),
                            is_column ? column_backward_list(of, &s, 0) : row_backward_list(of, &s)};
@@ -303,13 +321,17 @@ static void linear_bytes(const setup *of, int is_column) {
     backward.dx = test_plain(l.io, TN_BF16, x_rows, K), backward.common = l.common;
     if (!of->frozen) backward.gradient.dweight = test_plain(l.io, TN_FP32, N, K);
     backward.gradient.dbias = test_plain(l.io, TN_FP32, 1, N);
+    backward.gradient.delay = of->delay;
     EXPECT_OK(is_column ? tn_column_linear_forward(&l.parallel, &forward, &saved, all.stream)
                         : tn_row_linear_forward(&l.parallel, &forward, &saved, all.stream));
     expect_list(&l, of->what, is_column ? "column forward" : "row forward", &lists[0],
                 is_column ? column_saved(of, &s) : row_saved(of, &s));
-    EXPECT_OK(is_column ? tn_column_linear_backward(&l.parallel, &backward, &saved, all.stream)
-                        : tn_row_linear_backward(&l.parallel, &backward, &saved, all.stream));
-    expect_list(&l, of->what, is_column ? "column backward" : "row backward", &lists[1], 0);
+    EXPECT_OK(is_column
+                  ? tn_column_linear_backward(&l.parallel, &backward, &saved, &delayed, all.stream)
+                  : tn_row_linear_backward(&l.parallel, &backward, &saved, &delayed, all.stream));
+    expect_list(&l, of->what, is_column ? "column backward" : "row backward", &lists[1],
+                delayed_bytes(of, &s));
+    late_bytes(&l, of, &delayed);
     close_layer(&l);
 }
 
@@ -318,6 +340,7 @@ static void norm_linear_bytes(const setup *of) {
     tn_norm_linear_forward_args forward = TN_NORM_LINEAR_FORWARD_ARGS_INIT;
     tn_norm_linear_backward_args backward = TN_NORM_LINEAR_BACKWARD_ARGS_INIT;
     tn_norm_linear_saved saved = TN_NORM_LINEAR_SAVED_INIT;
+    tn_delayed_gradient delayed = TN_DELAYED_GRADIENT_INIT;
     layer l = open_layer(of);
     const list back_list = column_backward_list(of, &s, 1);
     list forward_list = column_forward_list(of, &s);
@@ -344,10 +367,12 @@ static void norm_linear_bytes(const setup *of) {
     backward.norm.dbeta = test_plain(l.io, TN_FP32, 1, K);
     if (!of->frozen) backward.gradient.dweight = test_plain(l.io, TN_FP32, N, K);
     backward.gradient.dbias = test_plain(l.io, TN_FP32, 1, N);
+    backward.gradient.delay = of->delay;
     EXPECT_OK(tn_column_norm_linear_forward(&l.parallel, &forward, &saved, all.stream));
     expect_list(&l, of->what, "norm forward", &forward_list, statistics + column_saved(of, &s));
-    EXPECT_OK(tn_column_norm_linear_backward(&l.parallel, &backward, &saved, all.stream));
-    expect_list(&l, of->what, "norm backward", &back_list, 0);
+    EXPECT_OK(tn_column_norm_linear_backward(&l.parallel, &backward, &saved, &delayed, all.stream));
+    expect_list(&l, of->what, "norm backward", &back_list, delayed_bytes(of, &s));
+    late_bytes(&l, of, &delayed);
     close_layer(&l);
 }
 

@@ -19,6 +19,7 @@ typedef struct fixture {
     tn_norm_mlp_forward_args forward;
     tn_norm_mlp_backward_args backward;
     tn_norm_mlp_saved saved;
+    tn_delayed_gradient delayed[2];
     tn_tensor dweight[2], dgamma, quantized, gathered;
 } fixture;
 
@@ -45,7 +46,7 @@ static void make_gather(fixture *f) {
     f->gathered = test_fp8(f->io, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, ROWS, K);
 }
 
-static fixture open_fixture(void) {
+static fixture open_fixture(int delay) {
     fixture f = {.parallel = TN_PARALLEL_INIT,
                  .forward = TN_NORM_MLP_FORWARD_ARGS_INIT,
                  .backward = TN_NORM_MLP_BACKWARD_ARGS_INIT,
@@ -68,6 +69,7 @@ static fixture open_fixture(void) {
     f.backward.gradient2.dweight = f.dweight[1] = numbers(&f, TN_FP32, N, F);
     f.backward.norm.accumulate = 1;
     f.backward.gradient1.accumulate = f.backward.gradient2.accumulate = 1;
+    f.backward.gradient1.delay = f.backward.gradient2.delay = delay;
     f.backward.common = f.forward.common;
     make_gather(&f);
     ranks_wait(&all);
@@ -93,7 +95,17 @@ static tn_status forward(fixture *f) {
 }
 
 static tn_status backward(fixture *f) {
-    return tn_parallel_norm_mlp_backward(&f->parallel, &f->backward, &f->saved, all.stream);
+    return tn_parallel_norm_mlp_backward(&f->parallel, &f->backward, &f->saved, f->delayed,
+                                         all.stream);
+}
+
+static tn_status late(fixture *f) {
+    for (int i = 0; i < 2; i++) {
+        if (f->delayed[i].dweight.value == 0) continue;
+        const tn_status status = tn_weight_gradient(&f->delayed[i], f->op, all.stream);
+        if (status != TN_OK) return status;
+    }
+    return TN_OK;
 }
 
 /* The gradients in one row of numbers. */
@@ -143,6 +155,7 @@ static long fail_until_it_works(fixture *f, tn_status (*call)(fixture *),
                                 const parallel_matrix *added) {
     parallel_matrix before = gradients_of(f);
     const tn_norm_mlp_saved saved = f->saved;
+    const tn_delayed_gradient delayed[2] = {f->delayed[0], f->delayed[1]};
     const uint64_t kept = test_ledger(f->saved_scope).tensors;
     for (long nth = 1;; nth++) {
         ranks_wait(&all);
@@ -157,6 +170,7 @@ static long fail_until_it_works(fixture *f, tn_status (*call)(fixture *),
         }
         EXPECT_STATUS(status, TN_OUT_OF_HOST_MEMORY);
         assert_memory_equal(&f->saved, &saved, sizeof saved);
+        assert_memory_equal(f->delayed, delayed, sizeof delayed);
         assert_int_equal(test_ledger(f->saved_scope).tensors, kept);
         parallel_matrix after = gradients_of(f);
         expect_whole(&after, &before, added);
@@ -165,9 +179,8 @@ static long fail_until_it_works(fixture *f, tn_status (*call)(fixture *),
     }
 }
 
-static void a_call_that_fails_has_changed_nothing(void **state) {
-    fixture f = open_fixture(), untroubled = open_fixture();
-    (void)state;
+static void fail_each_call(int delay) {
+    fixture f = open_fixture(delay), untroubled = open_fixture(0);
     EXPECT_OK(forward(&untroubled));
     EXPECT_OK(backward(&untroubled));
     parallel_matrix expected = gradients_of(&untroubled);
@@ -175,6 +188,8 @@ static void a_call_that_fails_has_changed_nothing(void **state) {
     assert_int_equal(test_state(f.gathered, TN_PLANE_COL), TN_PLANE_VALID);
     assert_true(fail_until_it_works(&f, forward, &expected) >= 2);
     assert_true(fail_until_it_works(&f, backward, &expected) >= 4);
+    EXPECT_OK(late(&f));
+    assert_int_equal(test_ledger(f.saved_scope).tensors, 0);
     parallel_matrix actual = gradients_of(&f);
     assert_memory_equal(actual.at, expected.at, (size_t)actual.cols * sizeof(float));
     parallel_free(&actual), parallel_free(&expected);
@@ -183,6 +198,12 @@ static void a_call_that_fails_has_changed_nothing(void **state) {
                     parallel_fetch(&all, untroubled.backward.norm.dx));
     close_fixture(&f);
     close_fixture(&untroubled);
+}
+
+static void a_call_that_fails_has_changed_nothing(void **state) {
+    (void)state;
+    fail_each_call(0);
+    fail_each_call(1);
 }
 
 static int is_lost(tn_status status) {
@@ -200,7 +221,7 @@ static tn_status forward_again(fixture *f) {
 
 /* *has_come: the fault. 1: the communicator has failed, on all ranks and at once. */
 static int fail_alone(tn_comm *comm, long nth, int *has_come) {
-    fixture f = open_fixture();
+    fixture f = open_fixture(0);
     f.parallel.sequence.comm = comm;
     if (all.rank == 1) (void)tn__host_alloc_fault(nth, 0);
     tn_status status = forward_again(&f);

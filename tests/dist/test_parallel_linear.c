@@ -17,7 +17,7 @@ typedef struct setup {
     const char *what;
     tn_format format;
     tn_dtype partial;
-    int recompute, keep_gathered, side, frozen, no_dx;
+    int recompute, keep_gathered, side, frozen, no_dx, delay;
     int64_t rows[PARALLEL_RANKS_MAX];
 } setup;
 
@@ -27,16 +27,22 @@ typedef struct setup {
     { 5, 130, 127, 77, 0, 2, 3, 4 }
 
 static const setup setups[] = {
-    {"tiles", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, TILES},
-    {"any rows", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, ANY},
-    {"any rows, on another stream", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 1, 0, 0, ANY},
-    {"recomputed", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 1, 0, 0, 0, 0, ANY},
-    {"gathered once", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 1, 0, 0, 0, ANY},
-    {"gathered once, tiles", TN_FORMAT_FP8_BLOCK_2D, TN_BF16, 0, 1, 1, 0, 0, TILES},
-    {"frozen", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 1, 0, ANY},
-    {"without dx", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 1, ANY},
-    {"plain", TN_FORMAT_PLAIN, TN_FP32, 0, 0, 0, 0, 0, ANY},
-    {"plain, bf16 sums", TN_FORMAT_PLAIN, TN_BF16, 0, 0, 1, 0, 0, TILES},
+    {"tiles", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, 0, TILES},
+    {"any rows", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, 0, ANY},
+    {"any rows, on another stream", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 1, 0, 0, 0, ANY},
+    {"recomputed", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 1, 0, 0, 0, 0, 0, ANY},
+    {"gathered once", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 1, 0, 0, 0, 0, ANY},
+    {"gathered once, tiles", TN_FORMAT_FP8_BLOCK_2D, TN_BF16, 0, 1, 1, 0, 0, 0, TILES},
+    {"frozen", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 1, 0, 0, ANY},
+    {"without dx", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 1, 0, ANY},
+    {"plain", TN_FORMAT_PLAIN, TN_FP32, 0, 0, 0, 0, 0, 0, ANY},
+    {"delayed", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, 1, TILES},
+    {"delayed, any rows, on another stream", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 1, 0, 0, 1,
+     ANY},
+    {"delayed, gathered once", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 1, 0, 0, 0, 1, ANY},
+    {"delayed, recomputed", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 1, 0, 0, 0, 0, 1, ANY},
+    {"delayed, plain", TN_FORMAT_PLAIN, TN_FP32, 0, 0, 0, 0, 0, 1, ANY},
+    {"plain, bf16 sums", TN_FORMAT_PLAIN, TN_BF16, 0, 0, 1, 0, 0, 0, TILES},
 };
 
 /* What one rank makes of all takes longer with each rank: three or more have a third of it. */
@@ -131,6 +137,7 @@ static layer open_layer(const setup *way, const parallel_matrix *x, const parall
     if (!way->no_dx) l.backward.dx = test_plain(l.io, TN_BF16, x->rows, x->cols);
     if (!way->frozen) l.backward.gradient.dweight = test_plain(l.io, TN_FP32, w->rows, w->cols);
     l.backward.gradient.dbias = test_plain(l.io, TN_FP32, 1, w->rows);
+    l.backward.gradient.delay = way->delay;
     l.forward.y = test_plain(l.io, TN_BF16, dy->rows, w->rows);
     return l;
 }
@@ -160,19 +167,73 @@ static void expect_scales_refused(const layer *l, int is_column) {
     EXPECT_ERROR_HAS("delayed scaling is given with w.weight");
 }
 
+static void run_back(layer *l, int is_column, tn_delayed_gradient *delayed) {
+    EXPECT_OK(
+        is_column
+            ? tn_column_linear_backward(&l->parallel, &l->backward, &l->saved, delayed, all.stream)
+            : tn_row_linear_backward(&l->parallel, &l->backward, &l->saved, delayed, all.stream));
+    assert_int_equal(l->saved.x.value, 0);
+}
+
+/* What is left needs nothing that the layer was told, and is done on any stream. */
+static void run_late(const layer *l, tn_delayed_gradient *delayed) {
+    const tn_tensor dweight = l->backward.gradient.dweight;
+    if (!l->backward.gradient.accumulate)
+        assert_int_equal(test_state(dweight, TN_PLANE_DATA), TN_PLANE_ABSENT);
+    assert_int_equal(delayed->dweight.value, dweight.value);
+    EXPECT_OK(tn_weight_gradient(delayed, l->op, all.other));
+    EXPECT_STATUS(tn_weight_gradient(delayed, l->op, all.other), TN_INVALID_STATE);
+}
+
 /* Twice: the second time gradients are added. */
 static void run_layer(layer *l, int is_column) {
     expect_scales_refused(l, is_column);
     for (int i = 0; i < 2; i++) {
+        tn_delayed_gradient delayed = TN_DELAYED_GRADIENT_INIT;
         l->backward.gradient.accumulate = i;
         EXPECT_OK(is_column
                       ? tn_column_linear_forward(&l->parallel, &l->forward, &l->saved, all.stream)
                       : tn_row_linear_forward(&l->parallel, &l->forward, &l->saved, all.stream));
-        EXPECT_OK(is_column
-                      ? tn_column_linear_backward(&l->parallel, &l->backward, &l->saved, all.stream)
-                      : tn_row_linear_backward(&l->parallel, &l->backward, &l->saved, all.stream));
-        assert_int_equal(l->saved.x.value, 0);
+        run_back(l, is_column, &delayed);
+        if (l->way->delay) run_late(l, &delayed);
     }
+}
+
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static void a_delay_without_a_place_is_refused(void **state) {
+    static const setup way = {"refused", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, 1, TILES};
+    parallel_matrix x = parallel_numbers(128, K, 1), w = parallel_numbers(N, K, 2);
+    parallel_matrix bias = parallel_numbers(1, N, 3);
+    parallel_matrix dy = parallel_numbers((int64_t)128 * all.count, N, 4);
+    layer l = open_layer(&way, &x, &w, &bias, &dy);
+    tn_delayed_gradient delayed = TN_DELAYED_GRADIENT_INIT;
+    tn_linear_backward_args *args = &l.backward;
+    const tn_comm_stats before = ranks_stats(&all);
+    (void)state;
+    EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, NULL, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("delayed is NULL");
+    delayed.dweight = args->gradient.dweight;
+    EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, &delayed, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("still holds another gradient");
+    delayed.dweight = (tn_tensor){0}, args->common.saved_scope = (tn_scope){0};
+    EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, &delayed, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("common.saved_scope is {0}");
+    args->gradient.dweight = (tn_tensor){0};
+    EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, &delayed, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("is {0}, but is to be delayed");
+    args->gradient.delay = 2;
+    EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, &delayed, all.stream),
+                  TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("expected 0 or 1");
+    const tn_comm_stats after = ranks_stats(&all);
+    assert_memory_equal(&after, &before, sizeof before);
+    parallel_free(&x), parallel_free(&w), parallel_free(&bias), parallel_free(&dy);
+    close_layer(&l);
 }
 
 static parallel_matrix twice(parallel_matrix matrix) {
@@ -303,6 +364,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(column_parallel_is_one_rank_with_all_rows),
         cmocka_unit_test(row_parallel_is_the_sum_of_the_ranks_products),
+        cmocka_unit_test(a_delay_without_a_place_is_refused),
     };
     return RANKS_RUN(&all, tests);
 }

@@ -175,8 +175,8 @@ static void linear_back_step(const layer *l, int i, const steps *s, tn_tensor x,
     tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
     args.x = x, args.dy = dy, args.dx = dx, args.w = layer_weight(l, i);
     args.gradient = layer_gradient(&s->g, i), args.common = common_of(l);
-    EXPECT_OK(i == 0 ? tn_column_linear_backward(&l->parallel, &args, saved, all.stream)
-                     : tn_row_linear_backward(&l->parallel, &args, saved, all.stream));
+    EXPECT_OK(i == 0 ? tn_column_linear_backward(&l->parallel, &args, saved, NULL, all.stream)
+                     : tn_row_linear_backward(&l->parallel, &args, saved, NULL, all.stream));
 }
 
 static void sum_over_ranks(tn_tensor sums) {
@@ -257,29 +257,56 @@ static void expect_gradients(const char *what, const gradients *actual, const gr
     }
 }
 
+static void do_late(const layer *l, tn_delayed_gradient *delayed) {
+    if (delayed->dweight.value) EXPECT_OK(tn_weight_gradient(delayed, l->op, all.stream));
+}
+
 static void norm_linear(const setup *of) {
     layer l = open_layer(of, 0);
     const steps expected = norm_linear_steps(&l);
-    const gradients g = make_gradients(&l);
     tn_norm_linear_forward_args forward = TN_NORM_LINEAR_FORWARD_ARGS_INIT;
     tn_norm_linear_backward_args backward = TN_NORM_LINEAR_BACKWARD_ARGS_INIT;
     tn_norm_linear_saved saved = TN_NORM_LINEAR_SAVED_INIT;
     forward.norm = layer_norm(&l), forward.w = layer_weight(&l, 0);
     forward.y = test_plain(l.io, TN_BF16, l.total, F), forward.common = common_of(&l);
-    backward.dy = l.dy, backward.w = forward.w, backward.norm = norm_gradient(&l, &g);
-    backward.gradient = layer_gradient(&g, 0), backward.common = forward.common;
-    EXPECT_OK(tn_column_norm_linear_forward(&l.parallel, &forward, &saved, all.stream));
-    EXPECT_OK(tn_column_norm_linear_backward(&l.parallel, &backward, &saved, all.stream));
-    expect_same(of->what, forward.y, expected.y);
-    expect_gradients(of->what, &g, &expected.g, 1);
+    backward.dy = l.dy, backward.w = forward.w, backward.common = forward.common;
+    for (int delay = 0; delay < 2; delay++) {
+        const gradients g = make_gradients(&l);
+        tn_delayed_gradient delayed = TN_DELAYED_GRADIENT_INIT;
+        backward.norm = norm_gradient(&l, &g), backward.gradient = layer_gradient(&g, 0);
+        backward.gradient.delay = delay;
+        EXPECT_OK(tn_column_norm_linear_forward(&l.parallel, &forward, &saved, all.stream));
+        EXPECT_OK(
+            tn_column_norm_linear_backward(&l.parallel, &backward, &saved, &delayed, all.stream));
+        assert_int_equal(delayed.dweight.value != 0, delay);
+        do_late(&l, &delayed);
+        expect_same(of->what, forward.y, expected.y);
+        expect_gradients(of->what, &g, &expected.g, 1);
+    }
     close_layer(&l);
 }
 
-/* is_layer: on one rank, the layer of tenure_layers.h. */
+/* is_layer: on one rank, the layer of tenure_layers.h. delay: bits, of w1's and of w2's. */
+static void mlp_back(const layer *l, const steps *expected, tn_norm_mlp_backward_args *backward,
+                     tn_norm_mlp_saved *saved, int is_layer, int delay) {
+    const gradients g = make_gradients(l);
+    tn_delayed_gradient delayed[2] = {TN_DELAYED_GRADIENT_INIT, TN_DELAYED_GRADIENT_INIT};
+    backward->norm = norm_gradient(l, &g);
+    backward->gradient1 = layer_gradient(&g, 0), backward->gradient2 = layer_gradient(&g, 1);
+    backward->gradient1.delay = delay & 1, backward->gradient2.delay = delay >> 1;
+    EXPECT_OK(is_layer ? tn_norm_mlp_backward(backward, saved, delayed, all.stream)
+                       : tn_parallel_norm_mlp_backward(&l->parallel, backward, saved, delayed,
+                                                       all.stream));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(delayed[i].dweight.value != 0, delay >> i & 1);
+        do_late(l, &delayed[i]);
+    }
+    expect_gradients(l->of->what, &g, &expected->g, 2);
+}
+
 static void mlp(const setup *of, int is_layer) {
     layer l = open_layer(of, 1);
     const steps expected = mlp_steps(&l);
-    const gradients g = make_gradients(&l);
     tn_norm_mlp_forward_args forward = TN_NORM_MLP_FORWARD_ARGS_INIT;
     tn_norm_mlp_backward_args backward = TN_NORM_MLP_BACKWARD_ARGS_INIT;
     tn_norm_mlp_saved saved = TN_NORM_MLP_SAVED_INIT;
@@ -289,17 +316,14 @@ static void mlp(const setup *of, int is_layer) {
     forward.y = test_plain(l.io, TN_BF16, l.own, N), forward.common = common_of(&l);
     backward.dy = l.dy, backward.w1 = forward.w1, backward.w2 = forward.w2;
     backward.activation = forward.activation, backward.gated = of->gated;
-    backward.norm = norm_gradient(&l, &g), backward.common = forward.common;
-    backward.gradient1 = layer_gradient(&g, 0), backward.gradient2 = layer_gradient(&g, 1);
-    if (is_layer) {
-        EXPECT_OK(tn_norm_mlp_forward(&forward, &saved, all.stream));
-        EXPECT_OK(tn_norm_mlp_backward(&backward, &saved, NULL, all.stream));
-    } else {
-        EXPECT_OK(tn_parallel_norm_mlp_forward(&l.parallel, &forward, &saved, all.stream));
-        EXPECT_OK(tn_parallel_norm_mlp_backward(&l.parallel, &backward, &saved, all.stream));
+    backward.common = forward.common;
+    for (int delay = 0; delay < 4; delay++) {
+        EXPECT_OK(is_layer
+                      ? tn_norm_mlp_forward(&forward, &saved, all.stream)
+                      : tn_parallel_norm_mlp_forward(&l.parallel, &forward, &saved, all.stream));
+        expect_same(of->what, forward.y, expected.y);
+        mlp_back(&l, &expected, &backward, &saved, is_layer, delay);
     }
-    expect_same(of->what, forward.y, expected.y);
-    expect_gradients(of->what, &g, &expected.g, 2);
     close_layer(&l);
 }
 

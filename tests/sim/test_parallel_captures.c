@@ -87,8 +87,8 @@ static layer open_layer(int is_column, tn_stream side) {
     return l;
 }
 
-/* What is made within lives in `scope`; the side stream joins the capture, if there is one, and comes
- * back. */
+/* What is made within lives in `scope`; the side stream joins the capture, if there is one, and
+ * comes back. */
 static void run(layer *l, tn_scope scope) {
     l->forward.common.scope = l->forward.common.saved_scope = scope;
     l->backward.common = l->forward.common;
@@ -96,10 +96,10 @@ static void run(layer *l, tn_scope scope) {
     if (l->parallel.stream) EXPECT_OK(tn_stream_wait(device, l->parallel.stream, a));
     if (l->is_column) {
         EXPECT_OK(tn_column_linear_forward(&l->parallel, &l->forward, &l->saved, a));
-        EXPECT_OK(tn_column_linear_backward(&l->parallel, &l->backward, &l->saved, a));
+        EXPECT_OK(tn_column_linear_backward(&l->parallel, &l->backward, &l->saved, NULL, a));
     } else {
         EXPECT_OK(tn_row_linear_forward(&l->parallel, &l->forward, &l->saved, a));
-        EXPECT_OK(tn_row_linear_backward(&l->parallel, &l->backward, &l->saved, a));
+        EXPECT_OK(tn_row_linear_backward(&l->parallel, &l->backward, &l->saved, NULL, a));
     }
     if (l->parallel.stream) EXPECT_OK(tn_stream_wait(device, a, l->parallel.stream));
 }
