@@ -22,6 +22,10 @@ typedef struct results {
     gpu_copy copies[OUTPUTS];
 } results;
 
+/* 0: gradients are added to; 1: delayed; 2: x again, and another type of dy; 3: planes of weights
+ * are derived on another stream. */
+enum { WAYS = 4 };
+
 static results step_on(gpu_side *side, const test_experts_config *config, int way) {
     test_ops ops = open_on(side);
     test_experts t = test_experts_open(&ops, config);
@@ -35,6 +39,7 @@ static results step_on(gpu_side *side, const test_experts_config *config, int wa
         test_experts_fill(&ops, t.dweights[e], 9), test_experts_fill(&ops, t.dbiases[e], 10);
     backward.accumulate = way != 1, backward.delay = way == 1, backward.saved_scope = t.saved;
     if (way == 2) backward.x = t.x, backward.gradient_dtype = TN_E5M2;
+    if (way == 3) EXPECT_OK(tn_stream_create(ops.device, &backward.experts.side));
     EXPECT_OK(tn_grouped_linear_forward(&forward, &saved, ops.stream));
     EXPECT_OK(tn_grouped_linear_backward(&backward, &saved, &delayed, ops.stream));
     if (way == 1)
@@ -46,6 +51,10 @@ static results step_on(gpu_side *side, const test_experts_config *config, int wa
         of.copies[2 + EXPERTS + e] = gpu_download(side, t.dbiases[e], TN_PLANE_DATA);
     }
     EXPECT_OK(tn_scope_close(ops.scope));
+    if (way == 3) {
+        EXPECT_OK(tn_device_synchronize(ops.device));
+        EXPECT_OK(tn_stream_destroy(ops.device, backward.experts.side));
+    }
     return of;
 }
 
@@ -59,7 +68,7 @@ static void a_step_has_the_hosts_bits(void **state) {
         {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
     enum { CONFIGS = sizeof configs / sizeof *configs };
     (void)state;
-    for (int i = 0; i < CONFIGS * 3; i++) {
+    for (int i = 0; i < CONFIGS * WAYS; i++) {
         char what[64];
         results on_device = step_on(&device, &configs[i % CONFIGS], i / CONFIGS);
         results on_host = step_on(&host, &configs[i % CONFIGS], i / CONFIGS);

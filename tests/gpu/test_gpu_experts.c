@@ -119,6 +119,27 @@ static void outputs_are_near_the_hosts(void **state) {
     gpu_count_report("experts, against the host");
 }
 
+/* On multiprocessors that a product does without, or on all. */
+static void planes_made_ahead_change_no_bit(void **state) {
+    tn_stream side;
+    (void)state;
+    EXPECT_OK(tn_stream_create(gpu.device, &side));
+    for (int c = 0; c < CONFIGS; c++) {
+        step usual = open_step(&gpu, &configs[c]), early = open_step(&gpu, &configs[c]);
+        early.backward.experts.side = side;
+        run(&usual), run(&early);
+        results expected = fetch(&usual), actual = fetch(&early);
+        for (int i = 0; i < OUTPUTS; i++)
+            gpu_count(name_of(i),
+                      gpu_copies_equal(&actual.copies[i], &expected.copies[i], name_of(i)));
+        end_results(&expected), end_results(&actual);
+        close_step(&usual), close_step(&early);
+    }
+    EXPECT_OK(tn_device_synchronize(gpu.device));
+    EXPECT_OK(tn_stream_destroy(gpu.device, side));
+    gpu_count_report("experts, planes made ahead");
+}
+
 static void bytes_are_those_of_the_closed_form(void **state) {
     (void)state;
     test_ops ops = open_on(&gpu);
@@ -198,6 +219,7 @@ static void replays_of_a_captured_step_have_the_bits_of_an_eager_one(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outputs_are_near_the_hosts),
+        cmocka_unit_test(planes_made_ahead_change_no_bit),
         cmocka_unit_test(bytes_are_those_of_the_closed_form),
         cmocka_unit_test(replays_of_a_captured_step_have_the_bits_of_an_eager_one),
     };
