@@ -10,12 +10,28 @@ typedef struct planned {
     const tn_shard_plan *plan;
     tn_shard_phase phase;
     tn_comm *comm;
+    tn_tensor shard;    /* that is made for each gather, also of other units */
+    tn__ring_make make; /* NULL: the shard is the unit's, and is there */
+    void *make_context;
 } planned;
 
 /* ---- as the ring asks for it ----------------------------------------------------------------- */
 
+static tn_status gather_made(const planned *self, void *buffer, tn_stream stream) {
+    tn_plane_view view = {0};
+    tn_lease lease = {0};
+    TN_TRY(self->make(self->make_context, stream));
+    if (self->shard.value)
+        TN_TRY(tn_lease_begin(self->shard, TN_PLANE_DATA, TN_READ, stream, &lease, &view));
+    const tn_status status =
+        tn_shard_gather(self->plan, self->phase, self->comm, view.data, buffer, stream);
+    if (lease.value) tn__ring_lease_end(lease);
+    return status;
+}
+
 static tn_status gather(void *context, const void *shard, void *buffer, tn_stream stream) {
     const planned *self = context;
+    if (self->make) return gather_made(self, buffer, stream);
     return tn_shard_gather(self->plan, self->phase, self->comm, shard, buffer, stream);
 }
 
@@ -92,7 +108,8 @@ static tn_status check_shard(const tn_ring *ring, const tn_ring_unit_config *con
     return TN_OK;
 }
 
-tn_status tn_ring_unit_add(tn_ring *ring, const tn_ring_unit_config *config, int *out) {
+static tn_status add(tn_ring *ring, const tn_ring_unit_config *config, tn_tensor contents,
+                     tn__ring_make make, void *make_context, int *out) {
     tn_shard_plan_info info = TN_SHARD_PLAN_INFO_INIT;
     TN_REQUIRE(ring && ring->comm, "tn_ring_unit_add: there is no ring");
     TN_REQUIRE(out, "tn_ring_unit_add: out is NULL");
@@ -103,7 +120,8 @@ tn_status tn_ring_unit_add(tn_ring *ring, const tn_ring_unit_config *config, int
     TN_TRY(check_shard(ring, config, info.name));
     planned *context = tn__host_alloc(1, sizeof *context);
     if (!context) return TN_OUT_OF_HOST_MEMORY;
-    *context = (planned){config->plan, config->phase, ring->comm};
+    *context =
+        (planned){config->plan, config->phase, ring->comm, config->shard, make, make_context};
     tn__ring_source source = {info.gathered_bytes[config->phase],
                               info.hash + (uint64_t)config->phase,
                               gather,
@@ -111,7 +129,16 @@ tn_status tn_ring_unit_add(tn_ring *ring, const tn_ring_unit_config *config, int
                               end,
                               context};
     tn_status status = tn__ring_unit_add(ring, config->name ? config->name : info.name, &source,
-                                         config->shard, config->tensors, config->tensor_count, out);
+                                         contents, config->tensors, config->tensor_count, out);
     if (status != TN_OK) tn__host_free(context);
     return status;
+}
+
+tn_status tn_ring_unit_add(tn_ring *ring, const tn_ring_unit_config *config, int *out) {
+    return add(ring, config, config ? config->shard : (tn_tensor){0}, NULL, NULL, out);
+}
+
+tn_status tn__ring_made_unit_add(tn_ring *ring, const tn_ring_unit_config *config,
+                                 tn_tensor version, tn__ring_make make, void *context, int *out) {
+    return add(ring, config, version, make, context, out);
 }

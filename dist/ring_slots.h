@@ -239,6 +239,15 @@ tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out);
 tn_status tn__ring_unit_add(tn_ring *ring, const char *name, const tn__ring_source *source,
                             tn_tensor shard, const tn_tensor *tensors, int tensor_count, int *out);
 
+/* Makes a unit's shard valid on the stream. */
+typedef tn_status (*tn__ring_make)(void *context, tn_stream stream);
+
+/* As tn_ring_unit_add, of a unit whose shard is made for each gather, in memory that others' are
+ * made in, too. What it is made of has been written since if `version` has, which is leased as a
+ * shard is. No plane may lie in the shard. */
+tn_status tn__ring_made_unit_add(tn_ring *ring, const tn_ring_unit_config *config,
+                                 tn_tensor version, tn__ring_make make, void *context, int *out);
+
 /* ---- ring_register.c ------------------------------------------------------------------------ */
 
 /* The buffer, whose memory fits its registration; leased. */

@@ -151,11 +151,23 @@ tn_status tn__ring_gather(tn_ring *ring, int index) {
     return status;
 }
 
+/* A lease waits for all that the stream of the last write has by then: with a read of the lane
+ * noted now, those that come wait for nothing that is put behind the gather. */
+static tn_status note_read(const tn__ring_unit *unit, const tn__ring_slot *slot) {
+    tn_plane_view view;
+    tn_lease lease;
+    if (!unit->shard.value) return TN_OK;
+    TN_TRY(tn_lease_begin(unit->shard, TN_PLANE_DATA, TN_READ, slot->lane, &lease, &view));
+    tn__ring_lease_end(lease);
+    return TN_OK;
+}
+
 tn_status tn__ring_arm(tn_ring *ring, int index) {
     tn__ring_slot *slot = &ring->slots[index];
     if (slot->state != TN_RING_COMM) return TN_OK;
     if (slot->lane != ring->stream && !TN__CANARY(TN__CANARY_RING_GATHER)) {
         TN_TRY(tn_stream_wait(ring->device, slot->lane, ring->stream));
+        TN_TRY(note_read(unit_in(ring, slot), slot));
     }
     slot->state = TN_RING_READY;
     TN_ASSERT(tn__ring_is_valid(ring));

@@ -9,10 +9,12 @@
  *   forward, and in a backward that reads weights.
  * - A bucket has memory while it has an owner, and a gradient has a plane while its unit is the
  *   owner of one, and that plane is in it.
- * - A reduced gradient has a plane from the reduction that writes it to the AdamW that reads it.
+ * - A reduced gradient has a plane from the reduction that writes it to the AdamW that reads it, or
+ *   where that is ahead until the bucket goes: what comm_stream frees others would wait for.
  * - `ended` of a unit counts the backwards that it has ended since the last update; it is at most
  *   micro_batches.
  * - While is_updating nothing begins, and only an update can go on.
+ * - With is_update_ahead a unit is updated where its last backward ends, and then is_updated.
  * - What all ranks put in one order is put once: a call that fails behind its collective leaves
  *   `sent`, is_normed or `amaxes` as the place where it goes on, and a gather ahead that this rank
  *   could not put is `ahead`, and comes before all else.
@@ -50,7 +52,10 @@ typedef struct tn__sharded_unit {
     tn__sharded_part *parts;
     tn_lease *leases; /* room for one of each part */
     int part_count;
-    tn_tensor shard;
+    tn_tensor shard;   /* {0}: is_shard_made */
+    int is_shard_made; /* of the master, for each gather, in the model's made_shard */
+    tn_tensor version; /* then: of no bytes, and written when the master is */
+    tn_sharded_model *model;
     tn_tensor master, first, second, gradient; /* {0}: no elements */
     size_t held_elements;                      /* of the rank, that train */
     size_t packed_elements;                    /* the same, rounded up to whole rows: 0 behind */
@@ -60,6 +65,7 @@ typedef struct tn__sharded_unit {
     tn__sharded_phase phase;
     int is_held;
     int ended;
+    int is_updated;             /* in this step, ahead of tn_sharded_update */
     tn__sharded_bucket *bucket; /* that it owns; NULL */
 } tn__sharded_unit;
 
@@ -99,6 +105,8 @@ struct tn_sharded_model {
     tn_tensor arrived; /* a reduction of one micro-batch, before it is added; {0}: none is. It has
                         * memory from a reduction to the next tn__sharded_rest, as has fp8 */
     tn__sharded_fp8 fp8;
+    tn_tensor
+        made_shard; /* of the unit that is gathered; of the size of the largest; {0}: none is */
     tn_tensor step, squares, norm, factor;
     tn__sharded_begin *trace;
     size_t trace_count, trace_room;
@@ -106,13 +114,18 @@ struct tn_sharded_model {
     int is_stray;            /* this step has left the trace */
     tn__sharded_unit *ahead; /* is to be gathered before anything else; NULL */
     tn__sharded_unit *sent;  /* its reduction is put, and its backward_end has failed behind it */
-    int is_normed;           /* the sum of squares is put, and the update has failed behind it */
-    int is_updating;         /* an update has counted its step, and failed behind it */
-    tn_tensor amaxes;        /* of the unit whose cast has failed behind its reduction; {0} */
-    int has_amaxes;          /* and they are reduced */
-    int is_ending;           /* tn_sharded_destroy has failed behind the end of all units */
-    int updated;             /* units that it is done with */
-    int is_stepped;          /* the next one has had its AdamW */
+    int is_taken;            /* and what it brought is where it belongs */
+    int is_update_ahead;     /* units are updated by backward_end, as update_args says */
+    int is_step_counted;     /* and one has begun to be */
+    tn_sharded_update_args update_args;
+    int is_normed;      /* the sum of squares is put, and the update has failed behind it */
+    int is_updating;    /* an update has counted its step, and failed behind it */
+    tn_tensor amaxes;   /* of the unit whose cast has failed behind its reduction; {0} */
+    int has_amaxes;     /* and they are reduced */
+    int is_ending;      /* tn_sharded_destroy has failed behind the end of all units */
+    int updated;        /* units that it is done with */
+    int is_stepped;     /* the next one has had its AdamW */
+    float amax_epsilon; /* of the last update: shards that are made are cast with it */
     tn_sharded_report counts;
 };
 
@@ -147,13 +160,17 @@ size_t tn__sharded_bucket_bytes(const tn_sharded_model *model, const tn__sharded
 
 void tn__sharded_unit_delete(tn__sharded_unit *unit); /* its tensors are gone, or go */
 
-/* The rank's parts of masters to the shard; can be made again where it fails. */
+/* Where shards are made, and that of what a unit's masters have now, on the ring's stream. */
+tn_status tn__sharded_made_shard_make(tn_sharded_model *model);
+tn_status tn__sharded_make_shard(void *unit, tn_stream stream);
+
+/* The rank's parts of masters to the shard, if it is kept; can be made again where it fails. */
 tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
-                                  float amax_epsilon);
+                                  float amax_epsilon, tn_stream stream);
 
 /* ---- sharded_bucket.c ------------------------------------------------------------------------ */
 
-/* Books for buckets that have no memory yet, and `arrived`. */
+/* Books for buckets that have no memory yet, and `arrived`; the end is also made_shard's. */
 tn_status tn__sharded_buckets_make(tn_sharded_model *model);
 void tn__sharded_buckets_end(tn_sharded_model *model);
 
@@ -162,7 +179,8 @@ void tn__sharded_buckets_end(tn_sharded_model *model);
 tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *unit);
 
 /* Gradients have no planes any more, and the bucket no memory, in the order of `stream`, which
- * waits for the reduction that reads it. */
+ * waits for the reduction that reads it; nor has the reduced gradient, if it has been updated with.
+ */
 tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *unit);
 
 /* The bucket that comes round next is given up, and the sums of what was in it are waited for, on
@@ -199,10 +217,10 @@ tn_status tn__sharded_buffer_end(tn__sharded_buffer *buffer, tn_stream stream);
 void tn__sharded_buffer_abandon(tn__sharded_buffer *buffer, tn_stream stream);
 
 /* Valid on comm_stream, with 0 from element `count` on: what is there stays. */
-tn_status tn__sharded_sums_make(const tn_sharded_model *model, tn_tensor sums, size_t count);
+tn_status tn__sharded_plane_make(const tn_sharded_model *model, tn_tensor tensor, size_t count);
 
 /* In the order of `stream`. {0} is success. */
-tn_status tn__sharded_sums_drop(tn_tensor sums, tn_stream stream);
+tn_status tn__sharded_plane_drop(tn_tensor tensor, tn_stream stream);
 
 /* Of the buckets that units take in turn. */
 size_t tn__sharded_most_bucket_bytes(const tn_sharded_model *model);
@@ -210,6 +228,9 @@ int tn__sharded_shared_buckets(const tn_sharded_model *model);
 
 /* The largest part of a unit's gradients that this rank has, in whole rows. */
 size_t tn__sharded_most_packed(const tn_sharded_model *model);
+
+/* Of the largest shard that is made for each gather. */
+size_t tn__sharded_made_shard_bytes(const tn_sharded_model *model);
 
 /* FP8 is summed in fp32. */
 tn_dtype tn__sharded_arrived_dtype(const tn_sharded_model *model);
@@ -233,6 +254,11 @@ tn_status tn__sharded_fp8_send(const tn_sharded_model *model, const tn__sharded_
 /* The sums of this rank's elements over what the ranks have sent last, fp32, to sums. */
 tn_status tn__sharded_fp8_sum(const tn_sharded_model *model, const tn__sharded_unit *unit,
                               float *sums);
+
+/* ---- sharded_update.c ------------------------------------------------------------------------ */
+
+/* The unit's update on comm_stream, behind its reduction; can be made again where it fails. */
+tn_status tn__sharded_update_ahead(tn_sharded_model *model, tn__sharded_unit *unit);
 
 /* ---- sharded_step.c -------------------------------------------------------------------------- */
 

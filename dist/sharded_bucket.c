@@ -59,7 +59,8 @@ void tn__sharded_buckets_end(tn_sharded_model *model) {
     tn__sharded_buffer_abandon(&model->fp8.come, model->config.stream);
     tn__sharded_buffer_abandon(&model->fp8.decoded, model->config.stream);
     if (model->arrived.value) (void)tn_tensor_destroy(model->arrived, model->config.stream);
-    model->arrived = (tn_tensor){0};
+    if (model->made_shard.value) (void)tn_tensor_destroy(model->made_shard, model->config.stream);
+    model->arrived = model->made_shard = (tn_tensor){0};
     tn__host_free(model->buckets);
     model->buckets = NULL;
     model->bucket_count = 0;
@@ -72,6 +73,7 @@ tn_status tn__sharded_bucket_drop(tn_sharded_model *model, tn__sharded_unit *uni
     for (int i = 0; i < unit->part_count; i++)
         if (unit->parts[i].gradient.value)
             TN_TRY(tn_plane_drop(unit->parts[i].gradient, TN_PLANE_DATA, model->config.stream));
+    if (unit->is_updated) TN_TRY(tn__sharded_plane_drop(unit->gradient, model->config.stream));
     if (unit->bucket) {
         TN_TRY(tn__sharded_buffer_end(&unit->bucket->buffer, model->config.stream));
         unit->bucket->owner = NULL;
@@ -164,18 +166,25 @@ tn_status tn__sharded_bucket_take(tn_sharded_model *model, tn__sharded_unit *uni
     return TN_OK;
 }
 
-/* `stream` is behind all that is on comm_stream now: with a read noted here, the update's waits for
- * nothing that is put there later. */
-static tn_status await_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+static tn_status note_use(const tn_sharded_model *model, tn_tensor tensor, tn_access access) {
     tn_plane_view view;
     tn_lease lease;
     tn_plane_state state;
-    if (unit->gradient.value == 0) return TN_OK;
-    TN_TRY(tn_plane_state_get(unit->gradient, TN_PLANE_DATA, &state));
+    if (tensor.value == 0) return TN_OK;
+    TN_TRY(tn_plane_state_get(tensor, TN_PLANE_DATA, &state));
     if (state != TN_PLANE_VALID) return TN_OK;
-    TN_TRY(tn_lease_begin(unit->gradient, TN_PLANE_DATA, TN_READ, model->config.stream, &lease,
-                          &view));
+    TN_TRY(tn_lease_begin(tensor, TN_PLANE_DATA, access, model->config.stream, &lease, &view));
     return tn__sharded_end_write(lease, TN_OK);
+}
+
+/* `stream` is behind all that is on comm_stream now: with uses noted here, the update's wait for
+ * nothing that is put there later. A master is read there by gathers that make a shard of it; one
+ * that comes before the update would wait for `stream`. */
+static tn_status await_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    const int comes_update = unit->ended == model->config.micro_batches && !model->is_update_ahead;
+    TN_TRY(note_use(model, unit->gradient, TN_READ));
+    if (!unit->is_shard_made || !comes_update) return TN_OK;
+    return note_use(model, unit->master, TN_UPDATE);
 }
 
 /* Unless its owner still writes, or adds to it. */
@@ -209,7 +218,7 @@ void tn__sharded_rest(tn_sharded_model *model) {
         vacate(model, &model->buckets[i]);
     if (is_in_backward(model)) return;
     tn__error_scope_begin();
-    (void)tn__sharded_sums_drop(model->arrived, model->config.stream);
+    (void)tn__sharded_plane_drop(model->arrived, model->config.stream);
     (void)tn__sharded_fp8_end(model, model->config.stream);
     (void)tn__error_scope_end(TN_OK);
 }
@@ -304,8 +313,8 @@ static tn_status reduce_to(tn_sharded_model *model, tn__sharded_unit *unit, tn_t
 static tn_status make_room(tn_sharded_model *model, const tn__sharded_unit *unit) {
     TN_TRY(tn__sharded_fp8_make(model));
     if (unit->held_elements == 0) return TN_OK;
-    TN_TRY(tn__sharded_sums_make(model, model->arrived, tn__sharded_most_packed(model)));
-    return tn__sharded_sums_make(model, unit->gradient, unit->held_elements);
+    TN_TRY(tn__sharded_plane_make(model, model->arrived, tn__sharded_most_packed(model)));
+    return tn__sharded_plane_make(model, unit->gradient, unit->held_elements);
 }
 
 static tn_status send(tn_sharded_model *model, tn__sharded_unit *unit) {
@@ -362,7 +371,10 @@ tn_status tn__sharded_reduce(tn_sharded_model *model, tn__sharded_unit *unit) {
     if (unit->bucket_elements == 0) return TN_OK;
     if (!tn__sharded_adds_parts(model) && !is_last) return TN_OK;
     if (model->sent != unit) TN_TRY(send(model, unit));
-    TN_TRY(take(model, unit));
+    if (!model->is_taken) TN_TRY(take(model, unit));
+    model->is_taken = 1;
+    if (is_last && model->is_update_ahead) TN_TRY(tn__sharded_update_ahead(model, unit));
     model->sent = NULL;
+    model->is_taken = 0;
     return TN_OK;
 }

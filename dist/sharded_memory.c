@@ -40,17 +40,17 @@ void tn__sharded_buffer_abandon(tn__sharded_buffer *buffer, tn_stream stream) {
     *buffer = (tn__sharded_buffer){.data = NULL};
 }
 
-/* ---- sums ------------------------------------------------------------------------------------ */
+/* ---- planes ---------------------------------------------------------------------------------- */
 
-tn_status tn__sharded_sums_make(const tn_sharded_model *model, tn_tensor sums, size_t count) {
+tn_status tn__sharded_plane_make(const tn_sharded_model *model, tn_tensor tensor, size_t count) {
     const tn_stream stream = model->config.comm_stream;
     tn_plane_state state;
     tn_plane_view view;
     tn_lease lease;
-    if (sums.value == 0) return TN_OK;
-    TN_TRY(tn_plane_state_get(sums, TN_PLANE_DATA, &state));
+    if (tensor.value == 0) return TN_OK;
+    TN_TRY(tn_plane_state_get(tensor, TN_PLANE_DATA, &state));
     if (state == TN_PLANE_VALID) return TN_OK;
-    TN_TRY(tn_lease_begin(sums, TN_PLANE_DATA, TN_WRITE, stream, &lease, &view));
+    TN_TRY(tn_lease_begin(tensor, TN_PLANE_DATA, TN_WRITE, stream, &lease, &view));
     const size_t held = count * tn_dtype_bytes(view.dtype), all = view.layout.data_bytes;
     tn_status status = TN_OK;
     if (held < all)
@@ -64,8 +64,8 @@ tn_status tn__sharded_sums_make(const tn_sharded_model *model, tn_tensor sums, s
     return status;
 }
 
-tn_status tn__sharded_sums_drop(tn_tensor sums, tn_stream stream) {
-    return sums.value ? tn_plane_drop(sums, TN_PLANE_DATA, stream) : TN_OK;
+tn_status tn__sharded_plane_drop(tn_tensor tensor, tn_stream stream) {
+    return tensor.value ? tn_plane_drop(tensor, TN_PLANE_DATA, stream) : TN_OK;
 }
 
 /* ---- how much -------------------------------------------------------------------------------- */
@@ -87,6 +87,17 @@ size_t tn__sharded_most_packed(const tn_sharded_model *model) {
     size_t most = 0;
     for (int i = 0; i < model->unit_count; i++)
         if (model->units[i]->packed_elements > most) most = model->units[i]->packed_elements;
+    return most;
+}
+
+size_t tn__sharded_made_shard_bytes(const tn_sharded_model *model) {
+    size_t most = 0;
+    for (int i = 0; i < model->unit_count; i++) {
+        size_t bytes = 0;
+        if (!model->units[i]->is_shard_made) continue;
+        TN_CHECK(tn_shard_bytes(model->units[i]->plan, model->rank, &bytes) == TN_OK);
+        if (bytes > most) most = bytes;
+    }
     return most;
 }
 

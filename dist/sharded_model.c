@@ -4,6 +4,7 @@
 #include "comm.h"
 #include "error.h"
 #include "host_alloc.h"
+#include "ring_slots.h"
 #include "tensor_internal.h"
 #include "tenure_train.h"
 
@@ -185,10 +186,12 @@ static tn_status add_to_ring(tn_ring *ring, tn__sharded_unit *unit, tn_tensor *t
         tensors[i] = unit->parts[i].gathered;
     config.name = unit->name;
     config.plan = unit->plan;
-    config.shard = unit->shard;
+    config.shard = unit->is_shard_made ? unit->model->made_shard : unit->shard;
     config.tensors = tensors;
     config.tensor_count = unit->part_count;
-    return tn_ring_unit_add(ring, &config, &unit->ring_unit);
+    if (!unit->is_shard_made) return tn_ring_unit_add(ring, &config, &unit->ring_unit);
+    return tn__ring_made_unit_add(ring, &config, unit->version, tn__sharded_make_shard, unit,
+                                  &unit->ring_unit);
 }
 
 static tn_status fill_ring(tn_sharded_model *model, tn_ring *ring) {
@@ -248,7 +251,8 @@ tn_status tn_sharded_seal(tn_sharded_model *model) {
                        model->config.name);
     TN_REQUIRE(model->unit_count > 0, "tn_sharded_seal: model %s has no units", model->config.name);
     TN_TRY(tn__sharded_buckets_make(model));
-    const tn_status status = make_ring(model);
+    tn_status status = tn__sharded_made_shard_make(model);
+    if (status == TN_OK) status = make_ring(model);
     if (status != TN_OK) tn__sharded_buckets_end(model);
     return status;
 }

@@ -289,15 +289,16 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
         tn__sharded_unit *unit = model->units[i];
         TN_TRY(tn__sharded_bucket_drop(model, unit));
         TN_TRY(tn__sharded_let_go(model, unit));
-        TN_TRY(tn__sharded_sums_drop(unit->gradient, model->config.stream));
+        TN_TRY(tn__sharded_plane_drop(unit->gradient, model->config.stream));
         unit->phase = TN__SHARDED_IDLE;
-        unit->ended = 0;
+        unit->ended = unit->is_updated = 0;
     }
     tn__sharded_rest(model);
     model->position = 0;
     model->is_stray = 0;
     model->ahead = model->sent = NULL;
-    model->is_normed = 0;
+    model->is_normed = model->is_taken = 0;
+    model->is_update_ahead = model->is_step_counted = 0;
     return TN_OK;
 }
 
@@ -318,6 +319,11 @@ tn_status tn_sharded_abandon(tn_sharded_model *model) {
                        "tn_sharded_abandon: an update of model %s has changed %d of %d units: call "
                        "tn_sharded_update again",
                        model->config.name, model->updated, model->unit_count);
+    if (model->is_step_counted)
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tn_sharded_abandon: tn_sharded_backward_end has begun to update the units "
+                       "of model %s, as tn_sharded_update_ahead has said: go on with the step",
+                       model->config.name);
     TN_TRY(check_all_idle(model));
     TN_TRY(meet(model));
     return tn__sharded_give_up(model);

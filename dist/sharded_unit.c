@@ -93,6 +93,15 @@ static tn_shard_tensor gathered_of(const tn_sharded_tensor *tensor) {
     return gathered;
 }
 
+/* A shard that is made for each gather needs nothing but the rank's own masters. */
+static int is_shard_made(const tn_sharded_model *model, const tn_sharded_unit_config *config,
+                         const tn_shard_plan_info *plan) {
+    if (!model->config.shards_from_masters || plan->amax_count > 0) return 0;
+    for (int i = 0; i < config->tensor_count; i++)
+        if (config->tensors[i].frozen) return 0;
+    return 1;
+}
+
 static tn_status make_plan(const tn_sharded_model *model, const tn_sharded_unit_config *config,
                            tn__sharded_unit *unit) {
     tn_shard_plan_config plan = TN_SHARD_PLAN_CONFIG_INIT;
@@ -111,6 +120,7 @@ static tn_status make_plan(const tn_sharded_model *model, const tn_sharded_unit_
     TN_TRY(status);
     TN_TRY(tn_shard_plan_info_get(unit->plan, &info));
     unit->bucket_elements = (size_t)info.bucket_elements;
+    unit->is_shard_made = is_shard_made(model, config, &info);
     return TN_OK;
 }
 
@@ -157,13 +167,19 @@ static tn_dtype gradient_dtype_of(const tn_sharded_model *model) {
     return is_fp32 ? TN_FP32 : model->config.gradient_dtype;
 }
 
+static tn_status make_shard(const tn_sharded_model *model, tn__sharded_unit *unit) {
+    size_t bytes = 0;
+    TN_TRY(tn_shard_bytes(unit->plan, model->rank, &bytes));
+    if (!unit->is_shard_made)
+        return tn__sharded_zeros(model, unit->scope, TN_BYTE, 1, (int64_t)bytes, "shard",
+                                 &unit->shard);
+    return tn__sharded_zeros(model, unit->scope, TN_BYTE, 1, 0, "version", &unit->version);
+}
+
 static tn_status make_state(const tn_sharded_model *model, tn__sharded_unit *unit) {
     const int64_t rows = (int64_t)unit->packed_elements / TN__SHARDED_WIDTH;
     const int64_t cols = TN__SHARDED_WIDTH;
-    size_t bytes = 0;
-    TN_TRY(tn_shard_bytes(unit->plan, model->rank, &bytes));
-    TN_TRY(
-        tn__sharded_zeros(model, unit->scope, TN_BYTE, 1, (int64_t)bytes, "shard", &unit->shard));
+    TN_TRY(make_shard(model, unit));
     if (rows == 0) return TN_OK;
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "master", &unit->master));
     TN_TRY(tn__sharded_zeros(model, unit->scope, TN_FP32, rows, cols, "first", &unit->first));
@@ -290,8 +306,8 @@ static tn_status put_first_cast(const tn_sharded_model *model, const tn__sharded
 
 /* The amaxes of a unit's tiles that cuts go through, over all ranks: put once. */
 static tn_status reduce_amaxes(tn_sharded_model *model, const tn__sharded_unit *unit,
-                               tn_shard_cast_args *cast, const tn_shard_plan_info *info) {
-    const tn_stream stream = model->config.stream;
+                               tn_shard_cast_args *cast, const tn_shard_plan_info *info,
+                               tn_stream stream) {
     tn_lease lease;
     tn_plane_view view;
     if (model->has_amaxes) return TN_OK;
@@ -309,29 +325,29 @@ static tn_status reduce_amaxes(tn_sharded_model *model, const tn__sharded_unit *
 }
 
 /* A view that the driver refuses to end goes with its scope. */
-static void end_amaxes(tn_sharded_model *model) {
+static void end_amaxes(tn_sharded_model *model, tn_stream stream) {
     tn__error_scope_begin();
-    if (model->amaxes.value) (void)tn_tensor_destroy(model->amaxes, model->config.stream);
+    if (model->amaxes.value) (void)tn_tensor_destroy(model->amaxes, stream);
     (void)tn__error_scope_end(TN_OK);
     model->amaxes = (tn_tensor){0};
     model->has_amaxes = 0;
 }
 
 static tn_status cast_trained(tn_sharded_model *model, const tn__sharded_unit *unit,
-                              tn_shard_cast_args *cast) {
+                              tn_shard_cast_args *cast, tn_stream stream) {
     tn_shard_plan_info info = TN_SHARD_PLAN_INFO_INIT;
     TN_TRY(tn_shard_plan_info_get(unit->plan, &info));
     if (model->rank_count > 1 && info.amax_count_trained > 0) {
-        TN_TRY(reduce_amaxes(model, unit, cast, &info));
+        TN_TRY(reduce_amaxes(model, unit, cast, &info, stream));
         cast->amax = model->amaxes;
     }
-    TN_TRY(tn_shard_cast(cast, model->config.stream));
-    end_amaxes(model);
+    TN_TRY(tn_shard_cast(cast, stream));
+    end_amaxes(model, stream);
     return TN_OK;
 }
 
-tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
-                                  float amax_epsilon) {
+static tn_status cast_masters(tn_sharded_model *model, const tn__sharded_unit *unit,
+                              float amax_epsilon, tn_stream stream) {
     tn_shard_cast_args cast = TN_SHARD_CAST_ARGS_INIT;
     const size_t count = (size_t)unit->part_count;
     tn_tensor *masters = tn__host_alloc(count, sizeof *masters);
@@ -341,12 +357,32 @@ tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_uni
     cast.plan = unit->plan;
     cast.rank = model->rank;
     cast.masters = masters;
-    cast.shard = unit->shard;
+    cast.shard = unit->is_shard_made ? model->made_shard : unit->shard;
     cast.amax_epsilon = amax_epsilon;
     cast.scope = unit->scope;
-    const tn_status status = cast_trained(model, unit, &cast);
+    const tn_status status = unit->is_shard_made ? tn_shard_cast(&cast, stream)
+                                                 : cast_trained(model, unit, &cast, stream);
     tn__host_free(masters);
     return status;
+}
+
+tn_status tn__sharded_made_shard_make(tn_sharded_model *model) {
+    const size_t bytes = tn__sharded_made_shard_bytes(model);
+    if (bytes == 0) return TN_OK;
+    return tn__sharded_zeros(model, model->scope, TN_BYTE, 1, (int64_t)bytes, "made shard",
+                             &model->made_shard);
+}
+
+tn_status tn__sharded_make_shard(void *unit, tn_stream stream) {
+    const tn__sharded_unit *of = unit;
+    return cast_masters(of->model, of, of->model->amax_epsilon, stream);
+}
+
+tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
+                                  float amax_epsilon, tn_stream stream) {
+    if (!unit->is_shard_made) return cast_masters(model, unit, amax_epsilon, stream);
+    model->amax_epsilon = amax_epsilon;
+    return tn_plane_fill(unit->version, TN_PLANE_DATA, 0, stream);
 }
 
 /* ---- made and ended -------------------------------------------------------------------------- */
@@ -378,6 +414,7 @@ static tn_status meet_and_cast(const tn_sharded_model *model, const tn__sharded_
                                const first_cast *cast) {
     tn_comm *comm = model->config.comm;
     TN_TRY(tn_shard_plan_verify(unit->plan, comm, unit->scope, model->config.stream));
+    if (unit->is_shard_made) return TN_OK;
     return tn__comm_end_call(comm, "tn_sharded_unit_add", 0, put_first_cast(model, unit, cast));
 }
 
@@ -435,6 +472,7 @@ tn_status tn_sharded_unit_add(tn_sharded_model *model, const tn_sharded_unit_con
     if (!units) return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "the units of model %s", model->config.name);
     model->units = units;
     TN_TRY(make_unit(model, config, &units[count]));
+    units[count]->model = model;
     *out = model->unit_count++;
     return TN_OK;
 }

@@ -1,5 +1,5 @@
 /* The update of a sharded model: the norm of all gradients, AdamW on the rank's parts, the cast of
- * them to the shard; and what all of it takes. */
+ * them to the shard; of all units, or of one behind its reduction; and what all of it takes. */
 #include "sharded.h"
 
 #include <math.h>
@@ -26,19 +26,49 @@ static tn_status check_units(const tn_sharded_model *model) {
     return TN_OK;
 }
 
-static tn_status check_update(const tn_sharded_model *model, const tn_sharded_update_args *args) {
-    TN_REQUIRE(model, "tn_sharded_update: model is NULL");
+static tn_status check_args(const char *call, const tn_sharded_update_args *args) {
     TN_REQUIRE(args && args->size == sizeof *args,
-               "tn_sharded_update: args is NULL or of another size: start from "
-               "TN_SHARDED_UPDATE_ARGS_INIT");
-    TN_REQUIRE(args->max_norm >= 0.0f, "tn_sharded_update: max_norm is %g, expected 0 or more",
+               "%s: args is NULL or of another size: start from TN_SHARDED_UPDATE_ARGS_INIT", call);
+    TN_REQUIRE(args->max_norm >= 0.0f, "%s: max_norm is %g, expected 0 or more", call,
                (double)args->max_norm);
-    TN_REQUIRE(isfinite(args->gradient_scale), "tn_sharded_update: gradient_scale is %g",
+    TN_REQUIRE(isfinite(args->gradient_scale), "%s: gradient_scale is %g", call,
                (double)args->gradient_scale);
+    return TN_OK;
+}
+
+static tn_status check_update(const tn_sharded_model *model, const tn_sharded_update_args *args) {
+    static const char call[] = "tn_sharded_update";
+    TN_REQUIRE(model, "tn_sharded_update: model is NULL");
+    TN_REQUIRE(!args || !model->is_update_ahead,
+               "tn_sharded_update: args is not NULL, and tn_sharded_update_ahead was called: its "
+               "arguments are those of this step");
+    if (!model->is_update_ahead) TN_TRY(check_args(call, args));
     if (!model->ring)
         return TN_FAIL(TN_INVALID_STATE, "tn_sharded_update: model %s is not sealed",
                        model->config.name);
     return check_units(model);
+}
+
+static tn_status check_ahead(const tn_sharded_model *model, const tn_sharded_update_args *args) {
+    static const char call[] = "tn_sharded_update_ahead";
+    TN_REQUIRE(model, "%s: model is NULL", call);
+    TN_TRY(check_args(call, args));
+    TN_REQUIRE(
+        args->max_norm == 0.0f,
+        "%s: max_norm is %g, and a norm is of all gradients: call tn_sharded_update when all "
+        "are there",
+        call, (double)args->max_norm);
+    if (!model->ring || model->is_update_ahead || model->is_updating)
+        return TN_FAIL(TN_INVALID_STATE, "%s: model %s %s", call, model->config.name,
+                       !model->ring             ? "is not sealed"
+                       : model->is_update_ahead ? "was told before in this step"
+                                                : "is in an update");
+    for (int i = 0; i < model->unit_count; i++)
+        if (model->units[i]->ended == model->config.micro_batches)
+            return TN_FAIL(TN_INVALID_STATE,
+                           "%s: the last backward of unit %s of model %s has ended: call it before",
+                           call, model->units[i]->name, model->config.name);
+    return TN_OK;
 }
 
 /* ---- the norm -------------------------------------------------------------------------------- */
@@ -66,7 +96,8 @@ static tn_status reduce_squares(tn_sharded_model *model) {
     return tn__sharded_end_write(lease, status);
 }
 
-static tn_status make_factor(tn_sharded_model *model, const tn_sharded_update_args *args) {
+static tn_status make_factor(tn_sharded_model *model, const tn_sharded_update_args *args,
+                             tn_stream stream) {
     tn_clip_factor_args clip = TN_CLIP_FACTOR_ARGS_INIT;
     const int is_clipped = args->max_norm > 0.0f;
     if (is_clipped && !model->is_normed) {
@@ -80,13 +111,13 @@ static tn_status make_factor(tn_sharded_model *model, const tn_sharded_update_ar
         clip.scale = 1.0f / ((float)model->rank_count * (float)model->config.micro_batches);
     clip.max_norm = is_clipped ? args->max_norm : INFINITY;
     clip.factor = model->factor;
-    return tn_clip_factor(&clip, model->config.stream);
+    return tn_clip_factor(&clip, stream);
 }
 
 /* ---- the units ------------------------------------------------------------------------------- */
 
 static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *unit,
-                             const tn_sharded_update_args *args) {
+                             const tn_sharded_update_args *args, tn_stream stream) {
     tn_adamw_args adamw = TN_ADAMW_ARGS_INIT;
     if (unit->bucket_elements == 0) return TN_OK;
     if (unit->master.value && !model->is_stepped) {
@@ -99,11 +130,11 @@ static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *un
         adamw.weight_decay = args->weight_decay;
         adamw.rate = args->rate;
         adamw.gradient_scale = model->factor;
-        TN_TRY(tn_adamw(&adamw, model->config.stream));
+        TN_TRY(tn_adamw(&adamw, stream));
         model->is_stepped = 1;
     }
-    TN_TRY(tn__sharded_sums_drop(unit->gradient, model->config.stream));
-    TN_TRY(tn__sharded_cast_update(model, unit, args->amax_epsilon));
+    if (!model->is_update_ahead) TN_TRY(tn__sharded_plane_drop(unit->gradient, stream));
+    TN_TRY(tn__sharded_cast_update(model, unit, args->amax_epsilon, stream));
     model->is_stepped = 0;
     return TN_OK;
 }
@@ -113,27 +144,33 @@ static tn_status end_step(tn_sharded_model *model) {
     tn__sharded_rest(model);
     for (int i = 0; i < model->unit_count; i++) {
         TN_TRY(tn__sharded_let_go(model, model->units[i]));
-        model->units[i]->ended = 0;
+        model->units[i]->ended = model->units[i]->is_updated = 0;
     }
     model->position = 0;
     model->is_stray = 0;
     model->is_updating = 0;
+    model->is_update_ahead = model->is_step_counted = 0;
     model->updated = 0;
     model->counts.steps++;
     return TN_OK;
 }
 
 /* All that can be done again as it was. The step is counted last. */
-static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
+static tn_status count_step(tn_sharded_model *model, const tn_sharded_update_args *args,
+                            tn_stream stream) {
     tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
+    TN_TRY(make_factor(model, args, stream));
+    advance.step = model->step;
+    advance.beta1 = args->beta1, advance.beta2 = args->beta2;
+    return tn_adamw_advance(&advance, stream);
+}
+
+static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
     TN_TRY(tn__sharded_catch_up(model));
     for (int i = 0; i < model->unit_count; i++)
         TN_TRY(tn__sharded_let_go(model, model->units[i]));
     TN_TRY(tn__sharded_catch_up(model)); /* what has found room now */
-    TN_TRY(make_factor(model, args));
-    advance.step = model->step;
-    advance.beta1 = args->beta1, advance.beta2 = args->beta2;
-    TN_TRY(tn_adamw_advance(&advance, model->config.stream));
+    if (!model->is_step_counted) TN_TRY(count_step(model, args, model->config.stream));
     model->is_updating = 1;
     model->is_normed = 0;
     return TN_OK;
@@ -141,11 +178,32 @@ static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_a
 
 tn_status tn_sharded_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
     TN_TRY(check_update(model, args));
+    if (model->is_update_ahead) args = &model->update_args;
     if (!model->is_updating) TN_TRY(begin_update(model, args));
     /* From the last unit on, whose gradient was reduced first. */
-    for (; model->updated < model->unit_count; model->updated++)
-        TN_TRY(update_unit(model, model->units[model->unit_count - 1 - model->updated], args));
+    for (; model->updated < model->unit_count; model->updated++) {
+        const tn__sharded_unit *unit = model->units[model->unit_count - 1 - model->updated];
+        if (!unit->is_updated) TN_TRY(update_unit(model, unit, args, model->config.stream));
+    }
     return end_step(model);
+}
+
+/* ---- ahead ----------------------------------------------------------------------------------- */
+
+tn_status tn_sharded_update_ahead(tn_sharded_model *model, const tn_sharded_update_args *args) {
+    TN_TRY(check_ahead(model, args));
+    model->update_args = *args;
+    model->is_update_ahead = 1;
+    return TN_OK;
+}
+
+tn_status tn__sharded_update_ahead(tn_sharded_model *model, tn__sharded_unit *unit) {
+    const tn_stream stream = model->config.comm_stream;
+    if (!model->is_step_counted) TN_TRY(count_step(model, &model->update_args, stream));
+    model->is_step_counted = 1;
+    TN_TRY(update_unit(model, unit, &model->update_args, stream));
+    unit->is_updated = 1;
+    return TN_OK;
 }
 
 /* ---- what it takes --------------------------------------------------------------------------- */
@@ -223,6 +281,7 @@ tn_status tn_sharded_report_get(const tn_sharded_model *model, tn_sharded_report
     report.size = sizeof report;
     for (int i = 0; i < model->unit_count; i++)
         TN_TRY(count_unit(model, model->units[i], &report));
+    report.made_shard_bytes = tn__sharded_made_shard_bytes(model);
     report.update_wire += all_reduce_wire(model, TN_SQUARE_SUMS);
     report.bucket_bytes = tn__sharded_buckets_bytes(model, model->config.gradient_sum);
     report.sharded_sum_bytes = parts_bytes(model, TN_GRADIENT_SUM_SHARDED) +

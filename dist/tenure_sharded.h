@@ -20,7 +20,8 @@
  * A *unit* is the tensors that are gathered together, as those of a layer. What there is of it:
  *
  *     shard      on each rank its part of every tensor: FP8 rows with scales, or high precision.
- *                How it is cut tenure_shard.h says, and why by a collective all is gathered
+ *                How it is cut tenure_shard.h says, and why by a collective all is gathered. It is
+ *                kept, or made of the master copy for each gather (shards_from_masters)
  *     whole      ROW (PLAIN: DATA) of all tensors, in the ring (tenure_ring.h), from a begin to
  *                its end. COL is derived by each dgrad and released by it: the policy is SCRATCH,
  *                so that the largest weight is the most there ever is of it
@@ -106,12 +107,17 @@ typedef struct tn_sharded_config {
     tn_tensor step;          /* PLAIN fp32 of 3, as tn_adamw_advance has left it: copied, for a
                               * model that was trained before; {0}: no step was made */
     tn_ring_register ring_registration; /* as registration of tn_ring_config */
+    /* 1: a unit's shard is made of the rank's master copy for each gather, and not by the update:
+     * to the same bits, in memory that all units share, for a cast more a step. So it is where all
+     * tensors train and no scale depends on what other ranks have: of PLAIN weights, and FP8 that
+     * is not FLAT. Other units keep theirs. */
+    int shards_from_masters;
 } tn_sharded_config;
 #define TN_SHARDED_CONFIG_INIT                                                                     \
     {                                                                                              \
         sizeof(tn_sharded_config), {0}, NULL, NULL, NULL, NULL, 0, 0, 0, TN_FP32,                  \
             TN_GRADIENT_SUM_SHARDED, TN_GRADIENT_WIRE_PLAIN, 0, 0, 0, {0, 0, 0, 0}, {0},           \
-            TN_RING_REGISTER_AUTO                                                                  \
+            TN_RING_REGISTER_AUTO, 0                                                               \
     }
 
 TN_API TN_MUST_USE tn_status tn_sharded_create(const tn_sharded_config *config,
@@ -172,10 +178,10 @@ TN_API tn_tensor tn_sharded_source(const tn_sharded_model *model, int unit, int 
 TN_API tn_tensor tn_sharded_gradient(const tn_sharded_model *model, int unit, int tensor);
 
 /* The plan of a unit, and the rank's part of what it has: shard (TN_BYTE, of no elements if other
- * ranks have them), and master copy, moments and reduced gradient of its trainable tensors as the
- * plan packs them (tn_shard_piece), with zeros behind each and up to whole rows of 128 ({0}: all
- * are frozen, or other ranks have them). The gradient's plane is there from its reduction to the
- * update, which ends it: TN_IN_USE, if it is leased then. */
+ * ranks have them; {0}: it is made for each gather), and master copy, moments and reduced gradient
+ * of its trainable tensors as the plan packs them (tn_shard_piece), with zeros behind each and up
+ * to whole rows of 128 ({0}: all are frozen, or other ranks have them). The gradient's plane is
+ * there from its reduction to the update, which ends it: TN_IN_USE, if it is leased then. */
 typedef struct tn_sharded_unit_info {
     size_t size;
     const char *name;
@@ -230,9 +236,18 @@ typedef struct tn_sharded_update_args {
  * The norm is that of the shards' sums (tn_square_sums), reduced over ranks, so that its last bits
  * depend on how many there are; the factor stays on the device. If it fails in the middle, the next
  * call goes on from there: no unit is updated twice. Until one has succeeded begins and
- * tn_sharded_abandon are TN_INVALID_STATE. */
+ * tn_sharded_abandon are TN_INVALID_STATE. NULL for args after tn_sharded_update_ahead. */
 TN_API TN_MUST_USE tn_status tn_sharded_update(tn_sharded_model *model,
                                                const tn_sharded_update_args *args);
+
+/* Before the last micro-batch's backward: each unit is updated where its backward ends then, on
+ * comm_stream behind its reduction and beside the layers of the next one, and its reduced gradient
+ * goes with its bucket. Bits are those of the update of all. `args` is copied; what it names stays
+ * until the step is over. max_norm is 0, as a norm is of all gradients. The step ends with
+ * tn_sharded_update(model, NULL); once a unit has begun to be updated it can not be given up
+ * (tn_sharded_abandon). */
+TN_API TN_MUST_USE tn_status tn_sharded_update_ahead(tn_sharded_model *model,
+                                                     const tn_sharded_update_args *args);
 
 /* PLAIN fp32 of one element: the norm that the last update with a max_norm found; 0 before. */
 TN_API tn_tensor tn_sharded_norm(const tn_sharded_model *model);
@@ -248,7 +263,8 @@ TN_API TN_MUST_USE tn_status tn_sharded_abandon(tn_sharded_model *model);
 /* Exact, on this rank, and known before the seal. */
 typedef struct tn_sharded_report {
     size_t size;
-    size_t shard_bytes;
+    size_t shard_bytes;       /* that are kept */
+    size_t made_shard_bytes;  /* the largest of those that are made for each gather */
     size_t state_bytes;       /* masters and moments */
     size_t gradient_bytes;    /* reduced gradients, when all are there */
     size_t bucket_bytes;      /* buckets at most, and what a reduction needs beside them */
@@ -265,7 +281,7 @@ typedef struct tn_sharded_report {
     uint64_t strays; /* begins out of the recorded order */
 } tn_sharded_report;
 #define TN_SHARDED_REPORT_INIT                                                                     \
-    { sizeof(tn_sharded_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    { sizeof(tn_sharded_report), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 TN_API TN_MUST_USE tn_status tn_sharded_report_get(const tn_sharded_model *model,
                                                    tn_sharded_report *out);
 

@@ -205,6 +205,7 @@ test_model *model_open(const rank_fixture *ranks, const model_options *options,
     config.gradient_wire = options->wire;
     config.gradient_slots = options->gradient_slots;
     config.micro_batches = options->micro_batches;
+    config.shards_from_masters = options->shards_from_masters;
     config.keep_after_forward = options->keep_after_forward;
     config.keep_after_backward = options->keep_after_backward;
     if (trained) config.step = trained->step;
@@ -267,21 +268,29 @@ static void pass_backward(test_model *model, const block_run *run, tn_tensor dy)
         EXPECT_OK(tn_scope_close(model->blocks[layer].saved));
 }
 
+static tn_sharded_update_args update_args(const test_model *model) {
+    tn_sharded_update_args args = TN_SHARDED_UPDATE_ARGS_INIT;
+    args.learning_rate = 0x1p-8f;
+    args.max_norm = model->options.max_norm;
+    return args;
+}
+
 void model_pass(test_model *model, int step, int micro_batch) {
+    const tn_sharded_update_args update = update_args(model);
     const block_run run = {&model->options.shape, model->scratch, model->ranks->stream};
     const int rank = model->ranks->rank;
     tn_tensor x = model_input(model->ranks, &run, step, rank, micro_batch);
     x = pass_forward(model, &run, x);
     tn_tensor dy = model_loss(model->ranks, &run, x, step, rank, micro_batch, &model->loss);
     note(model, "loss", -1);
+    if (model->options.update_ahead && micro_batch + 1 == model->options.micro_batches)
+        EXPECT_OK(tn_sharded_update_ahead(model->sharded, &update));
     pass_backward(model, &run, dy);
 }
 
 void model_update(test_model *model) {
-    tn_sharded_update_args args = TN_SHARDED_UPDATE_ARGS_INIT;
-    args.learning_rate = 0x1p-8f;
-    args.max_norm = model->options.max_norm;
-    EXPECT_OK(tn_sharded_update(model->sharded, &args));
+    const tn_sharded_update_args args = update_args(model);
+    EXPECT_OK(tn_sharded_update(model->sharded, model->options.update_ahead ? NULL : &args));
 }
 
 void model_step(test_model *model, int step) {

@@ -28,6 +28,8 @@ typedef struct model_options {
     tn_dtype gradient_dtype;
     int keep_after_forward, keep_after_backward;
     int recompute;
+    int shards_from_masters;
+    int update_ahead;
     int gradient_slots; /* 0: the model's own choice */
     float max_norm;
 } model_options;

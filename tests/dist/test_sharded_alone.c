@@ -35,12 +35,16 @@ typedef struct kind {
     tn_gradient_sum sum;
     tn_shard_layout layout;
     int keep;
+    int shards_from_masters;
+    int update_ahead;
 } kind;
 
 static const kind kinds[] = {
-    {"parts are added up", TN_GRADIENT_WIRE_PLAIN, TN_GRADIENT_SUM_SHARDED, TN_SHARD_FLAT, 0},
-    {"gradients in FP8", TN_GRADIENT_WIRE_FP8, TN_GRADIENT_SUM_SHARDED, TN_SHARD_TILES, 0},
-    {"whole sums, kept", TN_GRADIENT_WIRE_PLAIN, TN_GRADIENT_SUM_WHOLE, TN_SHARD_FLAT, 1},
+    {"parts are added up", TN_GRADIENT_WIRE_PLAIN, TN_GRADIENT_SUM_SHARDED, TN_SHARD_FLAT, 0, 0, 0},
+    {"gradients in FP8, shards made", TN_GRADIENT_WIRE_FP8, TN_GRADIENT_SUM_SHARDED, TN_SHARD_TILES,
+     0, 1, 0},
+    {"whole sums, kept", TN_GRADIENT_WIRE_PLAIN, TN_GRADIENT_SUM_WHOLE, TN_SHARD_FLAT, 1, 0, 0},
+    {"updated ahead", TN_GRADIENT_WIRE_PLAIN, TN_GRADIENT_SUM_SHARDED, TN_SHARD_FLAT, 0, 0, 1},
 };
 
 static rank_fixture all; /* its communicator is for the test's own meetings */
@@ -103,6 +107,7 @@ static void build(life *l) {
     config.gradient_wire = l->of->wire;
     config.gradient_sum = l->of->sum;
     config.keep_after_forward = l->of->keep;
+    config.shards_from_masters = l->of->shards_from_masters;
     ATTEMPT(l, tn_sharded_create(&config, &l->model));
     for (int i = 0; i < UNITS; i++) {
         tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
@@ -148,12 +153,14 @@ static void pass(life *l, int step, int micro_batch) {
 
 static void train(life *l) {
     tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
-    update.max_norm = 1.0f;
+    const int is_ahead = l->of->update_ahead;
+    update.max_norm = is_ahead ? 0.0f : 1.0f;
     build(l);
     for (int step = 0; step < STEPS && !l->is_over; step++) {
+        if (is_ahead) ATTEMPT(l, tn_sharded_update_ahead(l->model, &update));
         for (int i = 0; i < MICRO_BATCHES && !l->is_over; i++)
             pass(l, step, i);
-        if (!l->is_over) ATTEMPT(l, tn_sharded_update(l->model, &update));
+        if (!l->is_over) ATTEMPT(l, tn_sharded_update(l->model, is_ahead ? NULL : &update));
     }
     if (!l->is_over) ATTEMPT(l, tn_comm_wait(comm));
 }

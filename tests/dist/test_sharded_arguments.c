@@ -153,6 +153,31 @@ static void calls_out_of_order_are_refused(void **state) {
     model_close(model);
 }
 
+static void an_update_ahead_is_told_before_it_begins(void **state) {
+    (void)state;
+    const model_options options = model_options_small(2);
+    tn_sharded_update_args args = TN_SHARDED_UPDATE_ARGS_INIT;
+    tn_sharded_config config = config_of(open_scope());
+    tn_sharded_model *unsealed = NULL;
+    EXPECT_OK(tn_sharded_create(&config, &unsealed));
+    EXPECT_STATUS(tn_sharded_update_ahead(unsealed, &args), TN_INVALID_STATE);
+    EXPECT_OK(tn_sharded_destroy(unsealed));
+    EXPECT_OK(tn_scope_close(config.scope));
+    test_model *model = model_open(&all, &options, NULL);
+    EXPECT_STATUS(tn_sharded_update_ahead(NULL, &args), TN_INVALID_ARGUMENT);
+    EXPECT_STATUS(tn_sharded_update_ahead(model->sharded, NULL), TN_INVALID_ARGUMENT);
+    args.max_norm = 1.0f;
+    EXPECT_STATUS(tn_sharded_update_ahead(model->sharded, &args), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("a norm is of all gradients");
+    args.max_norm = 0.0f;
+    model_pass(model, 0, 0);
+    EXPECT_STATUS(tn_sharded_update_ahead(model->sharded, &args), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("has ended: call it before");
+    EXPECT_STATUS(tn_sharded_update(model->sharded, NULL), TN_INVALID_ARGUMENT);
+    EXPECT_OK(tn_sharded_update(model->sharded, &args));
+    model_close(model);
+}
+
 /* A plane that someone holds stays, and the call says who holds it and can be made again. */
 static void what_is_leased_stays(void **state) {
     (void)state;
@@ -282,6 +307,7 @@ int main(void) {
         cmocka_unit_test(a_bad_configuration_is_refused),
         cmocka_unit_test(a_bad_unit_is_refused),
         cmocka_unit_test(calls_out_of_order_are_refused),
+        cmocka_unit_test(an_update_ahead_is_told_before_it_begins),
         cmocka_unit_test(what_is_leased_stays),
         cmocka_unit_test(a_bucket_in_use_is_not_taken),
         cmocka_unit_test(a_model_ends_in_the_middle_of_a_step),

@@ -68,11 +68,16 @@ static size_t column_slot_bytes(const model_options *options) {
 
 static size_t resting_bytes(const test_model *model) {
     const tn_sharded_report report = model_report(model);
-    return report.shard_bytes + report.state_bytes + report.ring_bytes + NUMBERS_BYTES;
+    return report.shard_bytes + report.made_shard_bytes + report.state_bytes + report.ring_bytes +
+           NUMBERS_BYTES;
 }
 
 static int is_whole(const model_options *options) {
     return options->sum == TN_GRADIENT_SUM_WHOLE && options->micro_batches > 1;
+}
+
+static int is_last(const expectation *e) {
+    return e->micro_batch + 1 == e->model->options.micro_batches;
 }
 
 static gradients gradients_of(const test_model *model) {
@@ -94,35 +99,48 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-/* In the backward of the unit that is the `before`-th, from 0, of a micro-batch. */
-static size_t within_backward(const expectation *e, size_t before) {
+/* Buckets in the backward of the unit that is the `before`-th, from 0, of a micro-batch. */
+static size_t buckets_within(const expectation *e, size_t before) {
     const gradients *g = &e->gradients;
-    const model_options *options = &e->model->options;
-    const int is_first = e->micro_batch == 0;
-    const int is_last = e->micro_batch + 1 == options->micro_batches;
-    if (is_whole(options)) {
-        const size_t buckets = is_first            ? before + 1
-                               : is_last && before ? g->units - before + 1
-                                                   : g->units;
-        const size_t reduced = is_last ? before : 0;
-        return buckets * g->bucket + reduced * g->reduced + (reduced ? g->beside : 0);
-    }
-    return least(before + 1, g->slots) * g->bucket + (is_first ? before : g->units) * g->reduced +
-           (before ? g->beside : 0);
+    if (!is_whole(&e->model->options)) return least(before + 1, g->slots);
+    if (e->micro_batch == 0) return before + 1;
+    return is_last(e) && before > 0 ? g->units - before + 1 : g->units;
 }
 
 /* The same, when it has ended. */
+static size_t buckets_after(const expectation *e, size_t before) {
+    const gradients *g = &e->gradients;
+    if (is_whole(&e->model->options))
+        return is_last(e) ? g->units - before : buckets_within(e, before);
+    return g->slots == 1 ? 1 : least(before + 1, g->slots - 1);
+}
+
+/* Reduced gradients, when so many units of the micro-batch have ended and there are so many buckets
+ * of those: with an update ahead they go together. */
+static size_t reduced_after(const expectation *e, size_t ended, size_t buckets) {
+    const model_options *options = &e->model->options;
+    if (is_whole(options) && !is_last(e)) return 0;
+    const size_t left = is_last(e) && options->update_ahead ? least(ended, buckets) : ended;
+    const int is_first = e->micro_batch == 0 || is_whole(options);
+    return left + (is_first ? 0 : e->gradients.units - ended);
+}
+
+static int is_reduced(const expectation *e) { return !is_whole(&e->model->options) || is_last(e); }
+
+static size_t within_backward(const expectation *e, size_t before) {
+    const gradients *g = &e->gradients;
+    const size_t buckets = buckets_within(e, before);
+    const size_t ended = is_whole(&e->model->options) ? (before > 0) : buckets - 1;
+    return buckets * g->bucket + reduced_after(e, before, ended) * g->reduced +
+           (before > 0 && is_reduced(e) ? g->beside : 0);
+}
+
 static size_t after_backward(const expectation *e, size_t before) {
     const gradients *g = &e->gradients;
-    const model_options *options = &e->model->options;
-    const int is_first = e->micro_batch == 0;
-    const int is_last = e->micro_batch + 1 == options->micro_batches;
-    if (is_whole(options) && !is_last) return (is_first ? before + 1 : g->units) * g->bucket;
-    const size_t buckets = is_whole(options) ? g->units - before
-                           : g->slots == 1   ? 1
-                                             : least(before + 1, g->slots - 1);
-    const size_t reduced = is_first || is_whole(options) ? before + 1 : g->units;
-    return buckets * g->bucket + reduced * g->reduced + g->beside;
+    const size_t buckets = buckets_after(e, before);
+    const size_t ended = is_whole(&e->model->options) ? 1 : buckets;
+    return buckets * g->bucket + reduced_after(e, before + 1, ended) * g->reduced +
+           (is_reduced(e) ? g->beside : 0);
 }
 
 /* Between the backwards of two micro-batches. */
@@ -135,6 +153,7 @@ static size_t within_forward(const expectation *e) {
 /* What a cast of flat shards needs in the update, and of gradients is left then, at most. */
 static size_t within_update(const expectation *e, size_t amaxes) {
     expectation last = *e;
+    if (e->model->options.update_ahead) return 0;
     last.micro_batch = e->model->options.micro_batches - 1;
     return after_backward(&last, e->gradients.units - 1) - e->gradients.reduced + amaxes;
 }
@@ -153,6 +172,11 @@ static size_t amax_bytes(const test_model *model) {
     return amaxes;
 }
 
+/* Within the end of a unit that is updated ahead. */
+static size_t amaxes_ahead(const expectation *e) {
+    return is_last(e) && e->model->options.update_ahead ? amax_bytes(e->model) : 0;
+}
+
 /* Above what is at rest: what layers have made of bf16 weights within a unit counts, too. */
 static size_t passing_bytes(const expectation *e) {
     const model_options *options = &e->model->options;
@@ -169,7 +193,7 @@ static size_t passing_bytes(const expectation *e) {
         passing = most(passing, within_forward(&at) + rows);
         for (size_t before = 0; before < e->gradients.units; before++) {
             passing = most(passing, within_backward(&at, before) + columns);
-            passing = most(passing, after_backward(&at, before));
+            passing = most(passing, after_backward(&at, before) + amaxes_ahead(&at));
         }
     }
     return passing;
@@ -429,6 +453,39 @@ static void frozen_weights_are_sharded_and_nothing_grows_over_a_hundred_steps(vo
     model_close(model);
 }
 
+/* There is never more than one reduced gradient that is complete. */
+static void updates_ahead_leave_no_gradients(void **state) {
+    (void)state;
+    for (int way = 0; way < 4; way++) {
+        model_options options = model_options_small(3);
+        options.update_ahead = 1;
+        options.micro_batches = way < 2 ? 1 : 2;
+        options.layout = way == 1 ? TN_SHARD_FLAT : TN_SHARD_AUTO;
+        options.sum = way == 3 ? TN_GRADIENT_SUM_WHOLE : TN_GRADIENT_SUM_SHARDED;
+        live("updated ahead", &options, 5);
+    }
+}
+
+/* Of all weights but one unit's there is nothing but the master copy, between the gathers. */
+static void shards_made_of_masters_share_their_memory(void **state) {
+    (void)state;
+    for (int precision = MODEL_BF16; precision <= MODEL_FP8_OF_BF16; precision++) {
+        model_options options = model_options_small(3);
+        options.precision = (model_precision)precision;
+        options.layout = precision == MODEL_FP8 ? TN_SHARD_TILES : TN_SHARD_AUTO;
+        const size_t kept = live("shards that are kept", &options, 5);
+        options.shards_from_masters = 1;
+        const size_t made = live("shards made of masters", &options, 5);
+        test_model *model = model_open(&all, &options, NULL);
+        const tn_sharded_report report = model_report(model);
+        assert_int_equal(report.shard_bytes, 0);
+        assert_int_equal(kept - made, (size_t)(options.layers - 1) * report.made_shard_bytes);
+        model_close(model);
+        options.micro_batches = 2;
+        live("the same, two micro-batches", &options, 5);
+    }
+}
+
 static void so_it_is_in_every_layout(void **state) {
     (void)state;
     for (int layout = TN_SHARD_TILES; layout < TN_SHARD_LAYOUT_COUNT; layout++) {
@@ -444,6 +501,8 @@ int main(void) {
         cmocka_unit_test(nothing_grows_over_fifty_steps),
         cmocka_unit_test(so_it_is_in_every_mode),
         cmocka_unit_test(so_it_is_in_every_layout),
+        cmocka_unit_test(updates_ahead_leave_no_gradients),
+        cmocka_unit_test(shards_made_of_masters_share_their_memory),
         cmocka_unit_test(frozen_weights_are_sharded_and_nothing_grows_over_a_hundred_steps),
     };
     return RANKS_RUN(&all, tests);

@@ -24,6 +24,8 @@ static tn_sharded_model *model;
 static tnsim_interval layers[PASSES];
 static int layer_count;
 static tnsim_interval first_update;
+static double updates_us[UNITS]; /* where they begin */
+static int update_count;
 
 static int is_about(double us, double expected_us) {
     return us > expected_us - 0.01 && us < expected_us + 0.01;
@@ -32,9 +34,11 @@ static int is_about(double us, double expected_us) {
 static void note_layer(void *context, const tnsim_interval *interval) {
     const double us = interval->end_us - interval->begin_us;
     (void)context;
-    if (strstr(interval->what, "adamw") && !strstr(interval->what, "advance") &&
-        first_update.end_us == 0.0)
-        first_update = *interval;
+    if (strstr(interval->what, "adamw") && !strstr(interval->what, "advance")) {
+        if (update_count == 0) first_update = *interval;
+        if (update_count < UNITS) updates_us[update_count] = interval->begin_us;
+        update_count++;
+    }
     if (!is_about(us, forward_us) && !is_about(us, backward_us)) return;
     if (layer_count < PASSES) layers[layer_count] = *interval;
     layer_count++;
@@ -66,12 +70,13 @@ static tn_tensor initial_weight(void) {
     return tensor;
 }
 
-static void open_model(void) {
+static void open_model(int shards_from_masters) {
     tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
     tn_sharded_tensor tensor = {.name = "w", .dtype = TN_BF16, .rows = ROWS, .cols = COLS};
     tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
     config.scope = scope, config.comm = comm, config.stream = stream;
     config.gradient_dtype = TN_BF16;
+    config.shards_from_masters = shards_from_masters;
     EXPECT_OK(tn_sharded_create(&config, &model));
     tensor.initial = initial_weight();
     unit.tensors = &tensor, unit.tensor_count = 1;
@@ -81,17 +86,27 @@ static void open_model(void) {
     EXPECT_OK(tn_sharded_seal(model));
 }
 
-static int set_up(void **state) {
+static void open_all(int shards_from_masters) {
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     tn_scope_config of_scope = TN_SCOPE_CONFIG_INIT;
-    (void)state;
     device = test_open_sim(0, 0);
     EXPECT_OK(tn_pool_create(device, &config, &pool));
     EXPECT_OK(tn_stream_create(device, &stream));
     of_scope.pool = pool;
     EXPECT_OK(tn_scope_create(&of_scope, &scope));
     open_comm();
-    open_model();
+    open_model(shards_from_masters);
+}
+
+static int set_up(void **state) {
+    (void)state;
+    open_all(0);
+    return 0;
+}
+
+static int set_up_made(void **state) {
+    (void)state;
+    open_all(1);
     return 0;
 }
 
@@ -131,24 +146,28 @@ static void backward(int unit) {
     EXPECT_OK(tn_sharded_backward_end(model, unit));
 }
 
-static void step(void) {
+static void step(int is_update_ahead) {
     tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    if (is_update_ahead) EXPECT_OK(tn_sharded_update_ahead(model, &update));
     for (int i = 0; i < UNITS; i++)
         forward(i);
     for (int i = UNITS; i-- > 0;)
         backward(i);
-    EXPECT_OK(tn_sharded_update(model, &update));
+    EXPECT_OK(tn_sharded_update(model, is_update_ahead ? NULL : &update));
     EXPECT_OK(tn_device_synchronize(device));
 }
 
-static void a_layer_waits_for_no_reduction_of_the_one_before(void **state) {
-    (void)state;
-    step();
-    step();
-    layer_count = 0;
+static void watch_third_step(int is_update_ahead) {
+    step(is_update_ahead);
+    step(is_update_ahead);
+    layer_count = update_count = 0;
     test_sim_get()->watch(note_layer, NULL);
-    step();
+    step(is_update_ahead);
     assert_int_equal(layer_count, PASSES);
+    assert_int_equal(update_count, UNITS);
+}
+
+static void expect_no_layer_waits(void) {
     for (int i = 1; i < PASSES; i++) {
         /* The last unit's own gather for its backward begins when its forward has ended. */
         const double most_us = i == UNITS ? travel_us + 10.0 : 0.01;
@@ -157,15 +176,26 @@ static void a_layer_waits_for_no_reduction_of_the_one_before(void **state) {
     }
 }
 
+static void a_layer_waits_for_no_reduction_of_the_one_before(void **state) {
+    (void)state;
+    watch_third_step(0);
+    expect_no_layer_waits();
+}
+
+/* Nor for its update, if that comes behind its reduction: one is left when the last layer ends. */
+static void a_layer_waits_for_no_update_ahead(void **state) {
+    (void)state;
+    watch_third_step(1);
+    expect_no_layer_waits();
+    for (int i = 0; i + 1 < UNITS; i++)
+        assert_true(updates_us[i] < layers[UNITS + i + 1].end_us);
+    assert_true(updates_us[UNITS - 1] < layers[PASSES - 1].end_us + travel_us + 20.0);
+}
+
 /* The reduction of the first unit, which is the last, takes travel_us from there on. */
 static void the_update_waits_for_no_reduction_but_its_own(void **state) {
     (void)state;
-    step();
-    step();
-    memset(&first_update, 0, sizeof first_update);
-    layer_count = 0;
-    test_sim_get()->watch(note_layer, NULL);
-    step();
+    watch_third_step(0);
     const double idle_us = first_update.begin_us - layers[PASSES - 1].end_us;
     if (idle_us < 0.0 || idle_us > 20.0)
         fail_msg("the first update begins %.3f us after the last layer has ended", idle_us);
@@ -176,6 +206,12 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_layer_waits_for_no_reduction_of_the_one_before, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(the_update_waits_for_no_reduction_but_its_own, set_up,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_layer_waits_for_no_update_ahead, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_layer_waits_for_no_update_ahead, set_up_made, tear_down),
+        cmocka_unit_test_setup_teardown(a_layer_waits_for_no_reduction_of_the_one_before,
+                                        set_up_made, tear_down),
+        cmocka_unit_test_setup_teardown(the_update_waits_for_no_reduction_but_its_own, set_up_made,
                                         tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
