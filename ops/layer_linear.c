@@ -208,7 +208,7 @@ static tn_status run_backward(tn__op_call *call, const tn_linear_backward_args *
     TN_TRY(open_x(call, args, b));
     TN_TRY(tn__layer_lease_gradients(call, &b->p, &args->gradient, &b->gradient, &b->pending));
     TN_TRY(prepare_dy(call, args, b));
-    TN_TRY(tn__layer_cast_dy(call, &b->dy_operand, b->pending.sums.tile_sums));
+    TN_TRY(tn__layer_cast_dy(call, &b->p, &b->dy_operand, b->wants_dx, b->pending.sums.tile_sums));
     if (b->wants_dx) {
         TN_TRY(tn__layer_dgrad(call, &b->p, &b->dy_operand, args->dx, &b->dx));
         TN_TRY(tn__layer_done_with_dy(call, &b->p, &b->dy_operand, b->gradient.wants_dweight));

@@ -175,7 +175,8 @@ static tn_status run_backward(tn__op_call *call, const tn_norm_linear_backward_a
     TN_TRY(tn__layer_make_dy(call, &b->p, "quantized dy", args->dy, &b->dy, b->norm.is_wanted,
                              gradient->wants_dweight, gradient->delays, &b->dy_operand));
     TN_TRY(tn__layer_tile_sums(call, args->common.scope, b->dy.rows, pending));
-    TN_TRY(tn__layer_cast_dy(call, &b->dy_operand, pending->sums.tile_sums));
+    TN_TRY(
+        tn__layer_cast_dy(call, &b->p, &b->dy_operand, b->norm.is_wanted, pending->sums.tile_sums));
     TN_TRY(back_norm(call, b));
     if (!b->norm.is_wanted) TN_TRY(norm_again(call, b));
     if (gradient->wants_dweight && !gradient->delays)

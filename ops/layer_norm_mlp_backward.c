@@ -289,7 +289,8 @@ static tn_status run_backward(tn__op_call *call, const tn_norm_mlp_backward_args
     TN_TRY(tn__layer_make_dy(call, &b->p[SECOND], "quantized dy", args->dy, &b->dy, b->wants_first,
                              second->wants_dweight, second->delays, &b->dy_operand));
     TN_TRY(tn__layer_tile_sums(call, args->common.scope, b->dy.rows, &b->pending[SECOND]));
-    TN_TRY(tn__layer_cast_dy(call, &b->dy_operand, b->pending[SECOND].sums.tile_sums));
+    TN_TRY(tn__layer_cast_dy(call, &b->p[SECOND], &b->dy_operand, b->wants_first,
+                             b->pending[SECOND].sums.tile_sums));
     TN_TRY(back_first(call, b));
     const tn__layer_operand *const dy[] = {tn__layer_made_operand(&b->dh), &b->dy_operand};
     for (int i = 0; i < 2; i++) {

@@ -309,9 +309,18 @@ static tn_status run_sums(tn__op_call *call, const tn__layer_operand *dy, float 
     return TN__OP_RUN(call, produce, &work);
 }
 
-tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_operand *dy, float *tile_sums) {
+/* The plane was derived beside the dgrad before, so that nobody waits in fact. But two events in
+ * one place, this and that of the next derivation, hold up what follows for longer than apart. */
+static tn_status await_weight(const tn__op_call *call, const tn__layer_product *p) {
+    if (!tn__layer_multiplies_quantized(p)) return TN_OK;
+    return tn__op_await(call, p->w->weight, p->dgrad.b);
+}
+
+tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_product *p,
+                            const tn__layer_operand *dy, int for_dgrad, float *tile_sums) {
     const int is_blocks = dy->info.format == TN_FORMAT_FP8_BLOCK_1D;
     if (dy->is_callers) return TN_OK;
+    if (for_dgrad) TN_TRY(await_weight(call, p));
     if (tile_sums && is_blocks) return run_sums(call, dy, tile_sums, 1);
     if (dy->info.format != TN_FORMAT_PLAIN) TN_TRY(tn__layer_cast(call, dy));
     return tile_sums ? run_sums(call, dy, tile_sums, 0) : TN_OK;

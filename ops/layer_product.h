@@ -232,8 +232,10 @@ tn_status tn__layer_make_dy(tn__op_call *call, const tn__layer_product *p, const
                             tn_tensor dy, const tn_tensor_info *info, int for_dgrad, int for_wgrad,
                             int is_kept, tn__layer_operand *out);
 
-/* Puts the cast on the stream, and with it the sums of dy's tiles if `sums` has scratch. */
-tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_operand *dy, float *tile_sums);
+/* Puts the cast on the stream, and with it the sums of dy's tiles if `sums` has scratch. With dgrad
+ * to come, the stream waits before it for the weight's plane, if that was derived ahead. */
+tn_status tn__layer_cast_dy(tn__op_call *call, const tn__layer_product *p,
+                            const tn__layer_operand *dy, int for_dgrad, float *tile_sums);
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 

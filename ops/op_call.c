@@ -201,6 +201,18 @@ tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane pla
     return TN_OK;
 }
 
+tn_status tn__op_await(const tn__op_call *call, tn_tensor tensor, tn_plane plane) {
+    tn_plane_state state = TN_PLANE_ABSENT;
+    tn_plane_view view;
+    tn_lease lease;
+    TN_TRY(tn_plane_state_get(tensor, plane, &state));
+    if (state != TN_PLANE_VALID) return TN_OK;
+    TN_TRY(tn_lease_begin(tensor, plane, TN_READ, call->stream, &lease, &view));
+    const tn_status status = tn_lease_end(lease);
+    if (status != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    return status;
+}
+
 static int spared_by(const tn__op_call *call, tn_tensor tensor, tn_plane plane,
                      const tn__gemm_work *beside) {
     tn_plane_layout layout;

@@ -142,6 +142,10 @@ tn_status tn__op_require_kept(const tn__op_call *call, const float *skip, const 
 tn_status tn__op_lease_derived(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                                tn_plane_view *view);
 
+/* The call's stream waits here and now for whoever wrote a plane that is valid: a lease of it that
+ * comes later then makes it wait for nothing. A plane that is not valid is left alone. */
+tn_status tn__op_await(const tn__op_call *call, tn_tensor tensor, tn_plane plane);
+
 /* Has a plane derived on `side` for a later call, beside what this call puts on its own stream from
  * now on and after what is there; dropped again if the call fails. A plane that is valid is left
  * alone. That there is no memory for it now, or no free buffer of its scratch slot, is success: the

@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "op_call.h"
 #include "test_frozen.h"
 
 enum { TOKENS = 4096, WIDTH = 4096, LAYERS = 5, STEPS = 3 };
@@ -91,7 +92,53 @@ static void a_layer_costs_two_events_and_one_derivation(void **state) {
     expect_calls(&(way){TN_POLICY_UNTIL_LAST_USE, 0, 0}, 1, 0, 0);
     expect_calls(&(way){TN_POLICY_UNTIL_LAST_USE, 1, 0}, 1, 2, 4);
     expect_calls(&(way){TN_POLICY_SCRATCH, 0, 1}, 1, 0, 1);
-    expect_calls(&(way){TN_POLICY_SCRATCH, 1, 2}, 1, 3, 9);
+    expect_calls(&(way){TN_POLICY_SCRATCH, 1, 2}, 1, 3, 10);
+}
+
+static uint64_t waits_of(tn_device *device) {
+    tn_driver_stats stats = TN_DRIVER_STATS_INIT;
+    EXPECT_OK(tn_device_driver_stats(device, &stats));
+    return stats.calls[TN_CALL_STREAM_WAIT];
+}
+
+static tn_tensor weight_with_row(const test_ops *ops) {
+    tn_tensor weight = {0};
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    config.format = TN_FORMAT_FP8_BLOCK_2D;
+    config.dtype = TN_E4M3;
+    config.rank = 2;
+    config.shape[0] = config.shape[1] = WIDTH;
+    config.policy = TN_POLICY_UNTIL_LAST_USE;
+    EXPECT_OK(tn_tensor_create(ops->scope, &config, &weight));
+    EXPECT_OK(tn_plane_fill(weight, TN_PLANE_ROW, 0, ops->stream));
+    return weight;
+}
+
+/* So the wait is where it is asked for, and not where the plane is read. */
+static void a_plane_is_waited_for_once_and_before_it_is_leased(void **state) {
+    test_ops ops = test_ops_open(test_open_sim(0, 0));
+    tn_tensor weight = weight_with_row(&ops);
+    tn__op_call call = tn__op_begin("test", ops.stream);
+    tn_plane_state plane = TN_PLANE_VALID;
+    tn_stream side = NULL;
+    tn_plane_view view;
+    tn_lease lease;
+    (void)state;
+    EXPECT_OK(tn_stream_create(ops.device, &side));
+    EXPECT_OK(tn__op_await(&call, weight, TN_PLANE_COL));
+    EXPECT_OK(tn_plane_state_get(weight, TN_PLANE_COL, &plane));
+    assert_int_equal(plane, TN_PLANE_ABSENT);
+    EXPECT_OK(tn_plane_require(weight, TN_PLANE_COL, side));
+    const uint64_t before = waits_of(ops.device);
+    EXPECT_OK(tn__op_await(&call, weight, TN_PLANE_COL));
+    assert_int_equal(waits_of(ops.device), before + 1);
+    EXPECT_OK(tn_lease_begin(weight, TN_PLANE_COL, TN_READ, ops.stream, &lease, &view));
+    assert_int_equal(waits_of(ops.device), before + 1);
+    EXPECT_OK(tn_lease_end(lease));
+    EXPECT_OK(tn_tensor_destroy(weight, ops.stream));
+    EXPECT_OK(tn_stream_destroy(ops.device, side));
+    test_ops_close(&ops);
+    test_close_sim(ops.device);
 }
 
 /* Each derivation runs beside a product: it starts when the product does, and nothing that comes
@@ -115,6 +162,7 @@ static void a_step_takes_as_long_as_with_all_planes_kept(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_costs_two_events_and_one_derivation),
+        cmocka_unit_test(a_plane_is_waited_for_once_and_before_it_is_leased),
         cmocka_unit_test(a_step_takes_as_long_as_with_all_planes_kept),
     };
     return cmocka_run_group_tests_name("sim/derive_ahead", tests, NULL, NULL);
