@@ -1,7 +1,8 @@
 /* Two training runs of the demo side by side: steps, times, ledgers; see demo_train.h.
  *
  * Invariants: at any time both runs have made the same number of steps, or the first of a pair one
- * more. What each owns is in a pool of its own, so that neither is in the other's sums.
+ * more. What each owns is in a pool of its own, so that neither is in the other's sums; both run on
+ * the same two streams, so that no queue of the device is on one side of the comparison only.
  */
 #include "demo_train.h"
 
@@ -16,8 +17,8 @@ typedef struct training {
     const demo_train_config *config;
     demo_model model;
     tn_pool *pool;
-    tn_stream stream, side;
-    unsigned char *tokens; /* [tokens + 1]: a window of the text, read round */
+    tn_stream stream, side; /* both runs' */
+    unsigned char *tokens;  /* [tokens + 1]: a window of the text, read round */
     double *step_us;
     demo_train_result *out;
 } training;
@@ -182,8 +183,6 @@ static tn_status open_run(training *run, tn_device *device) {
     tn_pool_config pool_config = TN_POOL_CONFIG_INIT;
     pool_config.name = names[run->config->policy];
     DEMO_TRY(tn_pool_create(device, &pool_config, &run->pool));
-    DEMO_TRY(tn_stream_create(device, &run->stream));
-    DEMO_TRY(tn_stream_create(device, &run->side));
     DEMO_TRY(demo_model_create(&run->model, device, run->pool, run->stream, run->side,
                                &run->config->shape, run->config->policy));
     if (run->config->policy == TN_POLICY_BUDGET)
@@ -195,6 +194,19 @@ static void note(tn_status *first, tn_status status) {
     if (*first == TN_OK) *first = status;
 }
 
+static tn_status open_streams(tn_device *device, training runs[2]) {
+    DEMO_TRY(tn_stream_create(device, &runs[0].stream));
+    DEMO_TRY(tn_stream_create(device, &runs[0].side));
+    runs[1].stream = runs[0].stream;
+    runs[1].side = runs[0].side;
+    return TN_OK;
+}
+
+static void close_streams(tn_device *device, const training *run, tn_status *status) {
+    if (run->side) note(status, tn_stream_destroy(device, run->side));
+    if (run->stream) note(status, tn_stream_destroy(device, run->stream));
+}
+
 static tn_status close_run(training *run, tn_device *device) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     tn_status status = TN_OK;
@@ -204,8 +216,6 @@ static tn_status close_run(training *run, tn_device *device) {
         note(&status, tn_pool_stats_get(run->pool, &stats));
         run->out->live_after_destroy_bytes = stats.live_bytes;
     }
-    if (run->side) note(&status, tn_stream_destroy(device, run->side));
-    if (run->stream) note(&status, tn_stream_destroy(device, run->stream));
     if (run->pool) note(&status, tn_pool_destroy(run->pool));
     free(run->tokens);
     free(run->step_us);
@@ -216,15 +226,17 @@ tn_status demo_train(tn_device *device, const demo_train_config *config, const c
                      demo_train_result *kept, demo_train_result *other, double *ratio) {
     demo_train_config kept_config = *config;
     training runs[2] = {{.config = &kept_config, .out = kept}, {.config = config, .out = other}};
-    tn_status status = TN_OK;
+    tn_status status;
     kept_config.policy = TN_POLICY_KEEP;
     *kept = *other = (demo_train_result){.balanced = 1};
+    status = open_streams(device, runs);
     for (int i = 0; i < 2 && status == TN_OK; i++)
         status = open_run(&runs[i], device);
     if (status == TN_OK) status = train_steps(runs, label);
     if (status == TN_OK) status = set_times(runs, ratio);
     for (int i = 0; i < 2; i++)
         note(&status, close_run(&runs[i], device));
+    close_streams(device, &runs[0], &status);
     if (status != TN_OK) {
         demo_train_result_free(kept);
         demo_train_result_free(other);
