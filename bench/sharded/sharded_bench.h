@@ -40,6 +40,8 @@ typedef struct sharded_shape {
     int has_prefetch; /* 0: the ring has one slot */
     tn_dtype gradient_dtype;
     tn_shard_layout layout;
+    int shards_from_masters;
+    int update_ahead; /* behind each reduction; 0: all units when the passes have ended */
 } sharded_shape;
 
 /* ---- places ---------------------------------------------------------------------------------- */

@@ -146,6 +146,7 @@ static tn_status make_model(sharded_job *job) {
     config.stream = job->place->stream;
     config.gradient_dtype = job->shape->gradient_dtype;
     config.micro_batches = job->micro_batches;
+    config.shards_from_masters = job->shape->shards_from_masters;
     if (!job->shape->has_prefetch) config.ring_slots = 1;
     SHARDED_TRY(tn_sharded_create(&config, &job->model));
     for (int i = 0; i < job->shape->layers; i++)
@@ -196,7 +197,15 @@ static tn_status backward(sharded_pass *pass) {
     return TN_OK;
 }
 
+static tn_sharded_update_args update_args(void) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    update.learning_rate = 1e-4f;
+    return update;
+}
+
 tn_status sharded_step_passes(sharded_job *job, tn_tensor *values) {
+    const tn_sharded_update_args update = update_args();
+    if (job->shape->update_ahead) SHARDED_TRY(tn_sharded_update_ahead(job->model, &update));
     for (int i = 0; i < job->micro_batches; i++) {
         sharded_pass pass = {.job = job, .micro_batch = i, .x = job->x[i], .gradient = job->dy[i]};
         SHARDED_TRY(forward(&pass));
@@ -210,9 +219,8 @@ tn_status sharded_step_passes(sharded_job *job, tn_tensor *values) {
 }
 
 tn_status sharded_step_update(sharded_job *job) {
-    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
-    update.learning_rate = 1e-4f;
-    return tn_sharded_update(job->model, &update);
+    const tn_sharded_update_args update = update_args();
+    return tn_sharded_update(job->model, job->shape->update_ahead ? NULL : &update);
 }
 
 tn_status sharded_step(sharded_job *job) {

@@ -7,6 +7,8 @@
  *     --share-gpu            nccl: all ranks on the first GPU, over sockets: it works, at no speed
  *     --weights fp8|bf16|both        --prefetch on|off|both
  *     --layout auto|tiles|ragged|flat        how a layer is cut: tenure_shard.h
+ *     --shards kept|made     made: of the masters for each gather, as FSDP2's are
+ *     --update end|ahead     ahead: of each layer behind its reduction
  *     --layers N --hidden N --heads N --ffn N --tokens N      tokens: of each rank
  *     --sequence N           attention of sequences of N tokens; 0: none, see sharded_bench.h
  *     --gradients bf16|fp32  on the wire
@@ -16,8 +18,8 @@
  *
  * Rank 0 prints CSV, a line for each rank and setting, and bench/peers/fsdp2_peer.py the same of
  * PyTorch FSDP2. Times in microseconds; exposed_us is what the step takes beyond layers_us (all
- * layers on weights that are there) and update_us (the update by itself), each with the host's
- * clock and waits around it. Bytes: of live blocks between steps, the most of them, what the pool
+ * layers on weights that are there) and update_us (the update by itself; with --update ahead what of
+ * it is left at the end), each with the host's clock and waits around it. Bytes: of live blocks between steps, the most of them, what the pool
  * has taken, what the driver says is taken of the device by all; and what the rank sends in a step.
  * Planned: what the same program does on a simulated device, before.
  */
@@ -39,6 +41,7 @@ typedef struct bench_options {
     long layers, hidden, heads, ffn, tokens, sequence, rounds; /* -1: not given */
     tn_dtype gradient_dtype;
     tn_shard_layout layout;
+    int shards_from_masters, update_ahead;
     int tunes, checks, shares_gpu;
 } bench_options;
 
@@ -48,8 +51,8 @@ static int bad_usage(const char *what, const char *value) {
     fprintf(stderr,
             "tenure-bench-sharded: %s%s\nusage: mpirun -n RANKS tenure-bench-sharded "
             "[--driver host|cuda] [--engine mpi|nccl] [--weights fp8|bf16|both] "
-            "[--prefetch on|off|both] [--layout auto|tiles|ragged|flat] [--layers N] [--hidden N] "
-            "[--heads N] [--ffn N] [--tokens N] "
+            "[--prefetch on|off|both] [--layout auto|tiles|ragged|flat] [--shards kept|made] "
+            "[--update end|ahead] [--layers N] [--hidden N] [--heads N] [--ffn N] [--tokens N] "
             "[--sequence N] [--gradients bf16|fp32] [--rounds 1-%d] [--tune] [--check] "
             "[--share-gpu]\n",
             what, value, SHARDED_ROUNDS_MAX);
@@ -66,6 +69,12 @@ static int parse_either(const char *text, const char *first, const char *second,
     return 1;
 }
 
+/* Which of two names it is: 0, or 1. */
+static int parse_second(const char *text, const char *first, const char *second, int *is_second) {
+    int is_first = 0;
+    return parse_either(text, first, second, &is_first, is_second) && is_first != *is_second;
+}
+
 static int parse_layout(const char *text, tn_shard_layout *out) {
     for (int i = 0; i < TN_SHARD_LAYOUT_COUNT; i++) {
         if (strcmp(text, tn_shard_layout_name((tn_shard_layout)i)) != 0) continue;
@@ -76,19 +85,21 @@ static int parse_layout(const char *text, tn_shard_layout *out) {
 }
 
 static int parse_names(int option, bench_options *options) {
-    int a = 0, b = 0;
+    int is_second = 0;
     switch (option) {
     case 'd': return option_driver(optarg, &options->driver);
     case 'w': return parse_either(optarg, "fp8", "bf16", &options->fp8, &options->bf16);
     case 'p': return parse_either(optarg, "on", "off", &options->ahead, &options->on_call);
     case 'c': return parse_layout(optarg, &options->layout);
+    case 'm': return parse_second(optarg, "kept", "made", &options->shards_from_masters);
+    case 'u': return parse_second(optarg, "end", "ahead", &options->update_ahead);
     case 'e':
-        if (!parse_either(optarg, "mpi", "nccl", &a, &b) || a == b) return 0;
-        options->engine = a ? TN_COMM_MPI : TN_COMM_NCCL;
+        if (!parse_second(optarg, "mpi", "nccl", &is_second)) return 0;
+        options->engine = is_second ? TN_COMM_NCCL : TN_COMM_MPI;
         return 1;
     default:
-        if (!parse_either(optarg, "bf16", "fp32", &a, &b) || a == b) return 0;
-        options->gradient_dtype = a ? TN_BF16 : TN_FP32;
+        if (!parse_second(optarg, "bf16", "fp32", &is_second)) return 0;
+        options->gradient_dtype = is_second ? TN_FP32 : TN_BF16;
         return 1;
     }
 }
@@ -112,6 +123,8 @@ static const struct option option_names[] = {{"driver", required_argument, NULL,
                                              {"prefetch", required_argument, NULL, 'p'},
                                              {"gradients", required_argument, NULL, 'g'},
                                              {"layout", required_argument, NULL, 'c'},
+                                             {"shards", required_argument, NULL, 'm'},
+                                             {"update", required_argument, NULL, 'u'},
                                              {"layers", required_argument, NULL, 'l'},
                                              {"hidden", required_argument, NULL, 'h'},
                                              {"heads", required_argument, NULL, 'a'},
@@ -167,8 +180,8 @@ static int parse(int argc, char **argv, bench_options *options) {
         else if (option == 'G')
             options->shares_gpu = 1;
         else
-            is_taken = strchr("dewpgc", option) ? parse_names(option, options)
-                                                : parse_number(option, options);
+            is_taken = strchr("dewpgcmu", option) ? parse_names(option, options)
+                                                  : parse_number(option, options);
         snprintf(words, sizeof words, "--%s ", name_of(option));
         if (!is_taken) return bad_usage(words, optarg);
     }
@@ -216,7 +229,8 @@ static tn_status gather(const sharded_place *place, const sharded_result *result
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static void print_heading(void) {
-    printf("side,weights,mix,prefetch,layout,rank,ranks,device,engine,layers,hidden,ffn,tokens,"
+    printf("side,weights,mix,prefetch,layout,shards,update,rank,ranks,device,engine,layers,hidden,"
+           "ffn,tokens,"
            "gradients,step_us,layers_us,update_us,exposed_us,live_bytes,peak_bytes,reserved_bytes,"
            "driver_bytes,wire_bytes,planned_live_bytes,planned_peak_bytes,planned_wire_bytes\n");
 }
@@ -226,11 +240,13 @@ static void print_row(const sharded_place *place, const sharded_shape *shape, in
     const int is_host = place->info.driver == TN_DRIVER_HOST;
     char mix[40] = "gate";
     if (shape->sequence) snprintf(mix, sizeof mix, "attention %lld", (long long)shape->sequence);
-    printf("tenure,%s,%s,%s,%s,%d,%d,%s,%s,%d,%lld,%lld,%lld,%s,", shape->is_fp8 ? "fp8" : "bf16",
-           mix, shape->has_prefetch ? "on" : "off", tn_shard_layout_name(shape->layout), rank,
-           tn_comm_size(place->comm), is_host ? "host" : place->info.name,
-           tn_comm_engine_name(place->comm), shape->layers, (long long)shape->hidden,
-           (long long)shape->ffn, (long long)shape->tokens, tn_dtype_name(shape->gradient_dtype));
+    printf("tenure,%s,%s,%s,%s,%s,%s,%d,%d,%s,%s,%d,%lld,%lld,%lld,%s,",
+           shape->is_fp8 ? "fp8" : "bf16", mix, shape->has_prefetch ? "on" : "off",
+           tn_shard_layout_name(shape->layout), shape->shards_from_masters ? "made" : "kept",
+           shape->update_ahead ? "ahead" : "end", rank, tn_comm_size(place->comm),
+           is_host ? "host" : place->info.name, tn_comm_engine_name(place->comm), shape->layers,
+           (long long)shape->hidden, (long long)shape->ffn, (long long)shape->tokens,
+           tn_dtype_name(shape->gradient_dtype));
     printf("%.1f,%.1f,%.1f,%.1f,", r->step_us, r->layers_us, r->update_us,
            r->step_us - r->layers_us - r->update_us);
     printf("%llu,%llu,%llu,%llu,%llu,%llu,%llu,%llu\n", (unsigned long long)r->live_bytes,
@@ -282,7 +298,9 @@ static int run(const sharded_place *place, const bench_options *options) {
                            .tokens = options->tokens,
                            .sequence = options->sequence,
                            .gradient_dtype = options->gradient_dtype,
-                           .layout = options->layout};
+                           .layout = options->layout,
+                           .shards_from_masters = options->shards_from_masters,
+                           .update_ahead = options->update_ahead};
     if (tn_comm_rank(place->comm) == 0 && !options->checks) print_heading();
     for (shape.is_fp8 = 1; shape.is_fp8 >= 0; shape.is_fp8--) {
         if (!(shape.is_fp8 ? options->fp8 : options->bf16)) continue;

@@ -29,7 +29,7 @@ cat >"$work/expect.py" <<'END'
 import ast, csv, sys
 
 LAYERS, HIDDEN, FFN, TOKENS = 2, 256, 512, 64
-out, source, mix, prefetches = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+out, source, mix, way, prefetches = *sys.argv[1:5], sys.argv[5:]
 ranks = 2
 rows = list(csv.DictReader(open(out)))
 settings = [(w, p, str(r)) for w in ("fp8", "bf16") for p in prefetches for r in range(ranks)]
@@ -58,6 +58,7 @@ for weights, prefetch in {(r["weights"], r["prefetch"]) for r in rows}:
 
 for row in rows:
     assert (row["side"], row["mix"], row["layout"]) == ("tenure", mix, "auto"), row
+    assert row["shards"] + " " + row["update"] == way, row
     assert int(row["ranks"]) == ranks, row
     assert (row["device"], row["engine"], row["gradients"]) == ("host", "MPI", "bf16"), row
     assert int(row["tokens"]) == TOKENS, row
@@ -85,10 +86,15 @@ run() {
 }
 
 run
-python3 "$work/expect.py" "$work/out" "$2" gate on off || fail "$(cat "$work/out")"
+python3 "$work/expect.py" "$work/out" "$2" gate "kept end" on off || fail "$(cat "$work/out")"
+kept=$(awk -F, '/^tenure,bf16,gate,on/ { print $21; exit }' "$work/out")
+run --prefetch on --shards made --update ahead
+python3 "$work/expect.py" "$work/out" "$2" gate "made ahead" on || fail "$(cat "$work/out")"
+made=$(awk -F, '/^tenure,bf16,gate,on/ { print $21; exit }' "$work/out")
+[ "$made" -lt "$kept" ] || fail "$made bytes are live with shards made of masters, $kept without"
 run --sequence 32 --prefetch off
-python3 "$work/expect.py" "$work/out" "$2" "attention 32" off || fail "$(cat "$work/out")"
-run --check --prefetch on --sequence 32
+python3 "$work/expect.py" "$work/out" "$2" "attention 32" "kept end" off || fail "$(cat "$work/out")"
+run --check --prefetch on --sequence 32 --shards made --update ahead
 same=$(grep -c '^check,.*,rank [01] of 2,0 elements differ from those of one rank$' "$work/out")
 [ "$same" = 4 ] || fail "expected four checks: $(cat "$work/out")"
 
@@ -109,6 +115,8 @@ refused --weights fp4
 refused --prefetch maybe
 refused --gradients fp8
 refused --layout rows
+refused --shards both
+refused --update never
 refused --heads 3
 refused --heads 5 --hidden 256
 refused --tokens 64 --sequence 48
