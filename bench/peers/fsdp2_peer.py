@@ -36,9 +36,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 WARM_STEPS = 3
-COLUMNS = ("side,weights,mix,prefetch,layout,shards,update,rank,ranks,device,engine,layers,hidden,ffn,tokens,"
-           "gradients,step_us,layers_us,update_us,exposed_us,live_bytes,peak_bytes,reserved_bytes,"
-           "driver_bytes,wire_bytes,planned_live_bytes,planned_peak_bytes,planned_wire_bytes")
+COLUMNS = ("side,weights,mix,prefetch,layout,shards,update,rank,ranks,device,engine,layers,hidden,"
+           "ffn,tokens,gradients,step_us,layers_us,update_us,exposed_us,live_bytes,peak_bytes,"
+           "reserved_bytes,driver_bytes,wire_bytes,planned_live_bytes,planned_peak_bytes,"
+           "planned_wire_bytes")
 
 
 class Layer(nn.Module):
@@ -197,8 +198,8 @@ class Bench:
         mix = f"attention {o.sequence}" if o.sequence else "gate"
         name = torch.cuda.get_device_name() if self.is_cuda else "host"
         row = ["fsdp2", "bf16", mix, "on" if has_prefetch else "off", "rows", "made", "end",
-               self.rank, o.ranks, name, "NCCL" if self.is_cuda else "gloo", o.layers, o.hidden, o.ffn, o.tokens,
-               o.gradients]
+               self.rank, o.ranks, name, "NCCL" if self.is_cuda else "gloo", o.layers, o.hidden,
+               o.ffn, o.tokens, o.gradients]
         row += [f"{v:.1f}" for v in (*times, step_us - layers_us - update_us)]
         row += [*memory, self.wire_bytes(model), "", "", ""]
         rows = [None] * o.ranks

@@ -18,9 +18,10 @@
  *
  * Rank 0 prints CSV, a line for each rank and setting, and bench/peers/fsdp2_peer.py the same of
  * PyTorch FSDP2. Times in microseconds; exposed_us is what the step takes beyond layers_us (all
- * layers on weights that are there) and update_us (the update by itself; with --update ahead what of
- * it is left at the end), each with the host's clock and waits around it. Bytes: of live blocks between steps, the most of them, what the pool
- * has taken, what the driver says is taken of the device by all; and what the rank sends in a step.
+ * layers on weights that are there) and update_us (the update by itself; with --update ahead what
+ * of it is left at the end), each with the host's clock and waits around it. Bytes: of live blocks
+ * between steps, the most of them, what the pool has taken, what the driver says is taken of the
+ * device by all; and what the rank sends in a step.
  * Planned: what the same program does on a simulated device, before.
  */
 #include <getopt.h>

@@ -93,7 +93,8 @@ python3 "$work/expect.py" "$work/out" "$2" gate "made ahead" on || fail "$(cat "
 made=$(awk -F, '/^tenure,bf16,gate,on/ { print $21; exit }' "$work/out")
 [ "$made" -lt "$kept" ] || fail "$made bytes are live with shards made of masters, $kept without"
 run --sequence 32 --prefetch off
-python3 "$work/expect.py" "$work/out" "$2" "attention 32" "kept end" off || fail "$(cat "$work/out")"
+python3 "$work/expect.py" "$work/out" "$2" "attention 32" "kept end" off ||
+    fail "$(cat "$work/out")"
 run --check --prefetch on --sequence 32 --shards made --update ahead
 same=$(grep -c '^check,.*,rank [01] of 2,0 elements differ from those of one rank$' "$work/out")
 [ "$same" = 4 ] || fail "expected four checks: $(cat "$work/out")"
