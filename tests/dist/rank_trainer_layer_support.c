@@ -221,7 +221,8 @@ static void backward_experts(const micro_batch *b, const trained_layer *l, tn_te
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-void trainer_forward(const micro_batch *b, const trained_layer *l, tn_tensor *y, activations *a) {
+static void run_forward(const micro_batch *b, const trained_layer *l, tn_tensor *y,
+                        activations *a) {
     tn_scope_config config = TN_SCOPE_CONFIG_INIT;
     config.parent = b->scope, config.kind = TN_SCOPE_SAVED, config.name = "layer";
     EXPECT_OK(tn_scope_create(&config, &a->saved));
@@ -235,20 +236,22 @@ void trainer_forward(const micro_batch *b, const trained_layer *l, tn_tensor *y,
         forward_experts(b, l, y, a);
     else
         memcpy(y, a->value, sizeof a->value);
-    if (b->saving == RECOMPUTES_LAYERS) EXPECT_OK(tn_scope_close(a->saved));
 }
 
-static void forward_again(const micro_batch *b, const trained_layer *l, activations *a) {
-    micro_batch again = *b;
-    tn_tensor y[TRAINER_RANKS_MAX];
-    again.saving = SAVES;
-    trainer_forward(&again, l, y, a);
+void trainer_forward(const micro_batch *b, const trained_layer *l, tn_tensor *y, activations *a) {
+    trainer_put(b->t, tn_sharded_forward_begin, l);
+    run_forward(b, l, y, a);
+    if (b->saving == RECOMPUTES_LAYERS) EXPECT_OK(tn_scope_close(a->saved));
+    trainer_put(b->t, tn_sharded_forward_end, l);
 }
 
 void trainer_backward(const micro_batch *b, const trained_layer *l, tn_tensor *dy, activations *a) {
-    if (b->saving == RECOMPUTES_LAYERS) forward_again(b, l, a);
+    tn_tensor y[TRAINER_RANKS_MAX];
+    trainer_put(b->t, tn_sharded_backward_begin, l);
+    if (b->saving == RECOMPUTES_LAYERS) run_forward(b, l, y, a);
     if (b->t->layout.has_experts) backward_experts(b, l, dy, a);
     backward_mlp(b, l, dy, a);
     if (b->t->layout.has_attention) backward_attention(b, l, dy, a);
     EXPECT_OK(tn_scope_close(a->saved));
+    trainer_put(b->t, tn_sharded_backward_end, l);
 }

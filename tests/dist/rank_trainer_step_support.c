@@ -101,15 +101,26 @@ static void update(trainer *t, int layer, parameter *p, void *context) {
     EXPECT_OK(tn_tensor_info_get(p->weight, &info));
     args.master = p->master, args.gradient = p->gradient[0];
     args.first = p->first, args.second = p->second;
-    args.step = t->step, args.learning_rate = 2e-3f;
+    args.step = t->step, args.learning_rate = TRAINER_RATE;
     if (info.format != TN_FORMAT_PLAIN) args.weight = p->weight;
     if (info.dtype == TN_BF16) args.plain = p->weight;
     EXPECT_OK(tn_adamw(&args, t->all->stream));
 }
 
+static void update_all(trainer *t) {
+    tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
+    if (t->layout.sharding && !t->is_alone) {
+        trainer_update_sharded(t);
+        return;
+    }
+    advance.step = t->step;
+    EXPECT_OK(tn_adamw_advance(&advance, t->all->stream));
+    trainer_each(t, update, NULL);
+}
+
 static void freeze(trainer *t, int layer, parameter *p, void *context) {
-    (void)t, (void)context;
-    if (p->number != UP && !(layer == 0 && p->extent == OF_REPLICA)) return;
+    (void)context;
+    if (!trainer_freezes(t, layer, p)) return;
     p->is_frozen = 1;
     EXPECT_OK(tn_tensor_set_frozen(p->weight, 1));
 }
@@ -152,14 +163,11 @@ static void run_batches(trainer *t, int step, double *losses) {
 
 static void train(trainer *t) {
     for (int s = 0; s < STEPS; s++) {
-        tn_adamw_advance_args advance = TN_ADAMW_ADVANCE_ARGS_INIT;
         double losses[TRAINER_RANKS_MAX] = {0};
-        if (s == STEPS / 2) trainer_each(t, freeze, NULL);
+        if (s == STEPS / 2 && !t->layout.sharding) trainer_each(t, freeze, NULL);
         run_batches(t, s, losses);
         t->losses[s] = total_loss(t, losses);
-        advance.step = t->step;
-        EXPECT_OK(tn_adamw_advance(&advance, t->all->stream));
-        trainer_each(t, update, NULL);
+        update_all(t);
         ranks_wait(t->all);
         t->live_bytes[s] = test_pool_stats(t->all->pool).live_bytes;
         if (s > 0) assert_int_equal(t->live_bytes[s], t->live_bytes[1]);
@@ -180,7 +188,8 @@ typedef struct masters {
 static void collect(trainer *t, int layer, parameter *p, void *context) {
     const rank_fixture *all = t->all;
     masters *m = context;
-    parallel_matrix own = parallel_fetch(all, p->master);
+    parallel_matrix own =
+        t->layout.sharding ? trainer_sharded_master(t, layer, p) : parallel_fetch(all, p->master);
     parallel_matrix whole = parallel_zeros(own.rows * all->count, own.cols);
     const size_t bytes = (size_t)(own.rows * own.cols) * sizeof *own.at;
     char *blocks = ranks_take(all, bytes * ((size_t)all->count + 1));
@@ -208,7 +217,7 @@ static void expect_same(const trainer *whole, int layer, const parameter *p, int
     assert_int_equal(found->cols, expected.cols);
     for (int64_t i = 0; i < count; i++) {
         const float a = found->at[rank * count + i], e = expected.at[i];
-        if (memcmp(&a, &e, sizeof a) != 0)
+        if (!(a == e))
             fail_msg("rank %d of %d, layer %d, parameter %d: at %lld of %lld x %lld %a, expected "
                      "%a",
                      rank, whole->all->count, layer, p->number, (long long)i,
@@ -221,6 +230,7 @@ static void compare(trainer *whole, int layer, parameter *p, void *context) {
     const masters *found = context;
     const trainer_layout *layout = &whole->layout;
     const int own = TRAINER_EXPERTS / layout->ranks, expert = (p->number - PARTS) / 2;
+    if (layout->sharding && (p->is_frozen || p->has_no_gradient)) return; /* no master copy */
     parallel_matrix values = parallel_fetch(whole->all, p->master);
     for (int rank = 0; rank < whole->all->count; rank++) {
         int number = p->number;

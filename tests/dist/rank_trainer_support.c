@@ -60,9 +60,10 @@ static void make_weight(const trainer *t, parameter *p, const parallel_matrix *v
 }
 
 /* The values end. */
-static void make(const trainer *t, parameter *p, int number, trainer_extent of,
+static void make(const trainer *t, trained_layer *l, parameter *p, int number, trainer_extent of,
                  parallel_matrix values) {
-    p->number = number, p->extent = of;
+    p->is_there = 1, p->number = number, p->extent = of;
+    if (t->layout.sharding && trainer_freezes(t, (int)(l - t->layers), p)) p->is_frozen = 1;
     p->master = parallel_tensor(t->all, t->scope, TN_FP32, &values);
     p->first = zeros(t, values.rows, values.cols);
     p->second = zeros(t, values.rows, values.cols);
@@ -107,30 +108,35 @@ static parallel_matrix cut(const trainer *t, parallel_matrix whole, int by_rows)
 
 static void make_mlp(const trainer *t, trained_layer *l, uint32_t seed) {
     const int64_t ffn = (int64_t)TRAINER_BLOCK * t->layout.tensor_ranks;
-    make(t, &l->parts[GAIN_2], GAIN_2, OF_GROUP, ones());
-    make(t, &l->parts[UP], UP, OF_GROUP, cut(t, scaled(ffn, H, seed, 0.25f), 1));
-    make(t, &l->parts[DOWN], DOWN, OF_GROUP, cut(t, scaled(H, ffn, seed + 1, 0.125f), 0));
+    make(t, l, &l->parts[GAIN_2], GAIN_2, OF_GROUP, ones());
+    make(t, l, &l->parts[UP], UP, OF_GROUP, cut(t, scaled(ffn, H, seed, 0.25f), 1));
+    make(t, l, &l->parts[DOWN], DOWN, OF_GROUP, cut(t, scaled(H, ffn, seed + 1, 0.125f), 0));
     l->parts[GAIN_2].has_no_gradient = t->layout.tensor_ranks > 2;
 }
 
 static void make_attention(const trainer *t, trained_layer *l, uint32_t seed) {
-    make(t, &l->parts[GAIN_1], GAIN_1, OF_RANK, ones());
-    make(t, &l->parts[QKV], QKV, OF_RANK, scaled(3 * H, H, seed, 0.25f));
-    make(t, &l->parts[PROJECTION], PROJECTION, OF_RANK, scaled(H, H, seed + 1, 0.25f));
+    make(t, l, &l->parts[GAIN_1], GAIN_1, OF_RANK, ones());
+    make(t, l, &l->parts[QKV], QKV, OF_RANK, scaled(3 * H, H, seed, 0.25f));
+    make(t, l, &l->parts[PROJECTION], PROJECTION, OF_RANK, scaled(H, H, seed + 1, 0.25f));
 }
 
 static void make_experts(const trainer *t, trained_layer *l, uint32_t seed) {
     const int64_t own = trainer_own_experts(t), first = own * trainer_rank(t, 0);
-    make(t, &l->parts[GAIN_3], GAIN_3, OF_RANK, ones());
-    make(t, &l->parts[ROUTER], ROUTER, OF_RANK, router_of(seed));
+    make(t, l, &l->parts[GAIN_3], GAIN_3, OF_RANK, ones());
+    make(t, l, &l->parts[ROUTER], ROUTER, OF_RANK, router_of(seed));
     for (int e = 0; e < own; e++) {
         const uint32_t of = seed + 1 + 2 * (uint32_t)(first + e);
         l->expert_up[e].is_frozen = l->expert_down[e].is_frozen = first + e == FROZEN_EXPERT;
-        make(t, &l->expert_up[e], FIRST_UP + 2 * e, OF_REPLICA,
+        make(t, l, &l->expert_up[e], FIRST_UP + 2 * e, OF_REPLICA,
              scaled(TRAINER_EXPERT_FFN, H, of, 0.5f));
-        make(t, &l->expert_down[e], FIRST_DOWN + 2 * e, OF_REPLICA,
+        make(t, l, &l->expert_down[e], FIRST_DOWN + 2 * e, OF_REPLICA,
              scaled(H, TRAINER_EXPERT_FFN, of + 1, 0.5f));
     }
+}
+
+int trainer_freezes(const trainer *t, int layer, const parameter *p) {
+    if (p->extent == OF_REPLICA) return layer == 0 && (t->layout.layers > 1 || !t->layout.sharding);
+    return p->number == UP;
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
@@ -139,7 +145,7 @@ void trainer_each(trainer *t, parameter_function visit, void *context) {
     for (int i = 0; i < t->layout.layers; i++) {
         trained_layer *l = &t->layers[i];
         for (int part = 0; part < PARTS; part++)
-            if (l->parts[part].master.value) visit(t, i, &l->parts[part], context);
+            if (l->parts[part].is_there) visit(t, i, &l->parts[part], context);
         for (int64_t e = 0; e < trainer_own_experts(t); e++) {
             visit(t, i, &l->expert_up[e], context);
             visit(t, i, &l->expert_down[e], context);
@@ -178,6 +184,7 @@ trainer *trainer_open(const rank_fixture *all, const trainer_layout *layout, int
         if (layout->has_attention) make_attention(t, &t->layers[i], seed + 10);
         if (layout->has_experts) make_experts(t, &t->layers[i], seed + 20);
     }
+    if (layout->sharding && !is_alone) trainer_shard(t);
     t->step = zeros(t, 1, 3);
     t->error = test_plain(t->scope, TN_BYTE, 1, sizeof no_error);
     EXPECT_OK(
@@ -191,6 +198,7 @@ void trainer_close(trainer *t) {
         tn_plane_read(t->error, TN_PLANE_DATA, &error, sizeof error, NULL, 0, t->all->stream));
     ranks_wait(t->all);
     assert_int_equal(error, TN_GROUPED_OK);
+    trainer_unshard(t);
     EXPECT_OK(tn_scope_close(t->scope));
     assert_int_equal(test_pool_stats(t->all->pool).live_bytes, t->bytes_before);
     for (int i = 0; i < EXTENTS; i++)

@@ -5,8 +5,8 @@
  *
  * Gradients are accumulated over micro-batches. By turns a step saves what backward reads, has the
  * MLP make it again, has whole layers make all again, and over ranks delays the MLP's gradients.
- * Half-way the MLPs' first weights and the first layer's experts are frozen; one expert of each
- * layer always is, and some get no tokens.
+ * Half-way the MLPs' first weights and the first layer's experts are frozen (where weights are
+ * sharded: from the beginning); one expert of each layer always is, and some get no tokens.
  *
  * The order of sums allows for equality:
  *
@@ -25,6 +25,7 @@
 
 #include "block_support.h"
 #include "mixture_support.h"
+#include "tenure_sharded.h"
 
 enum {
     TRAINER_HIDDEN = 32,
@@ -35,6 +36,16 @@ enum {
     TRAINER_RANKS_MAX = MIXTURE_RANKS_MAX,
     TRAINER_STEPS = 20
 };
+#define TRAINER_RATE 2e-3f /* of learning */
+
+/* Whether each rank keeps all that it shares with others, or a shard of it, of which all is gathered
+ * for forward and for backward, once for both, or once a step. */
+typedef enum trainer_sharding {
+    NOT_SHARDED = 0,
+    SHARDED,
+    KEPT_AFTER_FORWARD,
+    KEPT_AFTER_BACKWARD
+} trainer_sharding;
 
 /* The ranks: replica after replica, of each the tensor groups one after the other. Experts are cut
  * over a replica's ranks, the MLP over a group's; the MLP is in every layer. */
@@ -42,6 +53,7 @@ typedef struct trainer_layout {
     int replicas, ranks, tensor_ranks; /* ranks: of a replica */
     int layers, micro_batches;         /* micro_batches: of each replica */
     int has_attention, has_experts;
+    trainer_sharding sharding;
     int64_t rows[TRAINER_RANKS_MAX]; /* of each rank of a replica, in whole sequences of 8 */
 } trainer_layout;
 
@@ -61,6 +73,7 @@ enum { GAIN_1, QKV, PROJECTION, GAIN_2, UP, DOWN, GAIN_3, ROUTER, PARTS };
 
 typedef struct parameter {
     trainer_extent extent;
+    int is_there, tensor; /* tensor: of the sharded unit that it is in */
     int number; /* in its layer: a part's, then up and down of each expert, from PARTS on */
     int is_frozen, has_no_gradient;
     tn_tensor master, first, second, weight; /* weight: as layers read it; a gain's is the master */
@@ -76,8 +89,9 @@ typedef struct trainer {
     const rank_fixture *all;
     trainer_layout layout;
     int is_alone;
-    tn_comm *group, *replica; /* this rank's, of one or more ranks; NULL: alone */
-    tn_comm *sums[EXTENTS];   /* of those whose gradients are added up */
+    tn_comm *group, *replica;           /* this rank's, of one or more ranks; NULL: alone */
+    tn_comm *sums[EXTENTS];             /* of those whose gradients are added up */
+    tn_sharded_model *sharded[EXTENTS]; /* NULL: not sharded, or there is nothing of it */
     tn_scope scope;
     tn_tensor step, error;
     trained_layer layers[TRAINER_LAYERS_MAX];
@@ -98,6 +112,9 @@ int64_t trainer_own_experts(const trainer *t);
 /* Ranks whose tokens this one has, and which they are in their replica. */
 int trainer_homes(const trainer *t);
 int trainer_rank(const trainer *t, int home);
+
+/* Frozen half-way, or sharded: from the beginning. */
+int trainer_freezes(const trainer *t, int layer, const parameter *p);
 
 /* In an order that is the same on all ranks. */
 typedef void (*parameter_function)(trainer *t, int layer, parameter *p, void *context);
@@ -130,6 +147,16 @@ typedef struct activations {
     tn_norm_mlp_saved mlp[TRAINER_RANKS_MAX];
     mixture mixture;
 } activations;
+
+/* Over ranks, of a layout that is sharded: from whole parameters, and for each unit of a layer. */
+void trainer_shard(trainer *t);
+void trainer_unshard(trainer *t);
+typedef tn_status (*trainer_call)(tn_sharded_model *model, int unit);
+void trainer_put(const trainer *t, trainer_call call, const trained_layer *l);
+void trainer_update_sharded(const trainer *t);
+
+/* A master copy, on all ranks; 0 of one that never trains. */
+parallel_matrix trainer_sharded_master(const trainer *t, int layer, const parameter *p);
 
 /* Of a->x. What is saved is in a->saved, and with RECOMPUTES_LAYERS that is gone at once. */
 void trainer_forward(const micro_batch *b, const trained_layer *l, tn_tensor *y, activations *a);
