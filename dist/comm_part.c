@@ -4,7 +4,9 @@
 
 #include <stdio.h>
 
-enum { KEY_BYTES = 64 };
+#include "host_alloc.h"
+
+enum { KEY_BYTES = 96, LOOK_US = 1 };
 
 /* What the engine has made is a communicator from here on, or is ended. */
 static tn_status finish(tn_comm *comm, tn_comm *made, tn_status status, tn_rendezvous *ranks,
@@ -138,40 +140,129 @@ static tn_rendezvous *store_of_shrink(const tn_comm *comm, const int *excluded, 
     return ranks && ranks->store ? ranks : NULL;
 }
 
-/* The lists' order is nobody's business. */
-static void write_key(const tn_comm *comm, const int *excluded, size_t count, char *key,
-                      size_t key_bytes) {
-    uint64_t hash = TN__HASH_BEGIN;
+/* ---- the id of a shrunk one ----------------------------------------------------------------- */
+
+/* A shrink that has failed may be made again with the same list, and ranks give up at different
+ * moments: an id that was put for an attempt that is over is nobody's. So each rank but 0 asks for
+ * one with a number that counts its attempts, and takes back what was not answered in time; rank 0
+ * answers what is being asked. The store has each key once, so that it tells what has been. */
+typedef struct id_question {
+    tn_comm *comm;
+    tn__store *store;
+    uint64_t list; /* of the ranks that are left out, in whichever order they were given */
+} id_question;
+
+typedef enum id_key { ID_ASKED, ID_TAKEN_BACK, ID_ANSWERED } id_key;
+
+static id_question question_of(tn_comm *comm, tn_rendezvous *ranks, const int *excluded,
+                               size_t count) {
+    id_question question = {.comm = comm, .store = ranks->store, .list = TN__HASH_BEGIN};
     for (int rank = 0; rank < comm->rank_count; rank++) {
         const unsigned char is_out = (unsigned char)is_excluded(excluded, count, rank);
-        hash = tn__hash_bytes(hash, &is_out, sizeof is_out);
+        question.list = tn__hash_bytes(question.list, &is_out, sizeof is_out);
     }
-    snprintf(key, key_bytes, "id without %016llx of %llu", (unsigned long long)hash,
-             (unsigned long long)tn__comm_watch_number(comm->watch));
+    return question;
 }
 
-/* ranks: NULL for one that is left alone. */
-static tn_status find_id(const tn_comm *comm, tn_rendezvous *ranks, const int *excluded,
-                         size_t count, tn_comm_id *out) {
+static void write_key(const id_question *question, id_key what, int rank, uint64_t attempt,
+                      char *key, size_t key_bytes) {
+    snprintf(key, key_bytes, "id %d without %016llx of %llu, rank %d, %llu", (int)what,
+             (unsigned long long)question->list,
+             (unsigned long long)tn__comm_watch_number(question->comm->watch), rank,
+             (unsigned long long)attempt);
+}
+
+static tn_status put(const id_question *question, id_key what, int rank, uint64_t attempt,
+                     const void *value, size_t bytes) {
+    char key[KEY_BYTES];
+    write_key(question, what, rank, attempt, key, sizeof key);
+    return tn__store_set(question->store, key, value, bytes);
+}
+
+static tn_status await(const id_question *question, id_key what, int rank, uint64_t attempt,
+                       uint64_t timeout_us, tn_comm_id *id) {
     size_t bytes = 0;
     char key[KEY_BYTES];
-    if (!ranks) return tn_comm_id_create(out);
-    write_key(comm, excluded, count, key, sizeof key);
-    if (comm->rank > 0)
-        return tn__store_get(ranks->store, key, comm->timeout_us, out, sizeof *out, &bytes);
-    TN_TRY(tn_comm_id_create(out));
-    return tn__store_set(ranks->store, key, out, sizeof *out);
+    write_key(question, what, rank, attempt, key, sizeof key);
+    return tn__store_get(question->store, key, timeout_us, id, id ? sizeof *id : 0, &bytes);
 }
 
-static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *excluded, size_t count,
-                           tn_comm *made) {
+static tn_status look_for(const id_question *question, id_key what, int rank, uint64_t attempt,
+                          int *is_there) {
+    tn__error_scope_begin();
+    tn_status status = await(question, what, rank, attempt, LOOK_US, NULL);
+    *is_there = status == TN_OK;
+    return tn__error_scope_end(status == TN_COMM_TIMEOUT ? TN_OK : status);
+}
+
+static tn_status receive_id(const id_question *question, tn_comm_id *out) {
+    const tn_comm *comm = question->comm;
+    uint64_t attempt = 0;
+    int is_there = 1;
+    while (is_there)
+        TN_TRY(look_for(question, ID_ASKED, comm->rank, ++attempt, &is_there));
+    TN_TRY(put(question, ID_ASKED, comm->rank, attempt, NULL, 0));
+    tn_status status = await(question, ID_ANSWERED, comm->rank, attempt, comm->timeout_us, out);
+    if (status == TN_OK) return TN_OK;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    (void)put(question, ID_TAKEN_BACK, comm->rank, attempt, NULL, 0);
+    tn__error_restore(&saved);
+    return status;
+}
+
+/* The number by which the rank is asking, once it is. */
+static tn_status await_question(const id_question *question, int rank, uint64_t start_us,
+                                uint64_t *out) {
+    const uint64_t timeout_us = question->comm->timeout_us;
+    uint64_t attempt = 0, spent_us = 0;
+    int is_over = 1;
+    while (is_over) {
+        attempt++;
+        spent_us = tn__flight_now_us() - start_us;
+        if (spent_us >= timeout_us) spent_us = timeout_us - LOOK_US;
+        TN_TRY(await(question, ID_ASKED, rank, attempt, timeout_us - spent_us, NULL));
+        TN_TRY(look_for(question, ID_TAKEN_BACK, rank, attempt, &is_over));
+        if (!is_over) TN_TRY(look_for(question, ID_ANSWERED, rank, attempt, &is_over));
+    }
+    *out = attempt;
+    return TN_OK;
+}
+
+/* All of them ask before one is answered, so that a rank that does not come leaves no id. */
+static tn_status answer(const id_question *question, uint64_t *attempts, const tn_comm_id *id) {
+    const int count = question->comm->rank_count;
+    for (int rank = 1; rank < count; rank++)
+        if (attempts[rank])
+            TN_TRY(put(question, ID_ANSWERED, rank, attempts[rank], id, sizeof *id));
+    return TN_OK;
+}
+
+static tn_status hand_out_id(const id_question *question, const int *excluded, size_t count,
+                             tn_comm_id *out) {
+    const int ranks = question->comm->rank_count;
+    const uint64_t start_us = tn__flight_now_us();
+    uint64_t *attempts = tn__host_alloc((size_t)ranks, sizeof *attempts);
+    if (!attempts) return TN_OUT_OF_HOST_MEMORY;
+    tn_status status = TN_OK;
+    for (int rank = 1; rank < ranks && status == TN_OK; rank++)
+        if (!is_excluded(excluded, count, rank))
+            status = await_question(question, rank, start_us, &attempts[rank]);
+    if (status == TN_OK) status = tn_comm_id_create(out);
+    if (status == TN_OK) status = answer(question, attempts, out);
+    tn__host_free(attempts);
+    return status;
+}
+
+/* ---- joining anew --------------------------------------------------------------------------- */
+
+static tn_status join_by(tn_comm *comm, const tn_comm_id *id, const int *excluded, size_t count,
+                         tn_comm *made) {
     tn_comm_config config = TN_COMM_CONFIG_INIT;
-    tn_comm_id id;
-    TN_TRY(find_id(comm, ranks, excluded, count, &id));
     config.device = comm->device;
     config.name = made->name;
     config.timeout_us = comm->timeout_us;
-    config.id = &id;
+    config.id = id;
     config.rank_count = comm->rank_count - (int)count;
     for (int rank = 0; rank < comm->rank; rank++)
         config.rank += !is_excluded(excluded, count, rank);
@@ -179,15 +270,30 @@ static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *exclu
     return comm->engine->join(&config, &made->rank, &made->rank_count, &made->state);
 }
 
+static tn_status join_alone(tn_comm *comm, const int *excluded, size_t count, tn_comm *made) {
+    tn_comm_id id;
+    TN_TRY(tn_comm_id_create(&id));
+    return join_by(comm, &id, excluded, count, made);
+}
+
+static tn_status join_anew(tn_comm *comm, tn_rendezvous *ranks, const int *excluded, size_t count,
+                           tn_comm *made) {
+    const id_question question = question_of(comm, ranks, excluded, count);
+    tn_comm_id id;
+    tn_status status =
+        comm->rank > 0 ? receive_id(&question, &id) : hand_out_id(&question, excluded, count, &id);
+    return status == TN_OK ? join_by(comm, &id, excluded, count, made) : status;
+}
+
 static tn_status shrink_locked(tn_comm *comm, const int *excluded, size_t count, tn_comm *made) {
     TN_TRY(check_shrink_locked(comm));
     const int had_failed = comm->failure != TN_OK;
     const int is_alone = comm->engine->joins_by_id && is_left_alone(comm, count);
     tn_rendezvous *ranks = is_alone ? NULL : store_of_shrink(comm, excluded, count);
-    tn_status status = is_alone || ranks
-                           ? join_anew(comm, ranks, excluded, count, made)
-                           : comm->engine->shrink(comm->state, excluded, (int)count, made->name,
-                                                  &made->rank, &made->rank_count, &made->state);
+    tn_status status = is_alone ? join_alone(comm, excluded, count, made)
+                       : ranks  ? join_anew(comm, ranks, excluded, count, made)
+                               : comm->engine->shrink(comm->state, excluded, (int)count, made->name,
+                                                      &made->rank, &made->rank_count, &made->state);
     comm->is_shrunk = status == TN_OK;
     /* Nothing more comes of it: it is not kept for that any longer. */
     if (comm->is_shrunk && comm->engine->expire) comm->engine->expire(comm->state, &comm->lock);

@@ -42,6 +42,7 @@ typedef struct mesh_maker {
     size_t next_visitor; /* the place that is given away next: the oldest one */
     uint64_t deadline_ns;
     int shortage; /* why the last visitor could not be taken in; 0 */
+    int is_anew;  /* there may be visitors of an attempt before, which has been given up */
 } mesh_maker;
 
 /* ---- making --------------------------------------------------------------------------------- */
@@ -134,6 +135,7 @@ static void listen_to(const mesh_maker *make, tn__tcp_visitor *from) {
     int is_ours = hello->word == make->word && hello->rank > make->mesh->rank &&
                   hello->rank < make->mesh->rank_count && hello->channel >= DATA &&
                   hello->channel < CHANNELS;
+    if (make->is_anew && tn__tcp_has_ended(from->file)) is_ours = 0;
     int *file = is_ours ? file_of(make->mesh, hello->rank, hello->channel) : NULL;
     if (file && *file < 0) {
         *file = from->file;
@@ -252,7 +254,7 @@ static uint64_t word_of(const tn__tcp_mesh *from, const int *rank_of, int rank_c
 
 tn_status tn__tcp_mesh_connect_anew(tn__tcp_mesh *mesh, tn__tcp_mesh *from, const int *rank_of,
                                     int rank, int rank_count, uint64_t timeout_us) {
-    mesh_maker make = {.mesh = mesh, .deadline_ns = tn__tcp_deadline_ns(timeout_us)};
+    mesh_maker make = {.mesh = mesh, .deadline_ns = tn__tcp_deadline_ns(timeout_us), .is_anew = 1};
     TN_ASSERT(rank_count <= mesh->capacity);
     mesh->rank = rank;
     mesh->rank_count = rank_count;

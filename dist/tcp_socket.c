@@ -297,6 +297,11 @@ ptrdiff_t tn__tcp_receive_some(int file, void *bytes, size_t count) {
     return count_or_gone(recv(file, bytes, most, 0));
 }
 
+int tn__tcp_has_ended(int file) {
+    struct pollfd ends = {.fd = file, .events = POLLRDHUP};
+    return poll(&ends, 1, 0) > 0;
+}
+
 static tn__tcp_end wait_for(int file, short events, uint64_t deadline_ns) {
     struct pollfd ready = {.fd = file, .events = events};
     while (poll(&ready, 1, tn__tcp_poll_ms(deadline_ns)) <= 0)

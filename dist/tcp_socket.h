@@ -64,6 +64,9 @@ tn__tcp_end tn__tcp_receive(int file, void *bytes, size_t count, uint64_t deadli
 ptrdiff_t tn__tcp_send_some(int file, const void *bytes, size_t count);
 ptrdiff_t tn__tcp_receive_some(int file, void *bytes, size_t count);
 
+/* 1: the other side sends nothing more, though what it has sent may be there still. */
+int tn__tcp_has_ended(int file);
+
 /* -1 is no file. */
 void tn__tcp_close(int *file);
 

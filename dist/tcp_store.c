@@ -197,8 +197,9 @@ tn_status tn__store_get(tn__store *store, const char *key, uint64_t timeout_us, 
     exchange with = make_exchange(TN__STORE_GET, key, NULL, 0, timeout_us);
     tn_status status = ask(store, &with);
     if (status == TN_OK) {
+        const size_t written = with.answer_bytes < room ? with.answer_bytes : room;
         *bytes = with.answer_bytes;
-        memcpy(value, with.answer, with.answer_bytes < room ? with.answer_bytes : room);
+        if (written) memcpy(value, with.answer, written);
     }
     tn__host_free(with.answer);
     return status;

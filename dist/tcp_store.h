@@ -23,7 +23,8 @@ void tn__store_close(tn__store *store);
 /* At most TN__STORE_VALUE_MAX bytes; a key has at most TN__STORE_KEY_MAX. */
 tn_status tn__store_set(tn__store *store, const char *key, const void *value, size_t bytes);
 
-/* Waits for the value; *bytes is what it has, of which `room` are written at most. */
+/* Waits for the value; *bytes is what it has, of which `room` are written at most (0: value may be
+ * NULL). */
 tn_status tn__store_get(tn__store *store, const char *key, uint64_t timeout_us, void *value,
                         size_t room, size_t *bytes);
 

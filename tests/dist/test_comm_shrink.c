@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tenure_checkpoint.h"
@@ -38,6 +39,12 @@ static void pass(int is_last, int awaited) {
 static int rank_count_of_test(void) {
     const char *text = getenv("TENURE_TEST_RANKS");
     return text ? atoi(text) : 3;
+}
+
+static uint64_t now_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * MICROSECONDS + (uint64_t)now.tv_nsec / 1000;
 }
 
 static int is_nccl(void) {
@@ -301,6 +308,40 @@ static void who_does_not_come_is_left_out_next(void **state) {
     run_ranks(3, NULL, -1, miss_one);
 }
 
+/* First rank 0 comes alone, then rank 1, each till its deadline; then both, rank 1 first: what one
+ * has put in the store for an attempt that is over is not for the next. */
+static void come_one_by_one(const test_meeting *meeting) {
+    const int last = meeting->rank_count - 1, excluded[] = {last};
+    tn_comm *shrunk = NULL;
+    all = ranks_open_forked(meeting, short_us());
+    assert_int_equal(takes_part(all.comm, meeting->rank), everybody());
+    for (int alone = 0; alone < 2; alone++) {
+        if (meeting->rank == alone) {
+            EXPECT_STATUS(tn_comm_shrink(all.comm, excluded, 1, NULL, &shrunk), TN_COMM_TIMEOUT);
+            assert_null(shrunk);
+        }
+        pass(1, (alone + 1) * meeting->rank_count);
+    }
+    const uint64_t begin_us = now_us();
+    while (meeting->rank != 1 && now_us() - begin_us < MICROSECONDS / 4)
+        sched_yield(); /* if rank 1 is slow nothing is shown */
+    if (meeting->rank != last) {
+        EXPECT_OK(tn_comm_shrink(all.comm, excluded, 1, NULL, &shrunk));
+        assert_int_equal(takes_part(shrunk, meeting->rank), (1 << last) - 1);
+        EXPECT_OK(tn_comm_destroy(shrunk));
+    }
+    pass(1, 3 * meeting->rank_count);
+    const tn_status status = await_failure();
+    EXPECT_STATUS(tn_comm_destroy(all.comm), status);
+    all.comm = NULL;
+    ranks_close(&all);
+}
+
+static void ranks_go_on_after_a_shrink_that_timed_out(void **state) {
+    (void)state;
+    if (rank_count_of_test() > 2) run_ranks(3, NULL, -1, come_one_by_one);
+}
+
 /* ---- training ------------------------------------------------------------------------------- */
 
 enum { KINDS = 3, ENTRIES = LAYERS * BLOCK_PARTS * KINDS + 1 };
@@ -475,6 +516,7 @@ int main(void) {
         cmocka_unit_test(ranks_may_be_left_out_by_choice),
         cmocka_unit_test(who_was_left_out_may_die),
         cmocka_unit_test(who_does_not_come_is_left_out_next),
+        cmocka_unit_test(ranks_go_on_after_a_shrink_that_timed_out),
         cmocka_unit_test(training_goes_on_from_its_checkpoint),
     };
     cmocka_set_test_filter(getenv("TENURE_TEST_FILTER"));
