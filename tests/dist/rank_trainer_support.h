@@ -38,8 +38,8 @@ enum {
 };
 #define TRAINER_RATE 2e-3f /* of learning */
 
-/* Whether each rank keeps all that it shares with others, or a shard of it, of which all is gathered
- * for forward and for backward, once for both, or once a step. */
+/* Whether each rank keeps all that it shares with others, or a shard of it, of which all is
+ * gathered for forward and for backward, once for both, or once a step. */
 typedef enum trainer_sharding {
     NOT_SHARDED = 0,
     SHARDED,

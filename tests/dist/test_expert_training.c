@@ -1,6 +1,7 @@
 /* Training with experts over ranks has the losses and weights of one rank, bit for bit: by
  * themselves, beside tensor-parallel ranks with sequence-parallel activations, in replicas over
- * other data, and with all that ranks have in common in shards. What is trained, and why the bits are equal, says rank_trainer_support.h. */
+ * other data, and with all that ranks have in common in shards. What is trained, and why the bits
+ * are equal, says rank_trainer_support.h. */
 #include "rank_trainer_support.h"
 
 static rank_fixture all;
@@ -54,8 +55,8 @@ static void experts_over_tensor_groups_train_as_on_one_rank(void **state) {
     trainer_compare(&all, "experts over tensor groups", &layout);
 }
 
-/* What ranks have in common is in shards on them: experts over replicas, the MLP over tensor groups,
- * all else over all ranks. */
+/* What ranks have in common is in shards on them: experts over replicas, the MLP over tensor
+ * groups, all else over all ranks. */
 static void train_in_shards(const char *name, trainer_layout layout, trainer_sharding sharding) {
     layout.layers = few_layers(), layout.micro_batches = 2;
     for (int r = 0; r < layout.ranks; r++)
