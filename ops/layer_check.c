@@ -72,35 +72,45 @@ static tn_status check_recipe(const tn__op_call *call, tn__layer_product *p) {
     return tn__gemm_planes(call, TN_GEMM_WGRAD, p->operand, p->operand, &p->wgrad);
 }
 
+static tn_status require_slots(const tn__op_call *call, const char *role,
+                               const tn_tensor_info *info, int64_t first, int64_t count,
+                               int64_t room) {
+    TN_TRY(tn__op_require_slot(call, role, info, first, room));
+    return tn__op_require_slot(call, role, info, first + count - 1, room);
+}
+
 /* What tn_quantize asks of it, before anything runs. */
-static tn_status check_scale(tn__op_call *call, const tn__layer_product *p, const char *role,
-                             const tn_layer_scale *scale) {
+tn_status tn__layer_check_scale(tn__op_call *call, const tn_tensor_info *weight, const char *role,
+                                const tn_layer_scale *scale, int64_t count) {
     tn_tensor_info info;
     tn__history history;
     if (!tn__layer_is_delayed(scale)) {
-        TN_REQUIRE(scale->slot == 0, "%s: %s of %s has slot %lld, but neither scale nor %s",
-                   call->name, role, p->roles->weight, (long long)scale->slot, "amax_history");
+        TN_REQUIRE(scale->slot == 0, "%s: %s has slot %lld, but neither scale nor amax_history",
+                   call->name, role, (long long)scale->slot);
         return TN_OK;
     }
-    TN_REQUIRE(p->weight.format == TN_FORMAT_FP8_TENSOR,
-               "%s: %s is given, but %s (tensor %s) is %s, expected %s: others scale blocks by "
-               "their own amax",
-               call->name, role, p->roles->weight, p->weight.name, tn_format_name(p->weight.format),
+    TN_REQUIRE(weight->format == TN_FORMAT_FP8_TENSOR,
+               "%s: %s is given, but the weight (tensor %s) is %s, expected %s: others are scaled "
+               "by their own amax",
+               call->name, role, weight->name, tn_format_name(weight->format),
                tn_format_name(TN_FORMAT_FP8_TENSOR));
     if (!tn__is_no_tensor(scale->scale)) {
         TN_TRY(tn__op_tensor(call, role, scale->scale, &info));
         TN_TRY(tn__op_require_fp32(call, role, &info));
-        TN_TRY(tn__op_require_slot(call, role, &info, scale->slot, info.rows * info.cols));
+        TN_TRY(require_slots(call, role, &info, scale->slot, count, info.rows * info.cols));
     }
     if (tn__is_no_tensor(scale->amax_history)) return TN_OK;
     TN_TRY(tn__op_history(call, scale->amax_history, &info, &history));
-    return tn__op_require_slot(call, "amax_history", &info, scale->slot, history.count);
+    return require_slots(call, "amax_history", &info, scale->slot, count, history.count);
 }
 
+/* Whose they are, the roles say. */
 static tn_status check_scales(tn__op_call *call, const tn__layer_product *p) {
-    TN_TRY(check_scale(call, p, "weight_scale", &p->w->weight_scale));
-    TN_TRY(check_scale(call, p, "x_scale", &p->w->x_scale));
-    return check_scale(call, p, "dy_scale", &p->w->dy_scale);
+    const tn__layer_roles *roles = p->roles;
+    const tn_layer_weight *w = p->w;
+    TN_TRY(tn__layer_check_scale(call, &p->weight, roles->weight_scale, &w->weight_scale, 1));
+    TN_TRY(tn__layer_check_scale(call, &p->weight, roles->x_scale, &w->x_scale, 1));
+    return tn__layer_check_scale(call, &p->weight, roles->dy_scale, &w->dy_scale, 1);
 }
 
 tn_status tn__layer_check_weight(tn__op_call *call, const tn__layer_roles *roles,

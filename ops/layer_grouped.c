@@ -72,6 +72,10 @@ tn_status tn__experts_check(tn__op_call *call, const tn_experts *args, tn__exper
     }
     TN_TRY(check_recipe(call, out));
     TN_TRY(tn__layer_check_ahead(call, "experts", args->next_weight, args->side));
+    TN_TRY(
+        tn__layer_check_scale(call, &out->weight, "experts.x_scale", &args->x_scale, args->groups));
+    TN_TRY(tn__layer_check_scale(call, &out->weight, "experts.dy_scale", &args->dy_scale,
+                                 args->groups));
     if (out->operand != TN_FORMAT_FP8_BLOCK_1D) return TN_OK;
     TN_TRY(tn__op_check_groups(call, args->device_offsets, args->error, &out->device));
     TN_REQUIRE(out->device.count == args->groups,
@@ -175,7 +179,7 @@ static tn_status view_group(const tn__quantize_work *all, int64_t first, int64_t
     return TN_OK;
 }
 
-/* As tn_quantize does each group alone. */
+/* As tn_quantize does each group alone; of all, factor and amax are the first group's. */
 static tn_status run_casts(tn__op_call *call, const tn__experts *of, const tn__quantize_work *all) {
     const size_t row_bytes = (size_t)all->src.cols * tn_dtype_bytes(all->src.dtype);
     float *row_scale = all->row.scale, *col_scale = all->col.scale;
@@ -185,11 +189,22 @@ static tn_status run_casts(tn__op_call *call, const tn__experts *of, const tn__q
         if (rows == 0 || all->src.cols == 0) continue;
         work.src.data = (unsigned char *)all->src.data + (size_t)first * row_bytes;
         work.src.rows = rows;
+        if (all->factor) work.factor = all->factor + e;
+        if (all->amax) work.amax = all->amax + e;
         if (all->has_row) TN_TRY(view_group(all, first, rows, TN_PLANE_ROW, &row_scale, &work.row));
         if (all->has_col) TN_TRY(view_group(all, first, rows, TN_PLANE_COL, &col_scale, &work.col));
         TN_TRY(TN__OP_RUN(call, quantize, &work));
     }
     return TN_OK;
+}
+
+static tn_status scale_casts(tn__op_call *call, const tn__experts *of, const tn_layer_scale *scale,
+                             tn__quantize_work *all) {
+    tn__layer_scaling scaling;
+    TN_TRY(tn__layer_scaling_begin(call, scale, &scaling));
+    all->factor = scaling.factor;
+    all->amax = scaling.amax;
+    return tn__layer_scaling_end(call, &scaling, run_casts(call, of, all));
 }
 
 tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scope,
@@ -213,7 +228,7 @@ tn_status tn__experts_quantize(tn__op_call *call, tn__experts *of, tn_scope scop
         TN_TRY(make_plane(call, of, col_scope, cast->keeps_col, col_names, cast,
                           cast->keeps_col ? &cast->kept : &scratch_col, &work.col_scale_floats,
                           &work.all.col, &cast->col));
-    if (of->operand == TN_FORMAT_FP8_TENSOR) return run_casts(call, of, &work.all);
+    if (of->operand == TN_FORMAT_FP8_TENSOR) return scale_casts(call, of, cast->scale, &work.all);
     TN_TRY(lease_groups(call, of, scope));
     if (work.all.src.rows == 0 || work.all.src.cols == 0) return TN_OK;
     return run_cast(call, of, &work);
@@ -269,6 +284,7 @@ static tn_status check_forward(tn__op_call *call, const tn_grouped_saved *saved,
     f->cast = (tn__experts_cast){.src = args->x,
                                  .info = &f->x,
                                  .dtype = TN__EXPERTS_X_DTYPE,
+                                 .scale = &experts->args->x_scale,
                                  .has_row = !experts->is_plain,
                                  .keeps_col = 1,
                                  .keep_scope = args->saved_scope};

@@ -49,6 +49,7 @@ typedef struct tn__experts_cast {
     tn_tensor src;
     const tn_tensor_info *info;
     tn_dtype dtype;
+    const tn_layer_scale *scale; /* delayed scaling, of the first group's slot on */
     int has_row, has_col;
     int keeps_col; /* in keep_scope, beyond the call; else both are scratch */
     tn_scope keep_scope;

@@ -176,6 +176,7 @@ static tn_status quantize_dy(tn__op_call *call, backward *b) {
     b->dy_cast = (tn__experts_cast){.src = b->args->dy,
                                     .info = &b->dy,
                                     .dtype = b->dy_dtype,
+                                    .scale = &b->experts.args->dy_scale,
                                     .has_row = b->wants_dx,
                                     .has_col = b->wants_dweights,
                                     .keeps_col = b->delays,
@@ -206,8 +207,11 @@ static tn_status begin_x(tn__op_call *call, backward *b) {
         return tn__grouped_plane_lease(call, &x, TN_READ, &b->x_cols);
     }
     if (has_saved_x(b)) return tn__grouped_plane_lease(call, &b->saved->x, TN_READ, &b->x_cols);
-    b->x_cast = (tn__experts_cast){
-        .src = b->args->x, .info = &b->x, .dtype = TN__EXPERTS_X_DTYPE, .has_col = 1};
+    b->x_cast = (tn__experts_cast){.src = b->args->x,
+                                   .info = &b->x,
+                                   .dtype = TN__EXPERTS_X_DTYPE,
+                                   .scale = &b->experts.args->x_scale,
+                                   .has_col = 1};
     TN_TRY(tn__experts_quantize(call, &b->experts, b->args->scope, &b->x_cast));
     b->x_cols = b->x_cast.col;
     return TN_OK;

@@ -18,6 +18,9 @@ static const tn__layer_roles roles = {.weight = "w.weight",
                                       .bias = "w.bias",
                                       .source = "w.source",
                                       .skip = "w.skip",
+                                      .weight_scale = "w.weight_scale",
+                                      .x_scale = "w.x_scale",
+                                      .dy_scale = "w.dy_scale",
                                       .dweight = "gradient.dweight",
                                       .dbias = "gradient.dbias"};
 

@@ -79,25 +79,41 @@ tn_status tn__layer_make_x(tn__op_call *call, const tn__layer_product *p, const 
     return is_kept && kept != p->fprop.a ? tn__layer_lease(call, out, kept) : TN_OK;
 }
 
-/* Scales and amaxes, which other casts of the call and other tensors share, are leased for the cast
- * alone: the amax is valid as soon as that is on the stream, whatever becomes of the call. */
-tn_status tn__layer_cast(tn__op_call *call, const tn__layer_operand *operand) {
-    const tn_layer_scale *by = operand->scale;
-    const int first = call->lease_count;
-    tn__quantize_plan plan = operand->plan;
+tn_status tn__layer_scaling_begin(tn__op_call *call, const tn_layer_scale *scale,
+                                  tn__layer_scaling *out) {
     tn_plane_view view;
-    if (by && !tn__is_no_tensor(by->scale)) {
-        TN_TRY(tn__op_lease(call, by->scale, TN_PLANE_DATA, TN_READ, &view));
-        plan.factor = (const float *)view.data + by->slot;
+    *out = (tn__layer_scaling){.first = call->lease_count};
+    if (scale && !tn__is_no_tensor(scale->scale)) {
+        TN_TRY(tn__op_lease(call, scale->scale, TN_PLANE_DATA, TN_READ, &view));
+        out->factor = (const float *)view.data + scale->slot;
     }
-    if (by && !tn__is_no_tensor(by->amax_history)) {
-        TN_TRY(tn__op_lease(call, by->amax_history, TN_PLANE_DATA, TN_UPDATE, &view));
-        plan.amax = (float *)view.data + by->slot;
+    if (scale && !tn__is_no_tensor(scale->amax_history)) {
+        TN_TRY(tn__op_lease(call, scale->amax_history, TN_PLANE_DATA, TN_UPDATE, &view));
+        out->amax = (float *)view.data + scale->slot;
     }
-    TN_TRY(tn__op_quantize(call, &plan));
-    for (int i = first; i < call->lease_count; i++)
-        TN_TRY(tn__op_end_lease(call, i));
+    out->end = call->lease_count;
     return TN_OK;
+}
+
+tn_status tn__layer_scaling_end(tn__op_call *call, const tn__layer_scaling *scaling,
+                                tn_status status) {
+    tn__saved_error failure;
+    tn_status ended = TN_OK;
+    tn__error_save(&failure);
+    for (int i = scaling->first; i < scaling->end && ended == TN_OK; i++)
+        ended = tn__op_end_lease(call, i);
+    if (status == TN_OK) return ended;
+    tn__error_restore(&failure);
+    return status;
+}
+
+tn_status tn__layer_cast(tn__op_call *call, const tn__layer_operand *operand) {
+    tn__quantize_plan plan = operand->plan;
+    tn__layer_scaling scaling;
+    TN_TRY(tn__layer_scaling_begin(call, operand->scale, &scaling));
+    plan.factor = scaling.factor;
+    plan.amax = scaling.amax;
+    return tn__layer_scaling_end(call, &scaling, tn__op_quantize(call, &plan));
 }
 
 /* A plane is dropped only when the other one is valid, which it is after its lease. */

@@ -33,6 +33,7 @@ static inline int tn__layer_is_delayed(const tn_layer_scale *scale) {
 /* Names of one product's operands in errors. */
 typedef struct tn__layer_roles {
     const char *weight, *bias, *source, *skip, *dweight, *dbias;
+    const char *weight_scale, *x_scale, *dy_scale;
 } tn__layer_roles;
 
 typedef struct tn__layer_product {
@@ -62,6 +63,11 @@ typedef struct tn__layer_operand {
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 tn_status tn__layer_check_common(tn__op_call *call, const tn_layer_common *common);
+
+/* Delayed scaling of `count` operands, in as many slots from scale->slot on, beside the weight that
+ * p says, which must be FP8_TENSOR. */
+tn_status tn__layer_check_scale(tn__op_call *call, const tn_tensor_info *weight, const char *role,
+                                const tn_layer_scale *scale, int64_t count);
 
 /* The weight whose plane is derived ahead, and the stream for it, as fields of `role`: without
  * another stream it would be derived where the product waits for it. */
@@ -175,6 +181,19 @@ tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_
 tn_status tn__layer_make(tn__op_call *call, const tn__layer_product *p, const char *name,
                          int is_gradient, const tn_tensor_info *of, int is_kept,
                          tn_plane kept_plane, tn__layer_operand *out);
+
+/* Leases what delayed scaling names, NULL: nothing, for as long as a cast takes to be put on the
+ * stream: other casts of the call and other tensors share it. The end takes what became of the
+ * cast, and leaves the amaxes valid whatever that is: made again, it collects the same. */
+typedef struct tn__layer_scaling {
+    int first, end; /* of the call's leases */
+    const float *factor;
+    float *amax; /* both at the slot; NULL: not given */
+} tn__layer_scaling;
+tn_status tn__layer_scaling_begin(tn__op_call *call, const tn_layer_scale *scale,
+                                  tn__layer_scaling *out);
+tn_status tn__layer_scaling_end(tn__op_call *call, const tn__layer_scaling *scaling,
+                                tn_status status);
 
 /* Puts the cast of a copy on the stream, from plan.src to the planes that are leased. */
 tn_status tn__layer_cast(tn__op_call *call, const tn__layer_operand *operand);

@@ -19,11 +19,11 @@
  *
  * The weights say how it is computed. FP8_BLOCK_2D: x and dy are quantized to 1D, in the weights'
  * scale mode, x to E4M3. FP8_TENSOR: each group's rows of x, and of dy, are quantized to FP8_TENSOR
- * as tn_quantize does a tensor of its own, by their own amax: so no expert's scale depends on
- * another's tokens. PLAIN: the products are of PLAIN operands, all of the weights' type. Other
- * formats are TN_UNSUPPORTED. All weights of a call are alike but for their contents, and each may
- * be frozen or not. So a backward in high precision of a forward in FP8 is one that is given PLAIN
- * weights, the masters, and x.
+ * as tn_quantize does a tensor of its own, by their own amax or by delayed scaling: so no expert's
+ * scale depends on another's tokens. PLAIN: the products are of PLAIN operands, all of the weights'
+ * type. Other formats are TN_UNSUPPORTED. All weights of a call are alike but for their contents,
+ * and each may be frozen or not. So a backward in high precision of a forward in FP8 is one that is
+ * given PLAIN weights, the masters, and x.
  *
  * What is alive, in bytes, for R rows in all groups (F: exact count of scales of all groups, as
  * tenure_grouped.h has it; of FP8_TENSOR 4 for each group that has rows):
@@ -44,6 +44,7 @@
 #define TENURE_EXPERTS_H
 
 #include "tenure_grouped.h"
+#include "tenure_layers.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,11 +66,12 @@ typedef struct tn_experts {
     /* Of another layer: its COL is derived while the last group's product runs, of a forward or of
      * a dx. It needs `side`; {0}, or PLAIN: nothing to derive. */
     tn_tensor next_weight;
+    /* FP8_TENSOR: delayed scaling of x and of dy, as tenure_layers.h has it; group e has the slot
+     * `slot` + e. Of a group without rows no amax is collected. */
+    tn_layer_scale x_scale, dy_scale;
 } tn_experts;
 #define TN_EXPERTS_INIT                                                                            \
-    {                                                                                              \
-        0, NULL, {0}, {0}, NULL, NULL, { 0 }                                                       \
-    }
+    { 0, NULL, {0}, {0}, NULL, NULL, {0}, TN_LAYER_SCALE_INIT, TN_LAYER_SCALE_INIT }
 
 /* What backward needs of forward: {0} for what was not saved. The tensors are in the saved_scope
  * and end with it, or with the backward that succeeds. */

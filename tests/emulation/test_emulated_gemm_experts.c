@@ -60,12 +60,13 @@ static results step_on(gpu_side *side, const test_experts_config *config, int wa
 
 static void a_step_has_the_hosts_bits(void **state) {
     static const test_experts_config configs[] = {
-        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
-        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_FP8_TENSOR, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
-        {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
+        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 1},
+        {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0}};
     enum { CONFIGS = sizeof configs / sizeof *configs };
     (void)state;
     for (int i = 0; i < CONFIGS * WAYS; i++) {
@@ -124,7 +125,7 @@ static int outputs_of(const test_experts *t, tn_tensor outputs[OUTPUTS]) {
 
 static void expect_untouched(place where, int accumulate) {
     static const test_experts_config plain = {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0,
-                                              TN_POLICY_KEEP};
+                                              TN_POLICY_KEEP,  0};
     test_ops ops = open_on(&device);
     test_experts t = test_experts_open(&ops, &plain);
     tn_tensor outputs[OUTPUTS];

@@ -48,9 +48,9 @@ static void alternate(const test_experts_config *config) {
 
 static void steps_on_alternating_streams_have_no_races(void **state) {
     static const test_experts_config configs[] = {
-        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 1, TN_POLICY_SCRATCH},
-        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0xF, TN_POLICY_UNTIL_LAST_USE},
-        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 1, TN_POLICY_KEEP}};
+        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 1, TN_POLICY_SCRATCH, 0},
+        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0xF, TN_POLICY_UNTIL_LAST_USE, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 1, TN_POLICY_KEEP, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++)
         alternate(&configs[i]);

@@ -63,6 +63,18 @@ static tn_tensor weight_of(const test_ops *ops, const test_experts_config *confi
     return quantize.dst;
 }
 
+/* Factors of their own for each group. */
+static void make_scales(const test_ops *ops, test_experts *t) {
+    float factors[EXPERTS_SLOTS], nothing[EXPERTS_HISTORY * EXPERTS_SLOTS] = {0.0f};
+    for (int i = 0; i < EXPERTS_SLOTS; i++)
+        factors[i] = 30.0f + 7.0f * (float)i;
+    t->scale = test_plain(ops->scope, TN_FP32, 1, EXPERTS_SLOTS);
+    t->history = test_plain(ops->scope, TN_FP32, EXPERTS_HISTORY, EXPERTS_SLOTS);
+    test_write(ops, t->scale, factors), test_write(ops, t->history, nothing);
+    t->experts.x_scale = (tn_layer_scale){t->scale, t->history, 0};
+    t->experts.dy_scale = (tn_layer_scale){t->scale, t->history, EXPERTS};
+}
+
 test_experts test_experts_open(const test_ops *ops, const test_experts_config *config) {
     static const uint32_t no_error;
     const int64_t rows = EXPERTS_ROWS + EXPERTS_SPARE;
@@ -81,6 +93,7 @@ test_experts test_experts_open(const test_ops *ops, const test_experts_config *c
             t.dweights[e] = test_plain(ops->scope, TN_FP32, EXPERTS_N, EXPERTS_K);
     }
     t.experts.groups = EXPERTS, t.experts.offsets = test_experts_offsets;
+    if (config->has_scales) make_scales(ops, &t);
     if (config->format != TN_FORMAT_FP8_BLOCK_2D) return t;
     t.experts.device_offsets =
         bytes_of(ops, ops->scope, test_experts_offsets, sizeof test_experts_offsets);
@@ -232,45 +245,45 @@ void test_experts_bytes(const test_ops *ops) {
     const tn_format fp8 = TN_FORMAT_FP8_BLOCK_2D, tensor = TN_FORMAT_FP8_TENSOR;
     const tn_plane_policy keep = TN_POLICY_KEEP, until_used = TN_POLICY_UNTIL_LAST_USE;
     const bytes_way ways[] = {
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep, 0},
          .planes_kept = WITH_ROWS,
          .planes_at_peak = WITH_ROWS},
-        {.config = {fp8, TN_BF16, TN_SCALE_FP32, 0, keep}, .has_no_dx = 1},
-        {.config = {fp8, TN_FP32, TN_SCALE_POW2, 0, keep},
+        {.config = {fp8, TN_BF16, TN_SCALE_FP32, 0, keep, 0}, .has_no_dx = 1},
+        {.config = {fp8, TN_FP32, TN_SCALE_POW2, 0, keep, 0},
          .delays = 1,
          .planes_kept = WITH_ROWS,
          .planes_at_peak = WITH_ROWS},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep}, .recomputes = 1, .has_no_dx = 1},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep, 0}, .recomputes = 1, .has_no_dx = 1},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, 0, keep, 0},
          .recomputes = 1,
          .delays = 1,
          .has_no_dx = 1},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used}, .planes_at_peak = 1},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used}, .has_no_dx = 1},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, SOME, until_used},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used, 0}, .planes_at_peak = 1},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used, 0}, .has_no_dx = 1},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, SOME, until_used, 0},
          .planes_kept = 2,
          .planes_at_peak = 3},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, keep},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, keep, 0},
          .planes_kept = WITH_ROWS,
          .planes_at_peak = WITH_ROWS},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, ALL, until_used, 0},
          .has_side = 1,
          .planes_at_peak = 2},
-        {.config = {fp8, TN_BF16, TN_SCALE_POW2, SOME, until_used},
+        {.config = {fp8, TN_BF16, TN_SCALE_POW2, SOME, until_used, 0},
          .has_side = 1,
          .planes_kept = 2,
          .planes_at_peak = 3},
-        {.config = {tensor, TN_BF16, TN_SCALE_POW2, 0, keep},
+        {.config = {tensor, TN_BF16, TN_SCALE_POW2, 0, keep, 0},
          .planes_kept = WITH_ROWS,
          .planes_at_peak = WITH_ROWS},
-        {.config = {tensor, TN_BF16, TN_SCALE_FP32, SOME, keep},
+        {.config = {tensor, TN_BF16, TN_SCALE_FP32, SOME, keep, 0},
          .delays = 1,
          .has_side = 1,
          .planes_kept = WITH_ROWS,
          .planes_at_peak = WITH_ROWS},
-        {.config = {tensor, TN_FP32, TN_SCALE_POW2, 0, keep}, .recomputes = 1, .has_no_dx = 1},
-        {.config = {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, keep}},
-        {.config = {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, SOME, keep}, .delays = 1},
+        {.config = {tensor, TN_FP32, TN_SCALE_POW2, 0, keep, 0}, .recomputes = 1, .has_no_dx = 1},
+        {.config = {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, keep, 0}},
+        {.config = {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, SOME, keep, 0}, .delays = 1},
     };
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
         run_way(ops, &ways[i]);

@@ -18,6 +18,7 @@ typedef struct test_experts_config {
     tn_scale_mode mode;
     unsigned frozen;        /* a bit for each expert */
     tn_plane_policy policy; /* of the weights */
+    int has_scales;         /* FP8_TENSOR: delayed scaling, x in the first slots, dy behind them */
 } test_experts_config;
 
 typedef struct test_experts {
@@ -26,7 +27,10 @@ typedef struct test_experts {
     tn_tensor x, y, dy, dx;
     tn_tensor weights[EXPERTS], biases[EXPERTS], dweights[EXPERTS], dbiases[EXPERTS];
     tn_experts experts;
+    tn_tensor scale, history; /* of delayed scaling */
 } test_experts;
+
+enum { EXPERTS_HISTORY = 2, EXPERTS_SLOTS = 2 * EXPERTS };
 
 /* Outputs have no planes yet. */
 test_experts test_experts_open(const test_ops *ops, const test_experts_config *config);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const test_experts_config fp8 = {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0,
-                                        TN_POLICY_KEEP};
+                                        TN_POLICY_KEEP,         0};
 
 static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_TENSOR, TN_FORMAT_PLAIN};
 
@@ -26,7 +26,7 @@ static tn_tensor rows_of(const test_ops *ops, tn_tensor tensor, int e) {
 
 /* As a GEMM takes it: quantized to both planes, in the weights' scale mode, or as it is. */
 static tn_tensor operand_of(const test_ops *ops, const test_experts *t, tn_tensor tensor, int e,
-                            tn_dtype dtype) {
+                            tn_dtype dtype, tn_tensor history) {
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
@@ -39,6 +39,10 @@ static tn_tensor operand_of(const test_ops *ops, const test_experts *t, tn_tenso
     config.rank = 2, config.shape[0] = info.rows, config.shape[1] = info.cols;
     EXPECT_OK(tn_tensor_create(ops->scope, &config, &args.dst));
     args.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+    if (t->config.has_scales) {
+        args.scale = t->scale, args.amax_history = history;
+        args.slot = e + (tensor.value == t->dy.value ? EXPERTS : 0);
+    }
     EXPECT_OK(tn_quantize(&args, ops->stream));
     return args.dst;
 }
@@ -65,13 +69,14 @@ static void expect_product(const test_ops *ops, tn_gemm_args args, tn_tensor bef
 
 typedef struct before {
     tn_tensor dweights[EXPERTS], dbiases[EXPERTS];
+    tn_tensor history; /* of amaxes, of delayed scaling */
 } before;
 
 static void expect_expert(const test_ops *ops, const test_experts *t, int e, const before *was,
                           int accumulate, tn_dtype gradient_dtype) {
     const int64_t rows = test_experts_offsets[e + 1] - test_experts_offsets[e];
-    tn_tensor x = operand_of(ops, t, t->x, e, TN_E4M3);
-    tn_tensor dy = operand_of(ops, t, t->dy, e, gradient_dtype);
+    tn_tensor x = operand_of(ops, t, t->x, e, TN_E4M3, was->history);
+    tn_tensor dy = operand_of(ops, t, t->dy, e, gradient_dtype, was->history);
     tn_gemm_args fprop = TN_GEMM_ARGS_INIT, dgrad = fprop, wgrad = fprop;
     fprop.a = x, fprop.b = t->weights[e], fprop.bias = t->biases[e];
     expect_product(ops, fprop, (tn_tensor){0}, rows_of(ops, t->y, e), rows, EXPERTS_N);
@@ -88,7 +93,12 @@ static void expect_expert(const test_ops *ops, const test_experts *t, int e, con
 
 /* Gradients of before, and a copy of them to compare with. */
 static before fill_gradients(const test_ops *ops, const test_experts *t) {
-    before was;
+    static const float nothing[EXPERTS_HISTORY * EXPERTS_SLOTS];
+    before was = {.history = {0}};
+    if (t->config.has_scales) {
+        was.history = test_plain(ops->scope, TN_FP32, EXPERTS_HISTORY, EXPERTS_SLOTS);
+        test_write(ops, was.history, nothing);
+    }
     for (int e = 0; e < EXPERTS; e++) {
         was.dweights[e] = test_plain(ops->scope, TN_FP32, EXPERTS_N, EXPERTS_K);
         was.dbiases[e] = test_plain(ops->scope, TN_FP32, 1, EXPERTS_N);
@@ -110,14 +120,24 @@ static void step(const test_ops *ops, const test_experts *t, int accumulate,
     EXPECT_OK(tn_grouped_linear_backward(&backward, &saved, NULL, ops->stream));
 }
 
+/* Of every group with rows, of x and of dy; of the one without, nothing. */
+static void expect_history(const test_ops *ops, const test_experts *t, tn_tensor expected) {
+    float amax[EXPERTS_HISTORY * EXPERTS_SLOTS];
+    expect_same(ops, t->history, expected);
+    test_read(ops, t->history, amax);
+    for (int i = 0; i < EXPERTS_SLOTS; i++)
+        assert_true(i % EXPERTS == 1 ? amax[i] == 0.0f : amax[i] > 0.0f);
+}
+
 static void each_expert_is_a_linear_layer_of_its_own(void **state) {
     static const test_experts_config configs[] = {
-        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_FP8_TENSOR, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH},
-        {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP},
-        {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP}};
+        {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_FP8_BLOCK_2D, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_FP32, TN_SCALE_FP32, 0, TN_POLICY_SCRATCH, 0},
+        {TN_FORMAT_FP8_TENSOR, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 1},
+        {TN_FORMAT_PLAIN, TN_BF16, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0},
+        {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0, TN_POLICY_KEEP, 0}};
     enum { CONFIGS = sizeof configs / sizeof *configs };
     (void)state;
     for (int i = 0; i < CONFIGS * 3; i++) {
@@ -129,6 +149,7 @@ static void each_expert_is_a_linear_layer_of_its_own(void **state) {
         step(&ops, &t, accumulate, gradient_dtype);
         for (int e = 0; e < EXPERTS; e++)
             expect_expert(&ops, &t, e, &was, accumulate, gradient_dtype);
+        if (t.config.has_scales) expect_history(&ops, &t, was.history);
         test_ops_close_host(&ops);
     }
 }
@@ -182,7 +203,7 @@ static void expect_difference(const test_ops *ops, const test_experts *t, tn_ten
 
 static void gradients_are_the_finite_differences(void **state) {
     static const test_experts_config plain = {TN_FORMAT_PLAIN, TN_FP32, TN_SCALE_POW2, 0,
-                                              TN_POLICY_KEEP};
+                                              TN_POLICY_KEEP,  0};
     (void)state;
     test_ops ops = test_ops_open_host();
     test_experts t = test_experts_open(&ops, &plain);

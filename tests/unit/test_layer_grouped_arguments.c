@@ -8,7 +8,7 @@ typedef struct fixture {
     test_ops ops, other;
     test_experts t;
     tn_tensor small, fp32, bytes, frozen, fp8_1d, tensor_scaled, elsewhere, e5m2, fp32_scaled;
-    tn_tensor plain[EXPERTS], view, first_rows, later_rows, fp32_dy, fp32_x;
+    tn_tensor scalar, plain[EXPERTS], view, first_rows, later_rows, fp32_dy, fp32_x;
     tn_tensor weights[EXPERTS], vectors[EXPERTS], matrices[EXPERTS];
     tn_grouped_saved saved;
     tn_grouped_delayed delayed;
@@ -39,13 +39,14 @@ static tn_tensor valid(const test_ops *ops, tn_dtype dtype, int64_t rows, int64_
 
 static fixture open_fixture(void) {
     static const test_experts_config config = {TN_FORMAT_FP8_BLOCK_2D, TN_BF16, TN_SCALE_POW2, 0,
-                                               TN_POLICY_KEEP};
+                                               TN_POLICY_KEEP,         0};
     fixture f = {.ops = test_ops_open_host(), .other = test_ops_open_host()};
     const tn_format tiles = TN_FORMAT_FP8_BLOCK_2D;
     tn_scope scope = f.ops.scope;
     f.t = test_experts_open(&f.ops, &config);
     f.small = valid(&f.ops, TN_BF16, EXPERTS_ROWS - 1, EXPERTS_K);
     f.fp32 = valid(&f.ops, TN_FP32, EXPERTS_N, EXPERTS_K);
+    f.scalar = valid(&f.ops, TN_FP32, 1, 1);
     f.bytes = valid(&f.ops, TN_BYTE, EXPERTS_ROWS, EXPERTS_K);
     f.frozen = test_weight(scope, EXPERTS_N, EXPERTS_K, 1, TN_POLICY_KEEP);
     f.fp8_1d = scaled(scope, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, TN_SCALE_POW2);
@@ -116,6 +117,18 @@ SPOIL(one_tensor, f->weights[2] = f->tensor_scaled)
 SPOIL(own_side, BOTH(side, f->ops.stream))
 SPOIL(no_side, BOTH(next_weight, f->frozen))
 SPOIL(next_of_1d, (BOTH(side, f->other.stream), BOTH(next_weight, f->fp8_1d)))
+SPOIL(scaled_blocks, BOTH(x_scale.scale, f->fp32))
+SPOIL(slot_of_nothing, BOTH(dy_scale.slot, 2))
+static void few_slots(call *c, fixture *f) {
+    for (int e = 0; e < EXPERTS; e++)
+        f->weights[e] = f->tensor_scaled;
+    BOTH(x_scale.scale, f->t.biases[0]), BOTH(x_scale.slot, EXPERTS_N - EXPERTS + 1);
+}
+static void short_history(call *c, fixture *f) {
+    few_slots(c, f);
+    BOTH(x_scale.slot, 0), BOTH(dy_scale.amax_history, f->scalar);
+}
+SPOIL(far_slot, (few_slots(c, f), BOTH(x_scale.slot, INT64_MAX)))
 SPOIL(next_elsewhere, (BOTH(side, f->other.stream), BOTH(next_weight, f->elsewhere)))
 SPOIL(plain_of_another_type, for (int e = 0; e < EXPERTS; e++) f->weights[e] = f->fp32)
 
@@ -201,6 +214,11 @@ static const struct mistake {
     {no_side, EITHER, TN_INVALID_ARGUMENT, "experts.side is NULL"},
     {next_of_1d, EITHER, TN_INVALID_ARGUMENT, "experts.next_weight (tensor"},
     {next_elsewhere, EITHER, TN_INVALID_ARGUMENT, "another device"},
+    {scaled_blocks, EITHER, TN_INVALID_ARGUMENT, "experts.x_scale is given, but the weight"},
+    {slot_of_nothing, EITHER, TN_INVALID_ARGUMENT, "experts.dy_scale has slot 2, but neither"},
+    {few_slots, EITHER, TN_INVALID_ARGUMENT, "slot is 40, but experts.x_scale"},
+    {far_slot, EITHER, TN_INVALID_ARGUMENT, "but experts.x_scale (tensor"},
+    {short_history, EITHER, TN_INVALID_ARGUMENT, "slot is 4, but amax_history"},
     {plain_of_another_type, EITHER, TN_INVALID_ARGUMENT, "elements of bf16, expected fp32"},
     {no_x, FORWARD, TN_STALE_HANDLE, ""},
     {small_x, FORWARD, TN_INVALID_ARGUMENT, "is 150 x 72, expected at least 151 x 72"},
