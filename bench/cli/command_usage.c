@@ -19,6 +19,11 @@ int command_misused(const char *command, const char *format, ...) {
     return EXIT_BAD_USAGE;
 }
 
+int program_misused(const char *program, const char *what, const char *value) {
+    fprintf(stderr, "%s: %s: %s (see --help)\n", program, what, value);
+    return EXIT_BAD_USAGE;
+}
+
 /* getopt_long leaves optopt 0 for an unknown long option, the option's own value for one that was
  * given a value it does not take, and the letter for an unknown short option. */
 int command_option_refused(const char *command, int option, int first_long, char **argv) {

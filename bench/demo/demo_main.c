@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "demo_budget.h"
 #include "demo_report.h"
 #include "option_values.h"
+
+static const char program_name[] = "tenure-demo";
 
 /* In narrower models the head's 256 logits a token, not the stack's backward, make the peak that
  * the report compares. A single step shows no fall of the loss. */
@@ -49,11 +52,6 @@ static const char usage_text[] =
     "                      at N + 1 budgets from none to all, as CSV (or JSON)\n"
     "  --help              this text\n";
 
-static int bad_usage(const char *what, const char *value) {
-    fprintf(stderr, "tenure-demo: %s: %s (see --help)\n", what, value);
-    return 2;
-}
-
 /* ---- options -------------------------------------------------------------------------------- */
 
 static int parse_one(int option, const char *value, demo_options *options) {
@@ -90,10 +88,11 @@ static int parse_options(int argc, char **argv, demo_options *options) {
         if (option == '?') return 1 + 2;
         if (option == '?' + 256) return fputs(usage_text, stdout) >= 0 ? 1 : 2;
         if (!parse_one(option, optarg, options)) {
-            return 1 + bad_usage(known[index].name, optarg);
+            return 1 + program_misused(program_name, known[index].name, optarg);
         }
     }
-    if (optind < argc) return 1 + bad_usage("unexpected argument", argv[optind]);
+    if (optind < argc)
+        return 1 + program_misused(program_name, "unexpected argument", argv[optind]);
     return 0;
 }
 
@@ -155,14 +154,17 @@ static int run_training(const demo_options *options, demo_report *report) {
     size_t text_bytes = 0;
     int holds = 1;
     unsigned char *text = option_read_file(options->text_path, TEXT_BYTES_MIN, &text_bytes);
-    if (!text) return bad_usage("no file with at least 1024 bytes", options->text_path);
+    if (!text)
+        return program_misused(program_name, "no file with at least 1024 bytes",
+                               options->text_path);
     config.driver = options->driver;
     tn_status status = tn_device_create(&config, &device);
     if (status == TN_OK) status = tn_device_info_get(device, &report->device);
     if (status == TN_OK && report->device.simulated) {
         (void)tn_device_destroy(device);
         free(text);
-        return bad_usage("training needs a device that computes, not", report->device.name);
+        return program_misused(program_name, "training needs a device that computes, not",
+                               report->device.name);
     }
     if (status == TN_OK) {
         set_sizes(options, report);

@@ -9,10 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "replay_output.h"
 #include "text_table.h"
 
-enum { SECTIONS = 4, CASTS = SECTIONS, EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
+static const char program_name[] = "tenure-bench-gpu";
+
+enum { SECTIONS = 4, CASTS = SECTIONS, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023 };
 
 static gpu_bench_section sections[SECTIONS] = {
     {.key = "gemms",
@@ -174,11 +177,6 @@ static int parse_size(const char *text, gpu_cast_choice *choice) {
     return end != text && !*end && choice->cols > 0;
 }
 
-static int bad_usage(const char *what, const char *value) {
-    fprintf(stderr, "tenure-bench-gpu: %s: %s (see --help)\n", what, value);
-    return EXIT_BAD_USAGE;
-}
-
 /* -1 to go on, else the exit status. */
 static int parse_options(int argc, char **argv, bench_options *options) {
     static const struct option known[] = {
@@ -194,16 +192,17 @@ static int parse_options(int argc, char **argv, bench_options *options) {
         if (option == 'r') options->rehearse = 1;
         if (option == 'c') options->csv = optarg;
         if (option == 'o' && !parse_section(optarg, &options->only))
-            return bad_usage("--only", optarg);
+            return program_misused(program_name, "--only", optarg);
         if (option == 'd' && !parse_ordinal(optarg, &options->ordinal))
-            return bad_usage("--device", optarg);
+            return program_misused(program_name, "--device", optarg);
         if (option == 's' && !parse_size(optarg, &options->casts))
-            return bad_usage("--size", optarg);
+            return program_misused(program_name, "--size", optarg);
     }
     options->casts.words = argv + optind;
     options->casts.word_count = argc - optind;
     if (gpu_bench_casts_chosen(&options->casts) > 0) return -1;
-    return bad_usage("no such cast or size", argc > optind ? argv[optind] : "--size");
+    return program_misused(program_name, "no such cast or size",
+                           argc > optind ? argv[optind] : "--size");
 }
 
 /* ---- running ------------------------------------------------------------------------------- */

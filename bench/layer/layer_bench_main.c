@@ -7,9 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "layer_bench.h"
 
-enum { EXIT_BAD_USAGE = 2, EXIT_NO_GPU = 77, ORDINAL_MAX = 1023, EXTENT_MAX = 1 << 20 };
+static const char program_name[] = "tenure-bench-layer";
+
+enum { EXIT_NO_GPU = 77, ORDINAL_MAX = 1023, EXTENT_MAX = 1 << 20 };
 
 typedef struct layer_options {
     layer_shape shape;
@@ -34,11 +37,6 @@ static const char usage_text[] =
     "  --json                   the figures as JSON on standard output\n"
     "  --rehearse               small, on the host: that it can be done, no figures\n"
     "  --help                   this text\n";
-
-static int bad_usage(const char *what, const char *value) {
-    fprintf(stderr, "tenure-bench-layer: %s: %s (see --help)\n", what, value);
-    return EXIT_BAD_USAGE;
-}
 
 static int parse_count(const char *text, long least, long most, long *out) {
     char *end = NULL;
@@ -92,9 +90,10 @@ static int parse_options(int argc, char **argv, layer_options *options) {
     while ((option = getopt_long(argc, argv, "", known, &index)) != -1) {
         if (option == '?') return EXIT_BAD_USAGE;
         if (option == 'u') return fputs(usage_text, stdout) >= 0 ? EXIT_SUCCESS : EXIT_FAILURE;
-        if (!parse_one(option, optarg, options)) return bad_usage(known[index].name, optarg);
+        if (!parse_one(option, optarg, options))
+            return program_misused(program_name, known[index].name, optarg);
     }
-    return optind < argc ? bad_usage("unexpected argument", argv[optind]) : -1;
+    return optind < argc ? program_misused(program_name, "unexpected argument", argv[optind]) : -1;
 }
 
 /* What is not said is the layer, or for a rehearsal a small one. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "command_usage.h"
 #include "option_values.h"
 
 /* Places and tokens are bytes; a head's width is what attention takes. */
@@ -47,8 +48,7 @@ static const char usage_text[] =
     "  --help              this text\n";
 
 int trainer_bad_usage(const char *what, const char *value) {
-    fprintf(stderr, "tenure-train: %s: %s (see --help)\n", what, value);
-    return 2;
+    return program_misused("tenure-train", what, value);
 }
 
 /* ---- parsing -------------------------------------------------------------------------------- */
