@@ -26,14 +26,14 @@ static void read_all(const mixture_run *run, tn_tensor tensor, void *data, size_
     EXPECT_OK(tn_stream_synchronize(run->all->device, run->all->stream));
 }
 
-static tn_tensor map_of(const mixture_run *run, tn_scope scope, const int64_t *numbers,
-                        int64_t rows, int64_t each) {
+tn_tensor mixture_map(const mixture_run *run, tn_scope scope, const int64_t *numbers, int64_t rows,
+                      int64_t each) {
     tn_tensor map = test_plain(scope, TN_BYTE, rows, each * (int64_t)sizeof *numbers);
     write_all(run, map, numbers, (size_t)(rows * each) * sizeof *numbers);
     return map;
 }
 
-static tn_tensor gathered(const mixture_run *run, tn_scope scope, tn_tensor src, tn_tensor map) {
+tn_tensor mixture_gathered(const mixture_run *run, tn_scope scope, tn_tensor src, tn_tensor map) {
     tn_gather_rows_args args = TN_GATHER_ROWS_ARGS_INIT;
     tn_tensor_info info = TN_TENSOR_INFO_INIT, map_info = TN_TENSOR_INFO_INIT;
     EXPECT_OK(tn_tensor_info_get(src, &info));
@@ -85,8 +85,8 @@ static void sort_rows(const mixture_run *run, tn_scope saved, mixture_home *home
         }
         tokens[e] = at - first;
     }
-    home->sources = map_of(run, saved, source, picks, 1);
-    home->places = map_of(run, saved, home->place, home->rows, MIXTURE_PICKS);
+    home->sources = mixture_map(run, saved, source, picks, 1);
+    home->places = mixture_map(run, saved, home->place, home->rows, MIXTURE_PICKS);
     home->weights = test_plain(saved, TN_FP32, picks, 1);
     write_all(run, home->weights, sorted, (size_t)picks * sizeof *sorted);
 }
@@ -152,8 +152,8 @@ static void make_maps(const mixture_run *run, tn_scope saved, mixture *m) {
             }
         }
     }
-    m->there = map_of(run, saved, there, at, 1);
-    m->back = map_of(run, saved, back, at, 1);
+    m->there = mixture_map(run, saved, there, at, 1);
+    m->back = mixture_map(run, saved, back, at, 1);
 }
 
 static tn_expert_args travel_of(const mixture_run *run, const mixture *m, tn_tensor src,
@@ -186,7 +186,7 @@ static tn_tensor joined(const mixture_run *run, const mixture *m, const tn_tenso
 /* Rows by expert of each home to the experts: PLAIN. */
 static tn_tensor go_plain(const mixture_run *run, const mixture *m, const tn_tensor *parts) {
     tn_tensor_info info = TN_TENSOR_INFO_INIT;
-    if (!run->comm) return gathered(run, run->scratch, joined(run, m, parts), m->there);
+    if (!run->comm) return mixture_gathered(run, run->scratch, joined(run, m, parts), m->there);
     EXPECT_OK(tn_tensor_info_get(parts[0], &info));
     tn_tensor dst = test_plain(run->scratch, info.dtype, own_rows(run, m), info.cols);
     const tn_expert_args args = travel_of(run, m, parts[0], dst);
@@ -205,7 +205,7 @@ static tn_tensor go(const mixture_run *run, const mixture *m, const tn_tensor *t
         args.dst = test_fp8(run->scratch, TN_FORMAT_FP8_BLOCK_1D, dtype, m->homes[i].rows,
                             run->shape->hidden);
         EXPECT_OK(tn_quantize(&args, run->all->stream));
-        parts[i] = gathered(run, run->scratch, args.dst, m->homes[i].sources);
+        parts[i] = mixture_gathered(run, run->scratch, args.dst, m->homes[i].sources);
         if (!run->comm) parts[i] = dequantized(run, parts[i]);
     }
     if (!run->comm) return go_plain(run, m, parts);
@@ -227,7 +227,7 @@ static void come_back(const mixture_run *run, const mixture *m, tn_tensor src, t
         EXPECT_OK(tn_expert_combine(&args, run->all->stream));
         return;
     }
-    tn_tensor whole = gathered(run, run->scratch, src, m->back);
+    tn_tensor whole = mixture_gathered(run, run->scratch, src, m->back);
     for (int i = 0; i < mixture_homes(run); i++)
         EXPECT_OK(tn_tensor_view_rows(whole, m->homes[i].first, m->homes[i].rows * MIXTURE_PICKS,
                                       run->scratch, &parts[i]));
@@ -303,7 +303,7 @@ void mixture_forward(const mixture_run *run, const mixture_weights *weights, tn_
     count_tokens(run, out, own);
     make_offsets(run, out);
     if (!run->comm) make_maps(run, saved, out);
-    out->device_offsets = map_of(run, saved, out->offsets, 1, mixture_own_experts(run) + 1);
+    out->device_offsets = mixture_map(run, saved, out->offsets, 1, mixture_own_experts(run) + 1);
     out->weights = go_plain(run, out, sorted);
     EXPECT_OK(tn_tensor_move(out->weights, saved));
     come_back(run, out, forward_experts(run, weights, saved, go(run, out, normed, TN_E4M3), out),

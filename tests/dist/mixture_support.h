@@ -36,6 +36,11 @@ typedef struct mixture_run {
 int mixture_homes(const mixture_run *run);
 int64_t mixture_own_experts(const mixture_run *run);
 
+/* A map of rows, `each` numbers a row; and the rows that it names, of src's kind. */
+tn_tensor mixture_map(const mixture_run *run, tn_scope scope, const int64_t *numbers, int64_t rows,
+                      int64_t each);
+tn_tensor mixture_gathered(const mixture_run *run, tn_scope scope, tn_tensor src, tn_tensor map);
+
 /* Experts: this rank's. Of gradients, gain and router have one for each home. */
 typedef struct mixture_weights {
     tn_tensor gain, router;     /* fp32 [1, hidden], bf16 [experts, hidden] */

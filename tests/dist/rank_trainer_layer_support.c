@@ -1,9 +1,11 @@
 /* Layers of a small transformer over ranks, or alone: see rank_trainer_support.h. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "rank_trainer_support.h"
+#include "tenure_attention.h"
 
-enum { H = TRAINER_HIDDEN, HEADS = 4, SEQUENCE = 8 };
+enum { H = TRAINER_HIDDEN, HEADS = 4, SEQUENCE = 8, BLOCK_HEADS = 2 };
 
 static int64_t group_rows(const trainer *t, int group) {
     const int first = group * t->layout.tensor_ranks;
@@ -167,6 +169,175 @@ static void backward_mlp(const micro_batch *b, const trained_layer *l, tn_tensor
     }
 }
 
+/* ---- attention whose heads are cut ----------------------------------------------------------- */
+
+/* A block of 128 features is two heads of queries, or a head of keys and one of values. */
+typedef struct cut_shape {
+    int64_t tokens, blocks; /* of the group; that this rank has */
+} cut_shape;
+
+static cut_shape cut_shape_of(const trainer *t, int group) {
+    const int tensor = t->layout.tensor_ranks;
+    if (t->is_alone) return (cut_shape){group_rows(t, group), tensor};
+    return (cut_shape){group_rows(t, trainer_rank(t, 0) / tensor), 1};
+}
+
+static tn_tensor copied(const micro_batch *b, tn_tensor from, int64_t rows, int64_t cols) {
+    tn_convert_args args = TN_CONVERT_ARGS_INIT;
+    args.x = from, args.y = test_plain(b->scope, TN_BF16, rows, cols);
+    EXPECT_OK(tn_convert(&args, b->t->all->stream));
+    return args.y;
+}
+
+/* Rows of 128, block by block, and of each block by token, `each` tensors of them side by side;
+ * from those that lie tensor by tensor, and of each by token, then by block. Or the way back. */
+static tn_tensor reordered(const micro_batch *b, tn_tensor from, const cut_shape *of, int each,
+                           int is_back) {
+    const mixture_run run = {.all = b->t->all, .scratch = b->scope, .error = b->t->error};
+    const int64_t rows = of->tokens * of->blocks * each;
+    int64_t *numbers = malloc((size_t)rows * sizeof *numbers);
+    assert_non_null(numbers);
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t part = i / each / of->tokens, token = i / each % of->tokens;
+        const int64_t at = (i % each * of->tokens + token) * of->blocks + part;
+        if (is_back)
+            numbers[at] = i;
+        else
+            numbers[i] = at;
+    }
+    tn_tensor map = mixture_map(&run, b->scope, numbers, rows, 1);
+    free(numbers);
+    return mixture_gathered(&run, b->scope, copied(b, from, rows, TRAINER_BLOCK), map);
+}
+
+static void project(const micro_batch *b, const trained_layer *l, const activations *a, int part,
+                    tn_tensor x, tn_tensor y, tn_norm_linear_saved *saved) {
+    const tn_parallel parallel = parallel_of(b->t);
+    tn_norm_linear_forward_args args = TN_NORM_LINEAR_FORWARD_ARGS_INIT;
+    args.norm.x = x, args.norm.gamma = l->parts[GAIN_1].weight;
+    args.w.weight = l->parts[part].weight, args.y = y;
+    args.common = common_of(b, a);
+    EXPECT_OK(b->t->group
+                  ? tn_column_norm_linear_forward(&parallel, &args, saved, b->t->all->stream)
+                  : tn_norm_linear_forward(&args, saved, b->t->all->stream));
+}
+
+/* Queries of all blocks, then keys and values. */
+static tn_tensor project_both(const micro_batch *b, const trained_layer *l, const activations *a,
+                              const cut_shape *of, cut_attention *c) {
+    const int64_t rows = of->tokens * of->blocks;
+    tn_tensor both = test_plain(b->scope, TN_BF16, 2 * rows, TRAINER_BLOCK);
+    EXPECT_OK(tn_plane_fill(both, TN_PLANE_DATA, 0, b->t->all->stream));
+    for (int i = 0; i < 2; i++) {
+        tn_convert_args copy = TN_CONVERT_ARGS_INIT;
+        copy.x = test_plain(b->scope, TN_BF16, of->tokens, of->blocks * TRAINER_BLOCK);
+        project(b, l, a, i ? KEYS : QKV, c->x, copy.x, i ? &c->keys : &c->queries);
+        EXPECT_OK(tn_tensor_view_rows(both, i * rows, rows, b->scope, &copy.y));
+        EXPECT_OK(tn_convert(&copy, b->t->all->stream));
+        EXPECT_OK(tn_tensor_destroy(copy.y, b->t->all->stream));
+    }
+    return both;
+}
+
+static void attend(const micro_batch *b, const activations *a, const cut_shape *of,
+                   cut_attention *c) {
+    tn_attention_forward_args args = TN_ATTENTION_FORWARD_ARGS_INIT;
+    const int64_t rows = of->tokens * of->blocks;
+    args.qkv = c->qkv;
+    args.y = c->attended = test_plain(a->saved, TN_BF16, rows, TRAINER_BLOCK);
+    args.log_sum = c->log_sum = test_plain(a->saved, TN_FP32, BLOCK_HEADS, rows);
+    args.heads = BLOCK_HEADS, args.heads_kv = 1, args.sequence = SEQUENCE, args.is_causal = 1;
+    EXPECT_OK(tn_attention_forward(&args, b->t->all->stream));
+}
+
+static void forward_cut_attention(const micro_batch *b, const trained_layer *l, activations *a) {
+    const tn_parallel parallel = parallel_of(b->t);
+    const tn_stream stream = b->t->all->stream;
+    for (int g = 0; g < group_count(b->t); g++) {
+        const cut_shape of = cut_shape_of(b->t, g);
+        const int64_t rows = of.tokens * of.blocks;
+        cut_attention *c = &a->cut[g];
+        tn_linear_forward_args args = TN_LINEAR_FORWARD_ARGS_INIT;
+        c->x = join(b, g, a->x);
+        tn_tensor both = reordered(b, project_both(b, l, a, &of, c), &of, 2, 0);
+        c->qkv = copied(b, both, rows, (int64_t)2 * TRAINER_BLOCK);
+        attend(b, a, &of, c);
+        c->merged =
+            copied(b, reordered(b, c->attended, &of, 1, 1), of.tokens, of.blocks * TRAINER_BLOCK);
+        args.x = c->merged, args.w.weight = l->parts[PROJECTION].weight;
+        args.y = new_rows(b, g), args.common = common_of(b, a);
+        EXPECT_OK(b->t->group ? tn_row_linear_forward(&parallel, &args, &c->projection, stream)
+                              : tn_linear_forward(&args, &c->projection, stream));
+        hand_out(b, g, trainer_added(b->t, c->x, args.y), a->sum);
+    }
+}
+
+static tn_tensor back_attention(const micro_batch *b, tn_tensor dy, const cut_shape *of,
+                                const cut_attention *c) {
+    tn_attention_backward_args args = TN_ATTENTION_BACKWARD_ARGS_INIT;
+    const int64_t rows = of->tokens * of->blocks;
+    args.dy = reordered(b, dy, of, 1, 0);
+    args.qkv = c->qkv, args.y = c->attended, args.log_sum = c->log_sum;
+    args.dqkv = test_plain(b->scope, TN_BF16, rows, (int64_t)2 * TRAINER_BLOCK);
+    args.heads = BLOCK_HEADS, args.heads_kv = 1, args.sequence = SEQUENCE, args.is_causal = 1;
+    args.scope = b->scope;
+    EXPECT_OK(tn_attention_backward(&args, b->t->all->stream));
+    return reordered(b, args.dqkv, of, 2, 1);
+}
+
+static tn_tensor back_projection(const micro_batch *b, const trained_layer *l, int g, tn_tensor dy,
+                                 const cut_shape *of, const activations *a, cut_attention *c) {
+    const tn_parallel parallel = parallel_of(b->t);
+    const tn_stream stream = b->t->all->stream;
+    tn_linear_backward_args args = TN_LINEAR_BACKWARD_ARGS_INIT;
+    args.dy = dy, args.x = c->merged, args.w.weight = l->parts[PROJECTION].weight;
+    args.dx = test_plain(b->scope, TN_BF16, of->tokens, of->blocks * TRAINER_BLOCK);
+    args.gradient.dweight = gradient_of(b, &l->parts[PROJECTION], g);
+    args.gradient.accumulate = b->accumulate;
+    args.common = common_of(b, a);
+    EXPECT_OK(b->t->group ? tn_row_linear_backward(&parallel, &args, &c->projection, NULL, stream)
+                          : tn_linear_backward(&args, &c->projection, NULL, stream));
+    return args.dx;
+}
+
+/* Of keys and values first (part KEYS), whose gradient of the gain that of the queries adds to. */
+static tn_tensor back_part(const micro_batch *b, const trained_layer *l, int g, int part,
+                           tn_tensor dy, tn_tensor added, const activations *a, cut_attention *c) {
+    const tn_parallel parallel = parallel_of(b->t);
+    const tn_stream stream = b->t->all->stream;
+    tn_norm_linear_saved *saved = part == KEYS ? &c->keys : &c->queries;
+    tn_norm_linear_backward_args args = TN_NORM_LINEAR_BACKWARD_ARGS_INIT;
+    args.dy = dy, args.w.weight = l->parts[part].weight;
+    args.norm.x = c->x, args.norm.gamma = l->parts[GAIN_1].weight;
+    args.norm.added = added, args.norm.dx = new_rows(b, g);
+    args.norm.dgamma = gradient_of(b, &l->parts[GAIN_1], g);
+    args.norm.accumulate = b->accumulate || part == QKV;
+    args.gradient.dweight = gradient_of(b, &l->parts[part], g);
+    args.gradient.accumulate = b->accumulate;
+    args.common = common_of(b, a);
+    EXPECT_OK(b->t->group ? tn_column_norm_linear_backward(&parallel, &args, saved, NULL, stream)
+                          : tn_norm_linear_backward(&args, saved, NULL, stream));
+    return args.norm.dx;
+}
+
+static void backward_cut_attention(const micro_batch *b, const trained_layer *l, tn_tensor *dy,
+                                   activations *a) {
+    for (int g = 0; g < group_count(b->t); g++) {
+        const cut_shape of = cut_shape_of(b->t, g);
+        const int64_t rows = of.tokens * of.blocks, cols = of.blocks * TRAINER_BLOCK;
+        cut_attention *c = &a->cut[g];
+        tn_tensor d = join(b, g, dy);
+        tn_tensor both = back_attention(b, back_projection(b, l, g, d, &of, a, c), &of, c);
+        for (int part = KEYS;; part = QKV) {
+            tn_tensor view;
+            EXPECT_OK(tn_tensor_view_rows(both, part == KEYS ? rows : 0, rows, b->scope, &view));
+            d = back_part(b, l, g, part, copied(b, view, of.tokens, cols), d, a, c);
+            if (part == QKV) break;
+        }
+        hand_out(b, g, d, dy);
+    }
+}
+
 /* ---- the mixture ----------------------------------------------------------------------------- */
 
 /* What the mixture's calls are given, with arrays of the handles. */
@@ -227,10 +398,12 @@ static void run_forward(const micro_batch *b, const trained_layer *l, tn_tensor 
     config.parent = b->scope, config.kind = TN_SCOPE_SAVED, config.name = "layer";
     EXPECT_OK(tn_scope_create(&config, &a->saved));
     memset(a->mlp, 0, sizeof a->mlp);
-    if (b->t->layout.has_attention)
-        forward_attention(b, l, a);
-    else
-        memcpy(a->sum, a->x, sizeof a->sum);
+    memset(a->cut, 0, sizeof a->cut);
+    switch (b->t->layout.attention) {
+    case OWN_TOKENS: forward_attention(b, l, a); break;
+    case CUT_HEADS: forward_cut_attention(b, l, a); break;
+    default: memcpy(a->sum, a->x, sizeof a->sum);
+    }
     forward_mlp(b, l, a);
     if (b->t->layout.has_experts)
         forward_experts(b, l, y, a);
@@ -251,7 +424,8 @@ void trainer_backward(const micro_batch *b, const trained_layer *l, tn_tensor *d
     if (b->saving == RECOMPUTES_LAYERS) run_forward(b, l, y, a);
     if (b->t->layout.has_experts) backward_experts(b, l, dy, a);
     backward_mlp(b, l, dy, a);
-    if (b->t->layout.has_attention) backward_attention(b, l, dy, a);
+    if (b->t->layout.attention == OWN_TOKENS) backward_attention(b, l, dy, a);
+    if (b->t->layout.attention == CUT_HEADS) backward_cut_attention(b, l, dy, a);
     EXPECT_OK(tn_scope_close(a->saved));
     trainer_put(b->t, tn_sharded_backward_end, l);
 }

@@ -7,7 +7,12 @@
 #include "rank_trainer_support.h"
 #include "rank_values_support.h"
 
-enum { H = TRAINER_HIDDEN, STEPS = TRAINER_STEPS, NUMBERS = PARTS + 2 * TRAINER_EXPERTS };
+enum {
+    H = TRAINER_HIDDEN,
+    STEPS = TRAINER_STEPS,
+    NUMBERS = PARTS + 2 * TRAINER_EXPERTS,
+    PATIENCE_US = 120 * 1000 * 1000 /* of ranks that wait for the one that trains alone */
+};
 
 /* ---- a micro-batch --------------------------------------------------------------------------- */
 
@@ -201,12 +206,14 @@ static void collect(trainer *t, int layer, parameter *p, void *context) {
     m->at[layer][p->number] = whole;
 }
 
-/* What of one rank's master copy a rank has: all, or its part of the MLP. */
+/* What of one rank's master copy a rank has: all, or its part of what is cut. */
 static parallel_matrix part_of(const trainer_layout *layout, const parameter *p, int rank,
                                const parallel_matrix *whole) {
     const int64_t at = (int64_t)TRAINER_BLOCK * (rank % layout->tensor_ranks);
-    if (p->number == UP) return parallel_part(whole, at, TRAINER_BLOCK, 0, H);
-    if (p->number == DOWN) return parallel_part(whole, 0, H, at, TRAINER_BLOCK);
+    if (p->extent == OF_GROUP && (p->number == UP || p->number == QKV || p->number == KEYS))
+        return parallel_part(whole, at, TRAINER_BLOCK, 0, H);
+    if (p->extent == OF_GROUP && (p->number == DOWN || p->number == PROJECTION))
+        return parallel_part(whole, 0, H, at, TRAINER_BLOCK);
     return parallel_part(whole, 0, whole->rows, 0, whole->cols);
 }
 
@@ -256,6 +263,7 @@ static void compare_with_one_rank(const trainer *t, masters *found) {
 }
 
 void trainer_compare(const rank_fixture *all, const char *name, const trainer_layout *layout) {
+    tn_comm *patient = ranks_comm(all, "patient", PATIENCE_US);
     trainer *t = trainer_open(all, layout, 0);
     masters found = {0};
     train(t);
@@ -270,4 +278,7 @@ void trainer_compare(const rank_fixture *all, const char *name, const trainer_la
     for (int i = 0; i < TRAINER_LAYERS_MAX * NUMBERS; i++)
         parallel_free(&found.at[i / NUMBERS][i % NUMBERS]);
     trainer_close(t);
+    EXPECT_OK(tn_barrier(patient, all->stream));
+    EXPECT_OK(tn_comm_wait(patient));
+    EXPECT_OK(tn_comm_destroy(patient));
 }

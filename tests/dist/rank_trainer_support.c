@@ -63,6 +63,7 @@ static void make_weight(const trainer *t, parameter *p, const parallel_matrix *v
 static void make(const trainer *t, trained_layer *l, parameter *p, int number, trainer_extent of,
                  parallel_matrix values) {
     p->is_there = 1, p->number = number, p->extent = of;
+    p->has_no_gradient = of == OF_GROUP && is_gain(number) && t->layout.tensor_ranks > 2;
     if (t->layout.sharding && trainer_freezes(t, (int)(l - t->layers), p)) p->is_frozen = 1;
     p->master = parallel_tensor(t->all, t->scope, TN_FP32, &values);
     p->first = zeros(t, values.rows, values.cols);
@@ -96,7 +97,7 @@ static parallel_matrix router_of(uint32_t seed) {
     return matrix;
 }
 
-/* This rank's part of the rows (or columns) of a weight of the MLP. */
+/* This rank's part of the rows (or columns) of a weight that is cut. */
 static parallel_matrix cut(const trainer *t, parallel_matrix whole, int by_rows) {
     const int64_t at = (int64_t)TRAINER_BLOCK * (t->all->rank % t->layout.tensor_ranks);
     if (t->is_alone) return whole;
@@ -111,7 +112,15 @@ static void make_mlp(const trainer *t, trained_layer *l, uint32_t seed) {
     make(t, l, &l->parts[GAIN_2], GAIN_2, OF_GROUP, ones());
     make(t, l, &l->parts[UP], UP, OF_GROUP, cut(t, scaled(ffn, H, seed, 0.25f), 1));
     make(t, l, &l->parts[DOWN], DOWN, OF_GROUP, cut(t, scaled(H, ffn, seed + 1, 0.125f), 0));
-    l->parts[GAIN_2].has_no_gradient = t->layout.tensor_ranks > 2;
+}
+
+static void make_cut_attention(const trainer *t, trained_layer *l, uint32_t seed) {
+    const int64_t features = (int64_t)TRAINER_BLOCK * t->layout.tensor_ranks;
+    make(t, l, &l->parts[GAIN_1], GAIN_1, OF_GROUP, ones());
+    make(t, l, &l->parts[QKV], QKV, OF_GROUP, cut(t, scaled(features, H, seed, 0.25f), 1));
+    make(t, l, &l->parts[KEYS], KEYS, OF_GROUP, cut(t, scaled(features, H, seed + 2, 0.25f), 1));
+    make(t, l, &l->parts[PROJECTION], PROJECTION, OF_GROUP,
+         cut(t, scaled(H, features, seed + 1, 0.125f), 0));
 }
 
 static void make_attention(const trainer *t, trained_layer *l, uint32_t seed) {
@@ -181,7 +190,8 @@ trainer *trainer_open(const rank_fixture *all, const trainer_layout *layout, int
     for (int i = 0; i < layout->layers; i++) {
         const uint32_t seed = 100u * (uint32_t)i + 10u;
         make_mlp(t, &t->layers[i], seed);
-        if (layout->has_attention) make_attention(t, &t->layers[i], seed + 10);
+        if (layout->attention == OWN_TOKENS) make_attention(t, &t->layers[i], seed + 10);
+        if (layout->attention == CUT_HEADS) make_cut_attention(t, &t->layers[i], seed + 10);
         if (layout->has_experts) make_experts(t, &t->layers[i], seed + 20);
     }
     if (layout->sharding && !is_alone) trainer_shard(t);

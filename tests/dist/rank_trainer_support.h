@@ -17,9 +17,10 @@
  *   are added in the order of the ranks; so are gradients of experts over replicas, and of the cut
  *   MLP over tensor groups. Alone, one rank accumulates those of each rank's (replica's, group's)
  *   tokens apart and adds them up in this order.
- * - The cut MLP adds products of blocks of 128 features, one a rank, in the order of ranks, as one
- *   rank does (its scales are powers of two), and rows are whole tiles but for the last rank's. Its
- *   gain is trained on up to two tensor ranks: of more tiles tn_norm_backward has another order. */
+ * - The cut MLP, and attention where its heads are cut, add products of blocks of 128 features, one
+ *   a rank, in the order of ranks, as one rank does (scales are powers of two), and rows are whole
+ *   tiles but for the last rank's. Their gains are trained on up to two tensor ranks: of more tiles
+ *   tn_norm_backward has another order. */
 #ifndef TENURE_RANK_TRAINER_SUPPORT_H
 #define TENURE_RANK_TRAINER_SUPPORT_H
 
@@ -47,12 +48,16 @@ typedef enum trainer_sharding {
     KEPT_AFTER_BACKWARD
 } trainer_sharding;
 
+/* Heads of all ranks on each rank's own tokens; or a part of the heads on those of its group. */
+typedef enum trainer_attention { NO_ATTENTION = 0, OWN_TOKENS, CUT_HEADS } trainer_attention;
+
 /* The ranks: replica after replica, of each the tensor groups one after the other. Experts are cut
  * over a replica's ranks, the MLP over a group's; the MLP is in every layer. */
 typedef struct trainer_layout {
     int replicas, ranks, tensor_ranks; /* ranks: of a replica */
     int layers, micro_batches;         /* micro_batches: of each replica */
-    int has_attention, has_experts;
+    trainer_attention attention;
+    int has_experts;
     trainer_sharding sharding;
     int64_t rows[TRAINER_RANKS_MAX]; /* of each rank of a replica, in whole sequences of 8 */
 } trainer_layout;
@@ -68,8 +73,9 @@ void trainer_compare(const rank_fixture *all, const char *name, const trainer_la
 /* Whose tokens make a gradient: one rank's, a tensor group's, a replica's. */
 typedef enum trainer_extent { OF_RANK, OF_GROUP, OF_REPLICA, EXTENTS } trainer_extent;
 
-/* The first ones are block_support's. */
-enum { GAIN_1, QKV, PROJECTION, GAIN_2, UP, DOWN, GAIN_3, ROUTER, PARTS };
+/* The first ones are block_support's. Of heads that are cut QKV are the queries, KEYS keys and
+ * values, so that each rank has a block of 128 features of either. */
+enum { GAIN_1, QKV, PROJECTION, GAIN_2, UP, DOWN, GAIN_3, ROUTER, KEYS, PARTS };
 
 typedef struct parameter {
     trainer_extent extent;
@@ -138,12 +144,20 @@ typedef struct micro_batch {
     trainer_saving saving;
 } micro_batch;
 
+/* Of heads that are cut. */
+typedef struct cut_attention {
+    tn_tensor x, qkv, attended, log_sum, merged;
+    tn_norm_linear_saved queries, keys;
+    tn_linear_saved projection;
+} cut_attention;
+
 /* What a layer has of a micro-batch, of each home or group that this rank has. */
 typedef struct activations {
     tn_scope saved;
     tn_tensor x[TRAINER_RANKS_MAX], sum[TRAINER_RANKS_MAX], joined[TRAINER_RANKS_MAX];
     tn_tensor value[TRAINER_RANKS_MAX];
     block blocks[TRAINER_RANKS_MAX];
+    cut_attention cut[TRAINER_RANKS_MAX];
     tn_norm_mlp_saved mlp[TRAINER_RANKS_MAX];
     mixture mixture;
 } activations;

@@ -14,7 +14,7 @@ static trainer_layout layout_of(int replicas, int ranks, int tensor_ranks) {
                             .tensor_ranks = tensor_ranks,
                             .layers = 1,
                             .micro_batches = 1,
-                            .has_attention = 1,
+                            .attention = OWN_TOKENS,
                             .has_experts = 1};
 }
 
@@ -42,6 +42,7 @@ static void experts_over_tensor_ranks_train_as_on_one_rank(void **state) {
     trainer_layout layout = layout_of(1, all.count, all.count);
     (void)state;
     if (all.count == 1) return;
+    if (all.count == 2) layout.attention = CUT_HEADS;
     for (int r = 0; r < all.count; r++)
         layout.rows[r] = r == all.count - 1 ? 40 : 128;
     trainer_compare(&all, "experts x tensor", &layout);
@@ -58,9 +59,11 @@ static void experts_over_tensor_groups_train_as_on_one_rank(void **state) {
 /* What ranks have in common is in shards on them: experts over replicas, the MLP over tensor
  * groups, all else over all ranks. */
 static void train_in_shards(const char *name, trainer_layout layout, trainer_sharding sharding) {
-    layout.layers = few_layers(), layout.micro_batches = 2;
+    const int is_cut = layout.tensor_ranks > 1;
+    layout.layers = few_layers(), layout.micro_batches = is_cut ? 1 : 2;
+    layout.attention = is_cut ? CUT_HEADS : OWN_TOKENS;
     for (int r = 0; r < layout.ranks; r++)
-        layout.rows[r] = r == layout.ranks - 1 ? 24 : layout.tensor_ranks > 1 ? 128 : 40;
+        layout.rows[r] = r == layout.ranks - 1 ? 24 : is_cut ? 128 : 40;
     layout.sharding = sharding;
     trainer_compare(&all, name, &layout);
 }
