@@ -63,6 +63,7 @@ void tn__comm_count_list(const tn_comm *comm, tn_comm_stats *stats) {
     const tn__batch *batch = &comm->list.batch;
     for (size_t i = 0; i < batch->call_count; i++) {
         const tn__collective_call *call = &batch->calls[i];
+        if (call->is_uncounted) continue;
         stats->calls[call->kind]++;
         stats->wire_bytes[call->kind] += wire_elements(comm, call) * call->element_bytes;
     }

@@ -108,6 +108,8 @@ static tn_status choose_engine(const tn_comm_config *config, const tn__comm_engi
 /* ---- create and destroy ------------------------------------------------------------------- */
 
 void tn__comm_free(tn_comm *comm) {
+    tn__comm_watch_end(comm->watch); /* that was made and not begun */
+    tn__comm_end_agreement(comm);    /* what was on its stream has ended */
     if (comm->last) (void)comm->driver->event_destroy(comm->on, comm->last);
     if (comm->captured) (void)comm->driver->event_destroy(comm->on, comm->captured);
     tn__batch_free(&comm->list);
@@ -148,15 +150,25 @@ static tn_status resolve_id(tn_comm_config *config, const tn__comm_engine *engin
     return TN_OK;
 }
 
+tn_status tn__comm_make_watch(tn_comm *comm, tn_rendezvous *ranks) {
+    if (comm->engine->has_deadlines || comm->engine->in_virtual_time) return TN_OK;
+    return tn__comm_watch_make(comm, ranks, &comm->watch);
+}
+
+static tn_status start_watch(tn_comm *comm) {
+    if (comm->is_shrinkable && comm->engine->keep) comm->engine->keep(comm->state, 1);
+    return comm->watch ? tn__comm_watch_start(comm->watch) : TN_OK;
+}
+
 tn_status tn__comm_begin_watch(tn_comm *comm, tn_rendezvous *ranks) {
     tn__saved_error saved;
-    if (comm->engine->has_deadlines || comm->engine->in_virtual_time) return TN_OK;
-    if (comm->is_shrinkable && comm->engine->keep) comm->engine->keep(comm->state, 1);
-    tn_status status = tn__comm_watch_begin(comm, ranks, &comm->watch);
+    tn_status status = comm->watch ? TN_OK : tn__comm_make_watch(comm, ranks);
+    if (status == TN_OK) status = start_watch(comm);
     if (status == TN_OK) return TN_OK;
     tn__error_save(&saved);
     comm->engine->abort(comm->state);
     comm->engine->leave(comm->state);
+    comm->state = NULL;
     tn__error_restore(&saved);
     return status;
 }
@@ -170,7 +182,9 @@ tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *e
     resolved.name = comm->name;
     resolved.timeout_us = comm->timeout_us;
     comm->engine = engine;
-    tn_status status = resolve_id(&resolved, engine, &id);
+    /* So that ranks can say what they have failed with, also for want of memory. */
+    tn_status status = engine->split_prepare ? tn__comm_prepare_agreement(comm) : TN_OK;
+    if (status == TN_OK) status = resolve_id(&resolved, engine, &id);
     if (status == TN_OK)
         status = engine->join(&resolved, &comm->rank, &comm->rank_count, &comm->state);
     if (status == TN_OK) status = tn__comm_begin_watch(comm, config->rendezvous);
@@ -209,12 +223,12 @@ tn_status tn_comm_destroy(tn_comm *comm) {
     tn__saved_error waited;
     tn__error_save(&waited);
     tn__comm_watch_end(comm->watch);
+    comm->watch = NULL;
     tn__comm_end_registrations(comm);
     tn__error_restore(&waited);
     comm->engine->leave(comm->state);
     tn__saved_error saved;
     tn__error_save(&saved);
-    tn__comm_end_agreement(comm); /* what was on its stream has ended */
     tn__comm_free(comm);
     tn__error_restore(&saved);
     tn__device_release(device);

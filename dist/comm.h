@@ -81,6 +81,9 @@ tn_status tn__comm_create(const tn_comm_config *config, const tn__comm_engine *e
  * on whose failure the engine's state has ended; and its end, without its engine. */
 tn_status tn__comm_make(const tn_comm_config *config, tn_comm **out);
 tn_status tn__comm_begin_watch(tn_comm *comm, tn_rendezvous *ranks);
+
+/* Takes its memory before that, where no other rank waits yet. */
+tn_status tn__comm_make_watch(tn_comm *comm, tn_rendezvous *ranks);
 void tn__comm_free(tn_comm *comm);
 
 /* Asks the device how far the collectives are, for the flight recorder. */
@@ -152,9 +155,10 @@ tn_status tn__comm_prepare_agreement(tn_comm *comm);
 tn_status tn__comm_prepare_registration(tn_comm *comm);
 
 /* Every rank calls, prepared, with what it comes with: *failed is the lowest rank that comes with a
- * failure, -1 if none does. One all-reduce, for which the host waits. A rank that can not take part
- * has the communicator fail. */
-tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed);
+ * failure, and *theirs (NULL: never mind) what that is; -1 and TN_OK if none does. One all-reduce,
+ * in no statistics, for which the host waits. A rank that can not take part has the communicator
+ * fail. */
+tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed, tn_status *theirs);
 void tn__comm_end_agreement(tn_comm *comm);
 
 /* Every rank calls, before memory is registered as a window: TN_OK if windows work and this memory

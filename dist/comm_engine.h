@@ -19,7 +19,7 @@
 #include "tenure_dist.h"
 
 /* Rises with every change of what is in this file: a plug-in of another build is refused. */
-enum { TN__COMM_ENGINE_ABI = 7 };
+enum { TN__COMM_ENGINE_ABI = 8 };
 
 typedef struct tn__comm_state tn__comm_state; /* an engine's own, for one communicator */
 
@@ -36,6 +36,7 @@ typedef struct tn__collective_call {
     size_t
         first_segment; /* of an uneven call, in the batch's list; of all_to_all_uneven: what goes */
     size_t segment_count; /* to each rank, by rank, then what comes from each */
+    int is_uncounted;     /* the communicator's own: in no statistics */
 } tn__collective_call;
 
 /* What is put on a stream at once: one call, or those of a group. Not empty. */
@@ -68,8 +69,13 @@ typedef struct tn__comm_engine {
 
     /* As tn_comm_split, whose arguments are checked; NULL: it can not. *out is NULL for a rank in
      * no new one. A rank that has failed already (so_far, recorded) takes part to tell the others,
-     * if the engine can, and gets so_far back. On a TN_COMM_ status the state that is split must
-     * be aborted. */
+     * and gets so_far back. On a TN_COMM_ status the state that is split must be aborted.
+     *
+     * An engine that can not tell them takes all memory for it before, by split_prepare, and *out
+     * is then what that has made: the ranks agree on how they have fared, and split is called with
+     * TN_OK, and has used *out up. Where a rank has failed the state that was made leaves. NULL:
+     * the engine tells. */
+    tn_status (*split_prepare)(tn__comm_state *state, tn__comm_state **out);
     tn_status (*split)(tn__comm_state *state, int color, int key, const char *name,
                        tn_status so_far, int *rank, int *rank_count, tn__comm_state **out);
 

@@ -25,6 +25,7 @@ static tn_status finish(tn_comm *comm, tn_comm *made, tn_status status, tn_rende
     }
     tn__saved_error saved;
     tn__error_save(&saved);
+    if (made && made->state) comm->engine->leave(made->state);
     if (made) tn__comm_free(made);
     tn__error_restore(&saved);
     if (status == TN_OK) *out = NULL;
@@ -53,17 +54,54 @@ static tn_status split_locked(tn_comm *comm, int color, int key, tn_comm *made, 
     return is_over ? tn__comm_fail_locked(comm, status) : status;
 }
 
+/* All that takes memory of this rank's. */
+static tn_status prepare(tn_comm *comm, tn_comm *made, tn_rendezvous *ranks, int is_watched) {
+    made->engine = comm->engine;
+    made->is_part = 1;
+    TN_TRY(tn__comm_prepare_agreement(made));
+    if (is_watched) TN_TRY(tn__comm_make_watch(made, ranks));
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = comm->engine->split_prepare(comm->state, &made->state);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+/* For an engine whose ranks can not tell the others within its own call. */
+static tn_status agree(tn_comm *comm, tn_status mine) {
+    tn_status theirs = TN_OK;
+    int failed = -1;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    TN_TRY(tn__comm_agree(comm, mine, &failed, &theirs));
+    if (mine != TN_OK) tn__error_restore(&saved);
+    if (mine != TN_OK || failed < 0) return mine;
+    return TN_FAIL(theirs, "communicator %s was not split: rank %d failed with %s", comm->name,
+                   failed, tn_status_text(theirs));
+}
+
+static tn_status check_split(tn_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    tn_status status = check_split_locked(comm);
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
 /* Of the configuration only name and timeout are asked for. */
 static tn_status split(tn_comm *comm, int color, int key, const tn_comm_config *config,
                        int is_watched, tn_comm **out) {
+    tn_rendezvous *ranks = is_watched ? tn__comm_watch_ranks(comm->watch) : NULL;
+    const int agrees = comm->engine->split_prepare != NULL;
     tn_comm *made = NULL;
     if (comm->engine->splits_when_idle) TN_TRY(tn_comm_wait(comm));
+    if (agrees) TN_TRY(check_split(comm));
     tn_status status = tn__comm_make(config, &made);
+    if (agrees && status == TN_OK) status = prepare(comm, made, ranks, is_watched);
+    if (agrees) status = agree(comm, status);
+    if (agrees && status != TN_OK) return finish(comm, made, status, ranks, is_watched, out);
     pthread_mutex_lock(&comm->lock);
     status = split_locked(comm, color, key, made, status);
     pthread_mutex_unlock(&comm->lock);
-    return finish(comm, made, status, is_watched ? tn__comm_watch_ranks(comm->watch) : NULL,
-                  is_watched, out);
+    return finish(comm, made, status, ranks, is_watched, out);
 }
 
 tn_status tn_comm_split(tn_comm *comm, int color, int key, const char *name, tn_comm **out) {

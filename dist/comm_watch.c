@@ -36,6 +36,7 @@ struct tn__comm_watch {
     watched_op *putting; /* between before and after */
 
     pthread_t thread;
+    int is_started;
     pthread_mutex_t lock;
     pthread_cond_t ended;
     int is_ending; /* under lock */
@@ -302,7 +303,7 @@ static tn_status use_rendezvous(tn__comm_watch *watch, tn_rendezvous *ranks) {
 }
 
 /* The program's signals are for its own threads. */
-static tn_status start_thread(tn__comm_watch *watch) {
+tn_status tn__comm_watch_start(tn__comm_watch *watch) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -311,6 +312,7 @@ static tn_status start_thread(tn__comm_watch *watch) {
     if (code)
         return TN_FAIL_NATIVE(TN_OUT_OF_HOST_MEMORY, code, "no thread to watch a communicator");
     pthread_setname_np(watch->thread, "tenure-watch");
+    watch->is_started = 1;
     return TN_OK;
 }
 
@@ -323,7 +325,7 @@ static void init_condition(pthread_cond_t *condition) {
     pthread_condattr_destroy(&attributes);
 }
 
-tn_status tn__comm_watch_begin(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watch **out) {
+tn_status tn__comm_watch_make(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watch **out) {
     tn__comm_watch *watch = tn__host_alloc(1, sizeof *watch);
     if (!watch) return TN_OUT_OF_HOST_MEMORY;
     watch->comm = comm;
@@ -331,7 +333,6 @@ tn_status tn__comm_watch_begin(tn_comm *comm, tn_rendezvous *ranks, tn__comm_wat
     init_condition(&watch->ended);
     tn_status status = make_events(watch);
     if (status == TN_OK) status = use_rendezvous(watch, ranks);
-    if (status == TN_OK) status = start_thread(watch);
     if (status != TN_OK) {
         tn__saved_error saved;
         tn__error_save(&saved);
@@ -355,6 +356,6 @@ void tn__comm_watch_end(tn__comm_watch *watch) {
     watch->is_ending = 1;
     pthread_cond_signal(&watch->ended);
     pthread_mutex_unlock(&watch->lock);
-    pthread_join(watch->thread, NULL);
+    if (watch->is_started) pthread_join(watch->thread, NULL);
     free_watch(watch);
 }

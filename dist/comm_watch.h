@@ -27,10 +27,13 @@
 #include "flow_plan.h"
 #include "rendezvous.h"
 
-/* For a communicator that is complete. ranks may be NULL: then it is alone with its deadline. */
-tn_status tn__comm_watch_begin(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watch **out);
+/* Takes all memory for it. ranks may be NULL: then it is alone with its deadline. */
+tn_status tn__comm_watch_make(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watch **out);
 
-/* Before the engine's state ends, without the lock. NULL is a no-op. */
+/* Once the communicator is complete. */
+tn_status tn__comm_watch_start(tn__comm_watch *watch);
+
+/* Before the engine's state ends, without the lock. NULL is a no-op; it need not have started. */
 void tn__comm_watch_end(tn__comm_watch *watch);
 
 /* Whom it listens to; NULL: nobody. */

@@ -24,7 +24,8 @@ enum {
     LARGE_BYTES = 1 << 20,         /* of a rank, but of many ranks together no more than */
     LARGE_BYTES_OF_ALL = 32 << 20, /* this */
     FLOAT_BYTE = 0x40,             /* four of them are a float that is the maximum of its like */
-    PATTERNS = 250
+    PATTERNS = 250,
+    STATUSES = 32
 };
 
 static uint64_t now_us(void) {
@@ -71,8 +72,16 @@ void tn__comm_end_agreement(tn_comm *comm) {
 static tn_status put_reduction(tn_comm *comm, float *value) {
     tn_stream stream = comm->agreement_stream;
     void *word = comm->agreement_word;
+    const tn__collective_call call = {.kind = TN_ALL_REDUCE,
+                                      .src = word,
+                                      .dst = word,
+                                      .count = 1,
+                                      .element_bytes = sizeof *value,
+                                      .dtype = TN_FP32,
+                                      .reduce = TN_REDUCE_MAX,
+                                      .is_uncounted = 1};
     TN_TRY(tn_copy(comm->device, word, value, sizeof *value, stream));
-    TN_TRY(tn_all_reduce(comm, word, word, 1, TN_FP32, TN_REDUCE_MAX, stream));
+    TN_TRY(tn__collective_put(comm, &call, NULL, 0, stream));
     TN_TRY(tn_copy(comm->device, value, word, sizeof *value, stream));
     return tn_comm_wait(comm);
 }
@@ -88,15 +97,20 @@ static tn_status reduce_value(tn_comm *comm, float *value) {
     return status;
 }
 
-/* The least rank is the greatest number; counts of ranks are exact in a float. */
-tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed) {
+/* The least rank is the greatest number; counts of ranks, with a status each, are exact in a
+ * float. */
+tn_status tn__comm_agree(tn_comm *comm, tn_status mine, int *failed, tn_status *theirs) {
+    _Static_assert((int)TN_STATUS_COUNT <= STATUSES, "a status is a digit");
     *failed = mine == TN_OK ? -1 : comm->rank;
+    if (theirs) *theirs = mine;
     if (comm->rank_count == 1) return TN_OK;
-    float value = mine == TN_OK ? 0.0f : (float)(comm->rank_count - comm->rank);
+    const int word = mine == TN_OK ? 0 : (comm->rank_count - comm->rank) * STATUSES + (int)mine;
+    float value = (float)word;
     tn_status status = reduce_value(comm, &value);
     if (status != TN_OK) tn_comm_abort(comm, tn_error_last()); /* others may wait in it */
     TN_TRY(status);
-    *failed = value > 0.0f ? comm->rank_count - (int)value : -1;
+    *failed = value > 0.0f ? comm->rank_count - (int)value / STATUSES : -1;
+    if (theirs) *theirs = (tn_status)((int)value % STATUSES);
     return TN_OK;
 }
 
@@ -116,7 +130,7 @@ static tn_status agree_on_trial(tn_comm *comm, tn_status mine) {
     tn__saved_error own;
     int failed = -1;
     tn__error_save(&own);
-    TN_TRY(tn__comm_agree(comm, mine, &failed));
+    TN_TRY(tn__comm_agree(comm, mine, &failed, NULL));
     return failed < 0 ? TN_OK : say(comm, &own, mine, failed);
 }
 

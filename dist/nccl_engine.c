@@ -215,15 +215,19 @@ static tn_status split_into(tn__comm_state *state, int color, int key, tn__comm_
     return read_ranks(made);
 }
 
-static tn_status nccl_split(tn__comm_state *state, int color, int key, const char *name,
-                            tn_status so_far, int *rank, int *rank_count, tn__comm_state **out) {
-    tn__comm_state *made;
-    (void)name;
-    if (so_far != TN_OK) return so_far;
+static tn_status nccl_split_prepare(tn__comm_state *state, tn__comm_state **out) {
     if (!state->calls->split)
         return TN_FAIL(TN_UNSUPPORTED, "the loaded NCCL has no ncclCommSplit: it is of 2.18 and "
                                        "later; make the communicator from an id instead");
-    TN_TRY(make_state(state->driver, state->on, state->timeout_us, &made));
+    return make_state(state->driver, state->on, state->timeout_us, out);
+}
+
+static tn_status nccl_split(tn__comm_state *state, int color, int key, const char *name,
+                            tn_status so_far, int *rank, int *rank_count, tn__comm_state **out) {
+    tn__comm_state *made = *out;
+    (void)name;
+    *out = NULL;
+    if (so_far != TN_OK) return so_far;
     tn_status status = split_into(state, color, key, made);
     if (status != TN_OK || !made->comm) {
         drop_state(made);
@@ -330,6 +334,7 @@ static const tn__comm_engine engine = {
     .joins_by_id = 1,
     .is_capturable = 1,
     .join = nccl_join,
+    .split_prepare = nccl_split_prepare,
     .split = nccl_split,
     .shrink = nccl_shrink,
     .keep = nccl_keep,

@@ -95,7 +95,7 @@ static tn_status agree(tn_ring *ring, tn_status mine) {
     tn__saved_error own;
     int failed = -1;
     tn__error_save(&own);
-    TN_TRY(tn__comm_agree(ring->comm, mine, &failed));
+    TN_TRY(tn__comm_agree(ring->comm, mine, &failed, NULL));
     if (mine != TN_OK) tn__error_restore(&own);
     if (mine != TN_OK || failed < 0) return mine;
     return TN_FAIL(TN_UNSUPPORTED,

@@ -329,7 +329,8 @@ TN_API const char *tn_collective_name(tn_collective collective); /* "all_gather"
  *     receive                 0
  *
  * MPI and TCP send just these, and a header of each call or group that is not counted. For NCCL it
- * is the least that any algorithm can do without the network's help. */
+ * is the least that any algorithm can do without the network's help; the word by which its ranks
+ * agree before a split, or a window, is not counted. */
 typedef struct tn_comm_stats {
     size_t size;
     uint64_t calls[TN_COLLECTIVE_COUNT]; /* that were put on a stream: none of count 0 */

@@ -324,6 +324,7 @@ static void memory_of_ncclMemAlloc_serves_pools(void **state) {
 
 static tn_status split(tn__comm_state *comm, int color, tn__comm_state **out) {
     int rank = -1, count = -1;
+    TN_TRY(engine->split_prepare(comm, out));
     TN_TRY(engine->split(comm, color, 3, "part", TN_OK, &rank, &count, out));
     if (*out) assert_int_equal(rank * 10 + count, 12);
     return TN_OK;
