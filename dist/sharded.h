@@ -6,7 +6,7 @@
  *
  * Invariants between calls:
  * - A unit is acquired in the ring as often as is_held says (0 or 1), and that is 1 while it is in
- *   forward, and in a backward that reads weights.
+ *   forward, and in a backward that reads weights, and between these if nothing begins between.
  * - A bucket has memory while it has an owner, and a gradient has a plane while its unit is the
  *   owner of one, and that plane is in it.
  * - A reduced gradient has a plane from the reduction that writes it to the AdamW that reads it, or
@@ -112,6 +112,7 @@ struct tn_sharded_model {
     size_t trace_count, trace_room;
     size_t position;
     int is_stray;            /* this step has left the trace */
+    tn__sharded_unit *kept;  /* from its forward to its backward, which comes next; NULL */
     tn__sharded_unit *ahead; /* is to be gathered before anything else; NULL */
     tn__sharded_unit *sent;  /* its reduction is put, and its backward_end has failed behind it */
     int is_taken;            /* and what it brought is where it belongs */
@@ -265,6 +266,10 @@ tn_status tn__sharded_update_ahead(tn_sharded_model *model, tn__sharded_unit *un
 /* What is to be gathered before anything else that all ranks put. Fails alone, and can be made
  * again: nothing else may be put before. */
 tn_status tn__sharded_catch_up(tn_sharded_model *model);
+
+/* The unit that a step begins with is gathered ahead, behind the update: with a failure of the call
+ * that it is made again after, as nothing else may come. */
+tn_status tn__sharded_gather_first(tn_sharded_model *model);
 
 /* The unit is not gathered any more, and what was made of it is gone. */
 tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit);

@@ -2,7 +2,9 @@
  *
  *     begin   acquire in the ring, unless it is held; then the unit that comes next in the trace is
  *             gathered ahead, on comm_stream, beside the layers of this one
- *     end     the planes that were made of the weights go, and the unit itself unless it is kept
+ *     end     the planes that were made of the weights go, and the unit itself unless it is kept,
+ *             as it is where its backward comes next
+ *     update  behind it the next step's first unit is gathered ahead
  */
 #include "sharded.h"
 
@@ -71,6 +73,13 @@ static int reads_weights(const tn__sharded_unit *unit, int is_backward) {
     return !is_backward || !unit->backward_reads_nothing;
 }
 
+/* The unit's backward is the next begin, for which it stays as it is. */
+static int is_backward_next(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+    if (is_recording(model) || model->is_stray || model->position >= model->trace_count) return 0;
+    const tn__sharded_begin *next = &model->trace[model->position];
+    return next->is_backward && model->units[next->unit] == unit && reads_weights(unit, 1);
+}
+
 /* The next begin that will have to gather, as the trace has it, if what comes before it gathers
  * nothing; NULL: none, or nobody knows. A unit that is held now, and let go before its next begin,
  * is not gathered ahead: it is there still. */
@@ -80,7 +89,7 @@ static tn__sharded_unit *next_to_gather(const tn_sharded_model *model) {
         tn__sharded_unit *unit = model->units[model->trace[at].unit];
         if (!reads_weights(unit, model->trace[at].is_backward)) continue;
         if (!unit->is_held) return unit;
-        if (unit->phase != TN__SHARDED_IDLE) return NULL;
+        if (unit->phase != TN__SHARDED_IDLE && !is_backward_next(model, unit)) return NULL;
     }
     return NULL;
 }
@@ -129,6 +138,15 @@ tn_status tn__sharded_let_go(tn_sharded_model *model, tn__sharded_unit *unit) {
     return TN_OK;
 }
 
+/* What was kept for another begin than the one that comes has no claim to its place. */
+static tn_status let_go_kept(tn_sharded_model *model, const tn__sharded_unit *unit,
+                             int is_backward) {
+    if (model->kept && (model->kept != unit || !is_backward))
+        TN_TRY(tn__sharded_let_go(model, model->kept));
+    model->kept = NULL;
+    return TN_OK;
+}
+
 /* Failing to is no failure of the begin. What is in the way on all ranks alike the unit's begin
  * will say; what is on this one alone the next call that all ranks make puts first, or says. */
 static void gather_ahead(tn_sharded_model *model) {
@@ -138,6 +156,20 @@ static void gather_ahead(tn_sharded_model *model) {
     const tn_status status = tn_ring_prefetch(model->ring, next->ring_unit);
     if (status != TN_OK && status != TN_IN_USE) model->ahead = next;
     (void)tn__error_scope_end(TN_OK);
+}
+
+/* A communicator that has failed says so in the next step: this one is over. */
+tn_status tn__sharded_gather_first(tn_sharded_model *model) {
+    size_t first = 0;
+    while (first < model->trace_count &&
+           !reads_weights(model->units[model->trace[first].unit], model->trace[first].is_backward))
+        first++;
+    if (first == model->trace_count) return TN_OK;
+    tn__error_scope_begin();
+    tn_status status =
+        tn_ring_prefetch(model->ring, model->units[model->trace[first].unit]->ring_unit);
+    if (status == TN_IN_USE || status == TN_COMM_ERROR || status == TN_COMM_TIMEOUT) status = TN_OK;
+    return tn__error_scope_end(status);
 }
 
 tn_status tn__sharded_catch_up(tn_sharded_model *model) {
@@ -156,6 +188,7 @@ tn_status tn_sharded_forward_begin(tn_sharded_model *model, int unit) {
     TN_TRY(tn__sharded_find(model, call, unit, &of));
     TN_TRY(require_phase(model, call, of, TN__SHARDED_IDLE));
     TN_TRY(reserve_trace(model));
+    TN_TRY(let_go_kept(model, of, 0));
     TN_TRY(tn__sharded_catch_up(model));
     TN_TRY(gather(model, of));
     pass_begin(model, unit, 0);
@@ -170,10 +203,14 @@ tn_status tn_sharded_forward_end(tn_sharded_model *model, int unit) {
     TN_TRY(tn__sharded_find(model, call, unit, &of));
     TN_TRY(require_phase(model, call, of, TN__SHARDED_FORWARD));
     /* What a backward has kept stays until the last one. */
-    if (model->config.keep_after_forward || (model->config.keep_after_backward && of->ended > 0))
+    const int is_kept =
+        model->config.keep_after_forward || (model->config.keep_after_backward && of->ended > 0);
+    const int is_kept_once = !is_kept && is_backward_next(model, of);
+    if (is_kept || is_kept_once)
         TN_TRY(drop_made(model, of));
     else
         TN_TRY(tn__sharded_let_go(model, of));
+    if (is_kept_once) model->kept = of;
     of->phase = TN__SHARDED_IDLE;
     tn__sharded_rest(model);
     return TN_OK;
@@ -200,6 +237,7 @@ static tn_status quantize_columns(const tn_sharded_model *model, const tn__shard
 static tn_status begin_backward(tn_sharded_model *model, tn__sharded_unit *unit, int number) {
     TN_TRY(tn__sharded_bucket_may_take(model, unit));
     TN_TRY(reserve_trace(model));
+    TN_TRY(let_go_kept(model, unit, 1));
     TN_TRY(tn__sharded_catch_up(model));
     if (reads_weights(unit, 1)) TN_TRY(gather(model, unit));
     tn_status status = quantize_columns(model, unit);
@@ -296,7 +334,7 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
     tn__sharded_rest(model);
     model->position = 0;
     model->is_stray = 0;
-    model->ahead = model->sent = NULL;
+    model->ahead = model->sent = model->kept = NULL;
     model->is_normed = model->is_taken = 0;
     model->is_update_ahead = model->is_step_counted = 0;
     return TN_OK;

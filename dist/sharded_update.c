@@ -139,13 +139,12 @@ static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *un
     return TN_OK;
 }
 
-/* Units that were kept for more micro-batches are of weights that are gone now. */
 static tn_status end_step(tn_sharded_model *model) {
     tn__sharded_rest(model);
-    for (int i = 0; i < model->unit_count; i++) {
-        TN_TRY(tn__sharded_let_go(model, model->units[i]));
+    TN_TRY(tn__sharded_gather_first(model));
+    for (int i = 0; i < model->unit_count; i++)
         model->units[i]->ended = model->units[i]->is_updated = 0;
-    }
+    model->kept = NULL;
     model->position = 0;
     model->is_stray = 0;
     model->is_updating = 0;
@@ -165,6 +164,7 @@ static tn_status count_step(tn_sharded_model *model, const tn_sharded_update_arg
     return tn_adamw_advance(&advance, stream);
 }
 
+/* Units that were kept for more micro-batches are of weights that are gone then. */
 static tn_status begin_update(tn_sharded_model *model, const tn_sharded_update_args *args) {
     TN_TRY(tn__sharded_catch_up(model));
     for (int i = 0; i < model->unit_count; i++)

@@ -42,8 +42,9 @@
  * the driver.
  *
  * Ranks make the same calls in the same order. The order of begins in the first step is recorded:
- * from then on the unit that comes next is gathered ahead, behind the begin of the one before it; a
- * step in another order works, gathers on demand from there on, and is counted.
+ * from then on the unit that comes next is gathered ahead, behind the begin of the one before it,
+ * or behind the update before the step; one whose backward comes next stays for it. A step in
+ * another order works, gathers on demand from there on, and is counted.
  *
  * Sums. A gradient is the sum over ranks in rank order, in fp32, rounded once (MPI; NCCL in its own
  * order), of what each rank has; over micro-batches as tn_gradient_sum says.
@@ -110,7 +111,8 @@ typedef struct tn_sharded_config {
     /* 1: a unit's shard is made of the rank's master copy for each gather, and not by the update:
      * to the same bits, in memory that all units share, for a cast more a step. So it is where all
      * tensors train and no scale depends on what other ranks have: of PLAIN weights, and FP8 that
-     * is not FLAT. Other units keep theirs. */
+     * is not FLAT. Other units keep theirs. A master is then written by updates only, as what was
+     * gathered ahead is not gathered again for other writes. */
     int shards_from_masters;
 } tn_sharded_config;
 #define TN_SHARDED_CONFIG_INIT                                                                     \
@@ -236,7 +238,8 @@ typedef struct tn_sharded_update_args {
  * The norm is that of the shards' sums (tn_square_sums), reduced over ranks, so that its last bits
  * depend on how many there are; the factor stays on the device. If it fails in the middle, the next
  * call goes on from there: no unit is updated twice. Until one has succeeded begins and
- * tn_sharded_abandon are TN_INVALID_STATE. NULL for args after tn_sharded_update_ahead. */
+ * tn_sharded_abandon are TN_INVALID_STATE. NULL for args after tn_sharded_update_ahead. Behind it
+ * the unit that steps begin with is gathered for the next one. */
 TN_API TN_MUST_USE tn_status tn_sharded_update(tn_sharded_model *model,
                                                const tn_sharded_update_args *args);
 

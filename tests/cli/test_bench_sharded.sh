@@ -40,20 +40,26 @@ PRODUCTS = ((2 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, 
 ELEMENTS = sum(n * k for n, k in PRODUCTS) + 2 * HIDDEN
 
 
+TILES = sum(n * k for n, k in PRODUCTS) // 128 // 128
+
+
 def gathered_bytes(weights):
-    """What a layer has on the wire: elements, and a scale for each 128 x 128 of FP8."""
-    if weights == "bf16":
-        return 2 * ELEMENTS
-    products = sum(n * k for n, k in PRODUCTS)
-    return products + products // 128 // 128 * 4 + 2 * 2 * HIDDEN
+    """What a layer has on the wire, cut FLAT: elements, of FP8 without scales."""
+    return 2 * ELEMENTS if weights == "bf16" else ELEMENTS + 2 * HIDDEN
 
 
-# Each layer is gathered for forward and for backward, and reduced in bf16; all ranks together send
-# each byte to all others.
+def reduced_bytes(weights):
+    """Gradients in bf16, and an all-reduce of what the scales of FP8 are made of."""
+    return 2 * ELEMENTS + (2 * 4 * TILES if weights == "fp8" else 0)
+
+
+# Each layer is gathered for forward and for backward, the last one once for both, and reduced; all
+# ranks together send each byte to all others.
 for weights, prefetch in {(r["weights"], r["prefetch"]) for r in rows}:
     of = [r for r in rows if (r["weights"], r["prefetch"]) == (weights, prefetch)]
     sent = sum(int(r["wire_bytes"]) for r in of)
-    expected = (ranks - 1) * LAYERS * (2 * gathered_bytes(weights) + 2 * ELEMENTS)
+    gathered = (2 * LAYERS - 1) * gathered_bytes(weights)
+    expected = (ranks - 1) * (gathered + LAYERS * reduced_bytes(weights))
     assert sent == expected, (weights, prefetch, sent, expected)
 
 for row in rows:

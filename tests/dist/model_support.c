@@ -203,6 +203,7 @@ test_model *model_open(const rank_fixture *ranks, const model_options *options,
     config.gradient_dtype = options->gradient_dtype;
     config.gradient_sum = options->sum;
     config.gradient_wire = options->wire;
+    config.ring_slots = options->ring_slots;
     config.gradient_slots = options->gradient_slots;
     config.micro_batches = options->micro_batches;
     config.shards_from_masters = options->shards_from_masters;

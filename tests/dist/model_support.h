@@ -30,6 +30,7 @@ typedef struct model_options {
     int recompute;
     int shards_from_masters;
     int update_ahead;
+    int ring_slots;     /* likewise */
     int gradient_slots; /* 0: the model's own choice */
     float max_norm;
 } model_options;
