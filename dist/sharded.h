@@ -217,7 +217,8 @@ tn_status tn__sharded_buffer_end(tn__sharded_buffer *buffer, tn_stream stream);
 /* The same, where the scope ends next: what fails goes with it. */
 void tn__sharded_buffer_abandon(tn__sharded_buffer *buffer, tn_stream stream);
 
-/* Valid on comm_stream, with 0 from element `count` on: what is there stays. */
+/* Valid in the order of `stream`, with 0 from element `count` on: what is there stays. It comes
+ * from the stream that it goes back to, so that no other one's memory is waited for. */
 tn_status tn__sharded_plane_make(const tn_sharded_model *model, tn_tensor tensor, size_t count);
 
 /* In the order of `stream`. {0} is success. */

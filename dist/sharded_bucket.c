@@ -4,7 +4,7 @@
  *             stream waits for the reduction that read them; then the bucket gets memory, in the
  *             order of the layers' stream, and the unit's gradients adopt it
  *     reduce  on comm_stream, behind what wrote the gradients, to the rank's part of them, which
- *             gets its memory there
+ *             gets its memory in the order of the layers' stream
  *     rest    where no backward comes next, there is nothing of all that but sums
  *
  * Where gradients are added up whole every unit has a bucket of its own, and takes it once a step.

@@ -43,7 +43,7 @@ void tn__sharded_buffer_abandon(tn__sharded_buffer *buffer, tn_stream stream) {
 /* ---- planes ---------------------------------------------------------------------------------- */
 
 tn_status tn__sharded_plane_make(const tn_sharded_model *model, tn_tensor tensor, size_t count) {
-    const tn_stream stream = model->config.comm_stream;
+    const tn_stream stream = model->config.stream;
     tn_plane_state state;
     tn_plane_view view;
     tn_lease lease;

@@ -38,8 +38,8 @@
  * Order on the device. Gathers and reductions run on comm_stream in the order of the calls, beside
  * the layers on `stream`. What comes behind what follows from leases: a bucket is written again by
  * the layers behind the reduction that read it, the ring's buffer behind its last use. No call but
- * unit_add, seal and destroy waits on the host, and from the second step on none takes memory from
- * the driver.
+ * unit_add, seal and destroy waits on the host, and when some steps have been alike, so that the
+ * pool has found its places for their blocks, none asks the driver for memory.
  *
  * Ranks make the same calls in the same order. The order of begins in the first step is recorded:
  * from then on the unit that comes next is gathered ahead, behind the begin of the one before it,
