@@ -352,9 +352,14 @@ tn_status tn_comm_shrink(tn_comm *comm, const int *excluded, size_t excluded_cou
     tn_status waited = tn_comm_wait(comm);
     (void)waited; /* a failure is no reason not to */
     TN_TRY(tn__comm_make(&config, &made));
-    pthread_mutex_lock(&comm->lock);
-    tn_status status = shrink_locked(comm, excluded, excluded_count, made);
-    pthread_mutex_unlock(&comm->lock);
+    made->engine = comm->engine;
+    /* As tn__comm_create does: what is made may be split. */
+    tn_status status = comm->engine->split_prepare ? tn__comm_prepare_agreement(made) : TN_OK;
+    if (status == TN_OK) {
+        pthread_mutex_lock(&comm->lock);
+        status = shrink_locked(comm, excluded, excluded_count, made);
+        pthread_mutex_unlock(&comm->lock);
+    }
     /* The rendezvous has, or may yet have, news of those who are left out, which is none here. */
     return finish(comm, made, status, NULL, 1, out);
 }

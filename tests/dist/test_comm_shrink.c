@@ -130,6 +130,14 @@ static tn_comm *shrink_or_end(tn_comm *comm, int victim, tn_status failure) {
     _exit(0);
 }
 
+/* The survivors make sub-groups as any communicator's ranks do. */
+static void split_survivors(tn_comm *shrunk, int first_rank, int survivors) {
+    tn_comm *part = NULL;
+    EXPECT_OK(tn_comm_split(shrunk, 0, first_rank, "part", &part));
+    assert_int_equal(takes_part(part, first_rank), survivors);
+    EXPECT_OK(tn_comm_destroy(part));
+}
+
 static void lose_and_go_on(const test_meeting *meeting) {
     const loss *plan = meeting->argument;
     tn_comm *again = NULL;
@@ -149,6 +157,7 @@ static void lose_and_go_on(const test_meeting *meeting) {
     assert_int_equal(tn_comm_size(shrunk), meeting->rank_count - 1);
     assert_int_equal(tn_comm_rank(shrunk), mine - (mine > plan->victim));
     assert_int_equal(takes_part(shrunk, mine), everybody() - (1 << plan->victim));
+    split_survivors(shrunk, mine, everybody() - (1 << plan->victim));
     if (plan->hangs) { /* rank 0 would wait for it to leave */
         EXPECT_STATUS(tn_comm_destroy(all.comm), status);
         EXPECT_OK(tn_comm_destroy(shrunk));
