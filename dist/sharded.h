@@ -148,6 +148,9 @@ tn_status tn__sharded_zeros(const tn_sharded_model *model, tn_scope scope, tn_dt
 tn_status tn__sharded_find(const tn_sharded_model *model, const char *call, int unit,
                            tn__sharded_unit **out);
 
+/* TN_UNSUPPORTED where a stream of it captures a graph: asked before anything is done. */
+tn_status tn__sharded_check_streams(const tn_sharded_model *model, const char *call);
+
 /* Whether gradients of micro-batches meet in the rank's part, and not in the bucket. */
 int tn__sharded_adds_parts(const tn_sharded_model *model);
 

@@ -51,6 +51,23 @@ tn_status tn__sharded_find(const tn_sharded_model *model, const char *call, int 
     return TN_OK;
 }
 
+/* What is held, updated and counted calls decide, and launches do not. */
+tn_status tn__sharded_check_streams(const tn_sharded_model *model, const char *call) {
+    const tn_stream streams[] = {model->config.stream, model->config.comm_stream};
+    const tn__driver *driver = tn__device_driver(model->device);
+    for (int i = 0; i < 2; i++) {
+        int is_capturing = 0;
+        TN_TRY(driver->stream_is_capturing(tn__device_state(model->device), streams[i],
+                                           &is_capturing));
+        if (!is_capturing) continue;
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "%s: model %s: a stream of it captures a graph, and what a sharded model "
+                       "holds changes from call to call: call this outside of the capture",
+                       call, model->config.name);
+    }
+    return TN_OK;
+}
+
 int tn__sharded_adds_parts(const tn_sharded_model *model) {
     return model->config.gradient_sum == TN_GRADIENT_SUM_SHARDED && model->config.micro_batches > 1;
 }
@@ -250,6 +267,7 @@ tn_status tn_sharded_seal(tn_sharded_model *model) {
         return TN_FAIL(TN_INVALID_STATE, "tn_sharded_seal: model %s is sealed already",
                        model->config.name);
     TN_REQUIRE(model->unit_count > 0, "tn_sharded_seal: model %s has no units", model->config.name);
+    TN_TRY(tn__sharded_check_streams(model, "tn_sharded_seal"));
     TN_TRY(tn__sharded_buckets_make(model));
     tn_status status = tn__sharded_made_shard_make(model);
     if (status == TN_OK) status = make_ring(model);

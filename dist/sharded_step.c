@@ -23,6 +23,7 @@ static tn_status require_phase(const tn_sharded_model *model, const char *call,
     if (!model->ring)
         return TN_FAIL(TN_INVALID_STATE, "%s: model %s is not sealed: call tn_sharded_seal first",
                        call, model->config.name);
+    TN_TRY(tn__sharded_check_streams(model, call));
     if (model->is_updating || model->is_normed)
         return TN_FAIL(
             TN_INVALID_STATE,
@@ -352,6 +353,7 @@ static tn_status meet(const tn_sharded_model *model) {
 
 tn_status tn_sharded_abandon(tn_sharded_model *model) {
     TN_REQUIRE(model, "tn_sharded_abandon: model is NULL");
+    TN_TRY(tn__sharded_check_streams(model, "tn_sharded_abandon"));
     if (model->is_updating)
         return TN_FAIL(TN_INVALID_STATE,
                        "tn_sharded_abandon: an update of model %s has changed %d of %d units: call "

@@ -466,6 +466,7 @@ static tn_status make_unit(const tn_sharded_model *model, const tn_sharded_unit_
 tn_status tn_sharded_unit_add(tn_sharded_model *model, const tn_sharded_unit_config *config,
                               int *out) {
     TN_TRY(check_unit(model, config, out));
+    TN_TRY(tn__sharded_check_streams(model, "tn_sharded_unit_add"));
     const size_t count = (size_t)model->unit_count;
     tn__sharded_unit **units =
         tn__host_realloc(model->units, count, count + 1, sizeof(tn__sharded_unit *));

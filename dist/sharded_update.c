@@ -46,6 +46,7 @@ static tn_status check_update(const tn_sharded_model *model, const tn_sharded_up
     if (!model->ring)
         return TN_FAIL(TN_INVALID_STATE, "tn_sharded_update: model %s is not sealed",
                        model->config.name);
+    TN_TRY(tn__sharded_check_streams(model, call));
     return check_units(model);
 }
 

@@ -58,6 +58,9 @@
  * last update. An update that fails when it has begun to change them can not be given up, only be
  * made again.
  *
+ * Where `stream` or comm_stream captures a graph all that gathers, reduces or updates is
+ * TN_UNSUPPORTED, and neither model nor capture has changed.
+ *
  * Threads: one at a time.
  */
 #ifndef TENURE_SHARDED_H

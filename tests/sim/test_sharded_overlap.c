@@ -1,10 +1,12 @@
 /* What travels beside the layers of a sharded model, and what does not, on the simulated clock: in
  * a step whose order is known each layer begins where the one before it has ended, as long as a
- * gather and a reduction together take less than a layer; and the update begins with the last. */
+ * gather and a reduction together take less than a layer; and the update begins with the last. And
+ * that nothing of a step comes to be in a captured graph. */
 #include <string.h>
 
 #include "tenure_sharded.h"
 #include "tenure_simulated.h"
+#include "test_graphs.h"
 #include "test_pools.h"
 #include "test_support.h"
 
@@ -199,6 +201,54 @@ static void the_update_waits_for_no_reduction_but_its_own(void **state) {
         fail_msg("the first update begins %.3f us after the last layer has ended", idle_us);
 }
 
+/* ---- captures -------------------------------------------------------------------------------- */
+
+static uint64_t steps_made(void) {
+    tn_sharded_report report = TN_SHARDED_REPORT_INIT;
+    EXPECT_OK(tn_sharded_report_get(model, &report));
+    return report.steps;
+}
+
+static void expect_refused_here(void) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    EXPECT_STATUS(tn_sharded_forward_begin(model, 0), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_sharded_forward_end(model, UNITS - 1), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_sharded_backward_begin(model, 0), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_sharded_backward_end(model, UNITS - 1), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_sharded_abandon(model), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_sharded_update(model, &update), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("tn_sharded_update: model sharded: a stream of it captures a graph");
+}
+
+/* What a capture would have of it no launch does for the host's books: the step goes on outside of
+ * it as if nothing had been called there. */
+static void calls_on_a_stream_that_captures_are_refused(void **state) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    (void)state;
+    step(0);
+    for (int i = 0; i < UNITS; i++)
+        forward(i);
+    for (int i = UNITS; i-- > 0;)
+        backward(i);
+    EXPECT_OK(tn_device_synchronize(device));
+    update_count = 0;
+    test_sim_get()->watch(note_layer, NULL);
+    test_capture_begin(device, stream, TEST_CAPTURE_GLOBAL);
+    expect_refused_here();
+    assert_int_equal(test_is_capturing(device, stream), 1);
+    test_graph graph = test_capture_end(device, stream);
+    test_graph_launch(device, &graph, stream);
+    EXPECT_OK(tn_device_synchronize(device));
+    test_graph_destroy(device, &graph);
+    assert_int_equal(update_count, 0);
+    assert_int_equal(steps_made(), 1);
+    EXPECT_OK(tn_sharded_update(model, &update));
+    EXPECT_OK(tn_device_synchronize(device));
+    assert_int_equal(update_count, UNITS);
+    assert_int_equal(steps_made(), 2);
+    step(0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_layer_waits_for_no_reduction_of_the_one_before, set_up,
@@ -210,6 +260,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_layer_waits_for_no_reduction_of_the_one_before,
                                         set_up_made, tear_down),
         cmocka_unit_test_setup_teardown(the_update_waits_for_no_reduction_but_its_own, set_up_made,
+                                        tear_down),
+        cmocka_unit_test_setup_teardown(calls_on_a_stream_that_captures_are_refused, set_up,
                                         tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
