@@ -21,9 +21,9 @@ struct tn_comm_graph {
     uint64_t capture_id;
     int has_last; /* a collective was captured: the mark is behind the last one */
     uint64_t last_stream_id;
-    int is_half; /* a call was captured in part: no graph comes of it */
-    int is_for_all;
-    uint64_t number;             /* of those for all ranks; 0: it is none */
+    int is_half;            /* a call was captured in part: no graph comes of it */
+    uint64_t calls_for_all; /* of the collectives: the same on all ranks, as messages need not be */
+    uint64_t number;        /* of those that have one for all; 0: it is none */
     tn_comm_graph_info captured; /* without its size */
     tn_stream stream;            /* of the launch under way */
     uint64_t stream_id;
@@ -146,7 +146,7 @@ tn_status tn__comm_graph_put_locked(tn_comm *comm, tn_stream stream, uint64_t st
     if (status != TN_OK) return status;
     graph->has_last = 1;
     graph->last_stream_id = stream_id;
-    graph->is_for_all |= is_for_all(batch);
+    graph->calls_for_all += is_for_all(batch) != 0;
     graph->captured.collectives++;
     tn__comm_count_list(comm, &graph->captured.counts);
     return TN_OK;
@@ -205,7 +205,7 @@ static tn_status end_capture_locked(tn_comm *comm, tn_comm_graph **out) {
     TN_TRY(tn__comm_check_locked(comm));
     TN_TRY(ask_capture(comm, graph->origin, &status, &id));
     if (graph->is_half) return fail_half(comm);
-    if (graph->is_for_all) graph->number = ++comm->graph_number;
+    if (graph->calls_for_all) graph->number = ++comm->graph_number;
     comm->capture = NULL;
     comm->graph_count++;
     *out = graph;
@@ -233,8 +233,8 @@ void tn_comm_capture_abort(tn_comm *comm) {
 
 static tn_status compare_launch(const tn_comm_graph *graph) {
     const tn__flow_header header = {
-        .kind = TN__FLOW_LAUNCH, .count = graph->captured.collectives, .hash = graph->number};
-    if (!graph->is_for_all) return TN_OK;
+        .kind = TN__FLOW_LAUNCH, .count = graph->calls_for_all, .hash = graph->number};
+    if (!graph->calls_for_all) return TN_OK;
     return tn__comm_watch_compare_header(graph->comm->watch, header);
 }
 

@@ -369,14 +369,19 @@ static tn_rendezvous *meet(const test_meeting *meeting) {
     return ranks;
 }
 
-static void differ(const test_meeting *meeting) {
-    const int is_first = meeting->rank == 0, in_capture = *(const int *)meeting->argument;
+static tn_rendezvous *open_checked(const test_meeting *meeting) {
     setenv("TENURE_CHECK_COLLECTIVES", "1", 1);
     tn__options_reload();
     open_device();
     script->rank = meeting->rank;
     tn_rendezvous *ranks = meet(meeting);
     open_comm(LONG_US, meeting->rank, ranks);
+    return ranks;
+}
+
+static void differ(const test_meeting *meeting) {
+    const int is_first = meeting->rank == 0, in_capture = *(const int *)meeting->argument;
+    tn_rendezvous *ranks = open_checked(meeting);
     captured step = capture_step();
     for (int i = 0; i < 5; i++) {
         launch(&step, a);
@@ -417,6 +422,32 @@ static void a_captured_call_and_another_that_meet_are_named(void **state) {
     test_ranks_run(2, differ, &in_capture);
 }
 
+/* What one sends in two calls the other receives in a group: that is between the two. */
+static void exchange_messages(const test_meeting *meeting) {
+    const int is_first = meeting->rank == 0, other = 1 - meeting->rank;
+    tn_rendezvous *ranks = open_checked(meeting);
+    begin_capture();
+    EXPECT_OK(reduce(a));
+    if (!is_first) EXPECT_OK(tn_comm_group_begin(comm));
+    for (int i = 0; i < 2; i++)
+        EXPECT_OK(is_first ? tn_send(comm, block, 100, other, a)
+                           : tn_receive(comm, block, 100, other, a));
+    if (!is_first) EXPECT_OK(tn_comm_group_end(comm, a));
+    captured step = end_capture();
+    for (int i = 0; i < 3; i++)
+        launch(&step, a);
+    finish();
+    destroy(&step);
+    EXPECT_OK(tn_comm_destroy(comm));
+    tn_rendezvous_destroy(ranks);
+    close_device();
+}
+
+static void graphs_that_differ_in_messages_are_launched(void **state) {
+    (void)state;
+    test_ranks_run(2, exchange_messages, NULL);
+}
+
 #define SCRIPTED(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void) {
@@ -425,6 +456,7 @@ int main(void) {
         /* Ranks are forked, before anything has opened the device here. */
         cmocka_unit_test(a_launch_and_a_call_that_meet_are_named),
         cmocka_unit_test(a_captured_call_and_another_that_meet_are_named),
+        cmocka_unit_test(graphs_that_differ_in_messages_are_launched),
         SCRIPTED(nccl_is_called_once_and_the_graph_runs_again_and_again),
         SCRIPTED(the_watch_spoils_no_capture),
         SCRIPTED(a_spoiled_capture_does_not_reach_nccl),
