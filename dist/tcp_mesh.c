@@ -265,10 +265,10 @@ tn_status tn__tcp_mesh_connect_anew(tn__tcp_mesh *mesh, tn__tcp_mesh *from, cons
     tn_status status = TN_OK;
     for (int lower = 0; lower < rank && status == TN_OK; lower++)
         status = connect_to(&make, lower);
-    if (status == TN_OK) status = take_in_others(&make);
-    if (status != TN_OK) swap_listeners(mesh, from);
-    return status;
+    return status == TN_OK ? take_in_others(&make) : status;
 }
+
+void tn__tcp_mesh_give_back(tn__tcp_mesh *mesh, tn__tcp_mesh *from) { swap_listeners(mesh, from); }
 
 /* ---- notices -------------------------------------------------------------------------------- */
 

@@ -56,9 +56,13 @@ tn_status tn__tcp_mesh_connect(tn__tcp_mesh *mesh, int rank, int rank_count,
 
 /* Connects it among some ranks of another mesh, whose connections may have ended: they are
  * reached where that mesh has listened, which this one does from then on. rank_of: their ranks
- * there, in the order of the new ones. On failure the other mesh is as it was. */
+ * there, in the order of the new ones. */
 tn_status tn__tcp_mesh_connect_anew(tn__tcp_mesh *mesh, tn__tcp_mesh *from, const int *rank_of,
                                     int rank, int rank_count, uint64_t timeout_us);
+
+/* After that, also if it has failed: the other mesh listens again, and can be connected from anew.
+ */
+void tn__tcp_mesh_give_back(tn__tcp_mesh *mesh, tn__tcp_mesh *from);
 
 /* Ends what is left of the connections. NULL is a no-op. */
 void tn__tcp_mesh_free(tn__tcp_mesh *mesh);

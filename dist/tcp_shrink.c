@@ -46,6 +46,7 @@ tn_status tn__tcp_shrink(tn__comm_state *state, const int *excluded, int exclude
     if (status == TN_OK) status = tn__tcp_state_meet(made, "call tn_comm_shrink");
     if (status != TN_OK) {
         status = say_what(state, mine, count, status);
+        tn__tcp_mesh_give_back(made->mesh, state->mesh); /* for the next attempt */
         tn__tcp_state_drop(made);
         return status;
     }

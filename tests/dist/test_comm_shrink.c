@@ -351,6 +351,34 @@ static void ranks_go_on_after_a_shrink_that_timed_out(void **state) {
     if (rank_count_of_test() > 2) run_ranks(3, NULL, -1, come_one_by_one);
 }
 
+/* Rank 0 comes to the next attempt only: others have met each other in the first, and do again. */
+static void come_without_first(const test_meeting *meeting) {
+    const int last = meeting->rank_count - 1, excluded[] = {last};
+    tn_comm *shrunk = NULL;
+    all = ranks_open_forked(meeting, short_us());
+    assert_int_equal(takes_part(all.comm, meeting->rank), everybody());
+    if (meeting->rank != 0 && meeting->rank != last) {
+        EXPECT_STATUS(tn_comm_shrink(all.comm, excluded, 1, NULL, &shrunk), TN_COMM_TIMEOUT);
+        assert_null(shrunk);
+    }
+    pass(1, meeting->rank_count);
+    if (meeting->rank != last) {
+        EXPECT_OK(tn_comm_shrink(all.comm, excluded, 1, NULL, &shrunk));
+        assert_int_equal(takes_part(shrunk, meeting->rank), (1 << last) - 1);
+        EXPECT_OK(tn_comm_destroy(shrunk));
+    }
+    pass(1, 2 * meeting->rank_count);
+    const tn_status status = await_failure();
+    EXPECT_STATUS(tn_comm_destroy(all.comm), status);
+    all.comm = NULL;
+    ranks_close(&all);
+}
+
+static void ranks_go_on_after_some_have_come_without_the_first(void **state) {
+    (void)state;
+    if (rank_count_of_test() > 2) run_ranks(4, NULL, -1, come_without_first);
+}
+
 /* ---- training ------------------------------------------------------------------------------- */
 
 enum { KINDS = 3, ENTRIES = LAYERS * BLOCK_PARTS * KINDS + 1 };
@@ -526,6 +554,7 @@ int main(void) {
         cmocka_unit_test(who_was_left_out_may_die),
         cmocka_unit_test(who_does_not_come_is_left_out_next),
         cmocka_unit_test(ranks_go_on_after_a_shrink_that_timed_out),
+        cmocka_unit_test(ranks_go_on_after_some_have_come_without_the_first),
         cmocka_unit_test(training_goes_on_from_its_checkpoint),
     };
     cmocka_set_test_filter(getenv("TENURE_TEST_FILTER"));
