@@ -28,7 +28,7 @@ typedef struct gpu_cast_set {
     tn_tensor weights, beta; /* of rows, or of columns */
     tn_tensor y, sum;        /* high-precision outputs */
     tn_tensor q, q_from;     /* quantized output and input */
-    tn_tensor dbias, mean, rstd;
+    tn_tensor dbias, dgamma, dbeta, mean, rstd;
     tn_tensor scale, amax, random; /* amax: a history, or that of tiles */
     tn_tensor offsets, map, inverse, padded_offsets, error;
     tn_grouped_plane row, col;

@@ -2,6 +2,7 @@
  * and norms. Their x, of the size that is measured, is bf16; gated ones make half as many columns.
  * "1D both" alone leaves the value itself unwritten, "+ y" and "+ dx" writes it too. */
 #include "gpu_bench_cast.h"
+#include "tenure_train.h"
 
 #define ROW   TN_QUANTIZE_ROW
 #define BOTH  (TN_QUANTIZE_ROW | TN_QUANTIZE_COL)
@@ -149,7 +150,46 @@ static void norm(gpu_bench *bench, const gpu_cast *op, const gpu_cast_set *set) 
     GPU_BENCH_TRY(tn_norm_forward(&args, bench->stream));
 }
 
+/* dgamma and dbeta are made too; with a residual its gradient is added. */
+static void prepare_norm_gradient(gpu_bench *bench, const gpu_cast *op, gpu_cast_set *set) {
+    set->x = gpu_bench_random(bench, TN_BF16, set->rows, set->cols);
+    set->other = gpu_bench_random(bench, TN_BF16, set->rows, set->cols);
+    if (has(op, GPU_CAST_RESIDUAL))
+        set->sum = gpu_bench_random(bench, TN_BF16, set->rows, set->cols);
+    set->y = gpu_bench_zeros(bench, TN_BF16, set->rows, set->cols);
+    set->weights = gpu_bench_random(bench, TN_BF16, 1, set->cols);
+    set->rstd = gpu_bench_random(bench, TN_FP32, set->rows, 1);
+    set->dgamma = gpu_bench_zeros(bench, TN_BF16, 1, set->cols);
+    if (op->kind == TN_NORM_LAYER) {
+        set->mean = gpu_bench_random(bench, TN_FP32, set->rows, 1);
+        set->dbeta = gpu_bench_zeros(bench, TN_BF16, 1, set->cols);
+    }
+    const tn_tensor moved[] = {set->x,    set->other, set->sum,    set->y,    set->weights,
+                               set->rstd, set->mean,  set->dgamma, set->dbeta};
+    for (size_t i = 0; i < sizeof moved / sizeof *moved; i++)
+        add_data_bytes(set, moved[i]);
+    add_quantized(bench, op, set, set->cols);
+}
+
+static void norm_gradient(gpu_bench *bench, const gpu_cast *op, const gpu_cast_set *set) {
+    tn_norm_backward_args args = TN_NORM_BACKWARD_ARGS_INIT;
+    args.norm = (tn_norm)op->kind;
+    args.dy = set->other;
+    args.x = set->x;
+    args.mean = set->mean;
+    args.rstd = set->rstd;
+    args.gamma = set->weights;
+    args.added = set->sum;
+    args.dx = set->y;
+    args.quantized = quantized_out(op, set);
+    args.dgamma = set->dgamma;
+    args.dbeta = set->dbeta;
+    args.scope = bench->scope;
+    GPU_BENCH_TRY(tn_norm_backward(&args, bench->stream));
+}
+
 static const gpu_cast_family norms = {prepare_norm, norm};
+static const gpu_cast_family norm_gradients = {prepare_norm_gradient, norm_gradient};
 
 /* ---- the table ------------------------------------------------------------------------------ */
 
@@ -163,18 +203,20 @@ static const gpu_cast_family norms = {prepare_norm, norm};
     MAKE(of " backward " text, &gradients, what, to, which, more)
 #define BIAS(text, to, which)             MAKE("bias gradient" text, &biases, 0, to, which, 0)
 #define NORM(text, what, to, which, more) MAKE(text, &norms, what, to, which, more)
-#define GELU                              TN_ACTIVATION_GELU
-#define QUICK                             TN_ACTIVATION_QUICK_GELU
-#define SILU                              TN_ACTIVATION_SILU
-#define RELU                              TN_ACTIVATION_RELU
-#define SQUARED                           TN_ACTIVATION_SQUARED_RELU
-#define GATED                             GPU_CAST_GATED
-#define WITH_Y                            GPU_CAST_Y
-#define WITH_DBIAS                        GPU_CAST_DBIAS
-#define WITH_WEIGHTS                      GPU_CAST_WEIGHTED
-#define WITH_RESIDUAL                     GPU_CAST_RESIDUAL
-#define RMS                               TN_NORM_RMS
-#define LAYER                             TN_NORM_LAYER
+#define NORM_BACKWARD(of, text, what, to, which, more)                                             \
+    MAKE(of " backward " text, &norm_gradients, what, to, which, more)
+#define GELU          TN_ACTIVATION_GELU
+#define QUICK         TN_ACTIVATION_QUICK_GELU
+#define SILU          TN_ACTIVATION_SILU
+#define RELU          TN_ACTIVATION_RELU
+#define SQUARED       TN_ACTIVATION_SQUARED_RELU
+#define GATED         GPU_CAST_GATED
+#define WITH_Y        GPU_CAST_Y
+#define WITH_DBIAS    GPU_CAST_DBIAS
+#define WITH_WEIGHTS  GPU_CAST_WEIGHTED
+#define WITH_RESIDUAL GPU_CAST_RESIDUAL
+#define RMS           TN_NORM_RMS
+#define LAYER         TN_NORM_LAYER
 
 static const gpu_cast ops[] = {
     FORWARD("GELU 1D both", GELU, D1, BOTH, 0),
@@ -233,6 +275,11 @@ static const gpu_cast ops[] = {
     NORM("residual + RMSNorm 1D both", RMS, D1, BOTH, WITH_RESIDUAL),
     NORM("residual + RMSNorm 1D both + y", RMS, D1, BOTH, WITH_RESIDUAL | WITH_Y),
     NORM("residual + LayerNorm 1D both", LAYER, D1, BOTH, WITH_RESIDUAL),
+    NORM_BACKWARD("RMSNorm", "dx", RMS, PLAIN, 0, 0),
+    NORM_BACKWARD("RMSNorm", "1D both + dx", RMS, D1, BOTH, 0),
+    NORM_BACKWARD("LayerNorm", "dx", LAYER, PLAIN, 0, 0),
+    NORM_BACKWARD("residual + RMSNorm", "dx", RMS, PLAIN, 0, WITH_RESIDUAL),
+    NORM_BACKWARD("residual + LayerNorm", "dx", LAYER, PLAIN, 0, WITH_RESIDUAL),
 };
 
 gpu_cast_table gpu_bench_cast_producers(void) {

@@ -37,6 +37,7 @@ done <<'END'
 99840|weighted SwiGLU 1D both|2 each, 128 weights, a half of 1 + 1, 1 x 128 and 1 x 128 scales
 163840|SwiGLU backward dx|2 + a half of 2 + 2 each
 264192|GELU backward 1D both + dx|2 + 2 + 2 + 1 + 1 each, 2 x 128 and 1 x 256 scales
+264704|residual + LayerNorm backward dx|2 + 2 + 2 + 2 each, 3 x 256 of 2, 128 means and rstds
 100352|RMSNorm 1D row|2 + 1 each, 256 gammas of 2, 128 rstds, 2 x 128 scales
 140360|grouped 1D both, 8 experts|2 + 1 + 1 each, 9 offsets, 8 x (2 x 16 + 1 x 256) scales
 132096|gather bf16|2 + 2 each, 128 numbers of 8
