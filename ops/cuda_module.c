@@ -154,11 +154,8 @@ int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format)
 
 const int64_t tn__norm_columns[TN__NORM_LENGTHS] = {2048, 4096, 8192, 16384};
 
-/* As in cuda_norm_rows.cu: 8 columns in each of 4 steps, or 8 of long rows of RMS. */
-unsigned tn__norm_threads(int length, int is_layer) {
-    const int64_t columns_of_thread = !is_layer && length >= 2 ? 64 : 32;
-    return (unsigned)(tn__norm_columns[length] / columns_of_thread);
-}
+const tn__norm_block tn__norm_block_of[TN__NORM_LENGTHS][2] = {
+    {{128, 4}, {128, 4}}, {{128, 2}, {256, 2}}, {{128, 1}, {256, 2}}, {{256, 1}, {512, 1}}};
 
 int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype format) {
     const int index = (length * 2 + !!is_layer) * 3 + float_index(x);

@@ -101,9 +101,14 @@ int tn__kernel_of_scale_finish(tn_dtype format);
 /* family: ACTIVATE, ACTIVATE_GATED, DIFFERENTIATE, ..._GATED, ..._PAIRS, NORM_TILES,
  * NORM_BANDS or NORM_GRADIENT. */
 int tn__kernel_of_produce(int family, int is_1d, tn_dtype made, tn_dtype format);
-/* Rows of up to tn__norm_columns[length] columns, by tn__norm_threads(length, is_layer) threads. */
+/* Rows of up to tn__norm_columns[length] columns, and what a block has, of RMS and of LAYER, as in
+ * cuda_norm_rows.cu. */
 extern const int64_t tn__norm_columns[TN__NORM_LENGTHS];
-unsigned tn__norm_threads(int length, int is_layer);
+typedef struct tn__norm_block {
+    unsigned threads;
+    int rows; /* at a time */
+} tn__norm_block;
+extern const tn__norm_block tn__norm_block_of[TN__NORM_LENGTHS][2];
 int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype format);
 int tn__kernel_of_norm_any_rows(tn_dtype x, tn_dtype format);
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);

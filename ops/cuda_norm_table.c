@@ -8,10 +8,11 @@
 
 /* ---- what a device has room for -------------------------------------------------------------- */
 
-/* A row and its residual, and if anything is made of it gamma and beta as fp32. */
+/* A block's rows and their residuals, and if anything is made of them gamma and beta as fp32. */
 static unsigned shared_bytes_of(int length, int is_layer, size_t element_bytes, int has_residual,
                                 int has_outputs) {
-    size_t of_column = element_bytes * (has_residual ? 2 : 1);
+    const size_t rows = (size_t)tn__norm_block_of[length][is_layer].rows;
+    size_t of_column = rows * element_bytes * (has_residual ? 2 : 1);
     if (has_outputs) of_column += sizeof(float) * (is_layer ? 2 : 1);
     return (unsigned)((size_t)tn__norm_columns[length] * of_column);
 }
@@ -28,8 +29,9 @@ static void fit(tn__cuda_context *context, int index) {
             shared_bytes_of(length, is_layer, element_bytes, has_residual, has_outputs);
         int64_t blocks = 0;
         if (driver->shared_max_set(context->state, kernel, bytes) == TN_OK &&
-            driver->blocks_at_once(context->state, kernel, tn__norm_threads(length, is_layer),
-                                   bytes, &blocks) == TN_OK)
+            driver->blocks_at_once(context->state, kernel,
+                                   tn__norm_block_of[length][is_layer].threads, bytes,
+                                   &blocks) == TN_OK)
             context->norm_blocks[index][has_residual][has_outputs] = blocks;
     }
 }
@@ -94,8 +96,10 @@ static tn_status launch_rows(tn__cuda_context *context, const tn__quantize_work 
     const int64_t blocks =
         context->norm_blocks[kernel - TN__KERNEL_NORM_ROWS][has_residual][has_outputs];
     if (blocks == 0) return launch_any_rows(context, cast, argument, stream);
-    const tn__grid grid = {.blocks = blocks < cast->src.rows ? blocks : cast->src.rows,
-                           .threads = tn__norm_threads(length, is_layer),
+    const tn__norm_block *block = &tn__norm_block_of[length][is_layer];
+    const int64_t wanted = (cast->src.rows + block->rows - 1) / block->rows;
+    const tn__grid grid = {.blocks = blocks < wanted ? blocks : wanted,
+                           .threads = block->threads,
                            .shared_bytes =
                                shared_bytes_of(length, is_layer, tn_dtype_bytes(cast->src.dtype),
                                                has_residual, has_outputs)};
