@@ -30,6 +30,7 @@ extern const unsigned char tn__cuda_norm_bands_image[];
 extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
 extern const unsigned char tn__cuda_norm_gradient_image[];
+extern const unsigned char tn__cuda_norm_gradient_rows_image[];
 extern const unsigned char tn__cuda_train_image[];
 extern const unsigned char tn__cuda_attention_image[];
 extern const unsigned char tn__cuda_attention_gradient_image[];
@@ -54,6 +55,7 @@ enum {
     REQUANTIZE_IMAGE,
     STOCHASTIC_IMAGE,
     NORM_GRADIENT_IMAGE,
+    NORM_GRADIENT_ROWS_IMAGE,
     TRAIN_IMAGE,
     ATTENTION_IMAGE,
     ATTENTION_GRADIENT_IMAGE,
@@ -80,6 +82,7 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [REQUANTIZE_IMAGE] = tn__cuda_requantize_image,
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
     [NORM_GRADIENT_IMAGE] = tn__cuda_norm_gradient_image,
+    [NORM_GRADIENT_ROWS_IMAGE] = tn__cuda_norm_gradient_rows_image,
     [TRAIN_IMAGE] = tn__cuda_train_image,
     [ATTENTION_IMAGE] = tn__cuda_attention_image,
     [ATTENTION_GRADIENT_IMAGE] = tn__cuda_attention_gradient_image,
@@ -164,6 +167,21 @@ int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype forma
 
 int tn__kernel_of_norm_any_rows(tn_dtype x, tn_dtype format) {
     return TN__KERNEL_NORM_ANY_ROWS + float_index(x) * 2 + fp8_index(format);
+}
+
+/* As in cuda_norm_gradient_rows.cu. */
+const tn__norm_gradient_rows tn__norm_gradient_rows_of[TN__NORM_GRADIENT_ROWS] = {
+    {TN_FP32, 2048, 256, 3}, {TN_FP32, 4096, 512, 4}, {TN_BF16, 2048, 256, 6},
+    {TN_BF16, 4096, 512, 8}, {TN_BF16, 8192, 512, 3}, {TN_FP16, 2048, 256, 6},
+    {TN_FP16, 4096, 512, 8}, {TN_FP16, 8192, 512, 3},
+};
+
+int tn__norm_gradient_rows_index(int64_t cols, int is_layer, tn_dtype x) {
+    for (int i = 0; i < TN__NORM_GRADIENT_ROWS; i++) {
+        const tn__norm_gradient_rows *rows = &tn__norm_gradient_rows_of[i];
+        if (rows->x == x && cols <= rows->columns) return !!is_layer * TN__NORM_GRADIENT_ROWS + i;
+    }
+    return -1;
 }
 
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to) {
@@ -378,6 +396,12 @@ static void norm_gradient_means_name(int index, char name[TN__KERNEL_NAME_BYTES]
     by_type_name("norm_gradient_means", index, name);
 }
 
+static void norm_gradient_rows_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    const tn__norm_gradient_rows *rows = &tn__norm_gradient_rows_of[index % TN__NORM_GRADIENT_ROWS];
+    snprintf(name, TN__KERNEL_NAME_BYTES, "norm_gradient_rows_%d_%s_%s", rows->columns,
+             norm_names[index / TN__NORM_GRADIENT_ROWS], float_names[float_index(rows->x)]);
+}
+
 static void adamw_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "adamw_%s_%s", index / 2 ? "2d" : "1d",
              fp8_names[index % 2]);
@@ -474,6 +498,7 @@ static const struct kernel_family {
     {TN__KERNEL_RANDOM_ADVANCE, STOCHASTIC_IMAGE, single_stochastic_name},
     {TN__KERNEL_NORM_GRADIENT, NORM_GRADIENT_IMAGE, norm_gradient_name},
     {TN__KERNEL_NORM_GRADIENT_MEANS, NORM_GRADIENT_IMAGE, norm_gradient_means_name},
+    {TN__KERNEL_NORM_GRADIENT_ROWS, NORM_GRADIENT_ROWS_IMAGE, norm_gradient_rows_name},
     {TN__KERNEL_ADAMW, TRAIN_IMAGE, adamw_name},
     {TN__KERNEL_ADAMW_FLAT, TRAIN_IMAGE, adamw_flat_name},
     {TN__KERNEL_ADAMW_ADVANCE, TRAIN_IMAGE, adamw_advance_name},
@@ -566,6 +591,7 @@ static tn_status context_make(tn_device *device, tn__cuda_context **out) {
     if (status == TN_OK) status = find_kernels(context);
     if (status == TN_OK) prepare_sharing(context);
     if (status == TN_OK) tn__cuda_norm_fit(context);
+    if (status == TN_OK) tn__cuda_norm_gradient_fit(context);
     if (status != TN_OK) {
         context_end(&context->attachment);
         return status;

@@ -23,7 +23,8 @@ enum {
     TN__PAIRS_KERNELS = 2 * 2,                            /* as PRODUCE, of bf16 */
     TN__NORM_LENGTHS = 4,                                 /* of rows: tn__norm_columns */
     TN__NORM_ROWS_KERNELS = TN__NORM_LENGTHS * 2 * 3 * 2, /* RMS or LAYER, type, FP8 type */
-    TN__REQUANTIZE_KERNELS = 2 * 2 * 2,                   /* kind of blocks, from, to */
+    TN__NORM_GRADIENT_ROWS = 8,         /* types and lengths of rows: tn__norm_gradient_rows_of */
+    TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
@@ -72,7 +73,8 @@ enum {
     TN__KERNEL_RANDOM_ADVANCE = TN__KERNEL_QUANTIZE_STOCHASTIC + TN__STOCHASTIC_KERNELS,
     TN__KERNEL_NORM_GRADIENT,
     TN__KERNEL_NORM_GRADIENT_MEANS = TN__KERNEL_NORM_GRADIENT + TN__PRODUCE_KERNELS,
-    TN__KERNEL_ADAMW = TN__KERNEL_NORM_GRADIENT_MEANS + 3,
+    TN__KERNEL_NORM_GRADIENT_ROWS = TN__KERNEL_NORM_GRADIENT_MEANS + 3,
+    TN__KERNEL_ADAMW = TN__KERNEL_NORM_GRADIENT_ROWS + 2 * TN__NORM_GRADIENT_ROWS,
     TN__KERNEL_ADAMW_FLAT = TN__KERNEL_ADAMW + 2 * 2,
     TN__KERNEL_ADAMW_ADVANCE = TN__KERNEL_ADAMW_FLAT + 3,
     TN__KERNEL_CLIP_FACTOR,
@@ -111,12 +113,26 @@ typedef struct tn__norm_block {
 extern const tn__norm_block tn__norm_block_of[TN__NORM_LENGTHS][2];
 int tn__kernel_of_norm_rows(int length, int is_layer, tn_dtype x, tn_dtype format);
 int tn__kernel_of_norm_any_rows(tn_dtype x, tn_dtype format);
+
+/* Kernels of norm_gradient_rows: of RMS, then of LAYER. Rows of more columns than that are taken if
+ * they are whole pairs of blocks. */
+enum { TN__NORM_GRADIENT_ANY_COLUMNS = 4096, TN__NORM_GRADIENT_WHOLE_COLUMNS = 256 };
+typedef struct tn__norm_gradient_rows {
+    tn_dtype x;
+    int columns; /* at most, and for so many there is room */
+    unsigned threads;
+    int ring; /* rows that it has room for */
+} tn__norm_gradient_rows;
+extern const tn__norm_gradient_rows tn__norm_gradient_rows_of[TN__NORM_GRADIENT_ROWS];
+/* -1: there is none for rows of so many columns. */
+int tn__norm_gradient_rows_index(int64_t cols, int is_layer, tn_dtype x);
+
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
 int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 22 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 23 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -135,7 +151,9 @@ typedef struct tn__cuda_context {
     void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
     tn__norm_blocks norm_blocks[TN__NORM_ROWS_KERNELS];
-    tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
+    int64_t norm_gradient_blocks[2 * TN__NORM_GRADIENT_ROWS]
+                                [2]; /* likewise; without, with `added` */
+    tn__cuda_gemm *gemm;             /* NULL until the first GEMM; see tn__cuda_gemm_of */
 } tn__cuda_context;
 
 /* Loads the kernels at the first call for a device. */
@@ -186,11 +204,14 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
 void tn__cuda_norm_fit(tn__cuda_context *context);
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream);
 
-/* cuda_train_table.c */
+/* cuda_norm_gradient_table.c */
+void tn__cuda_norm_gradient_fit(tn__cuda_context *context);
 tn_status tn__cuda_norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
                                        tn_stream stream);
 tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
                                  tn_stream stream);
+
+/* cuda_train_table.c */
 tn_status tn__cuda_row_products(tn_device *device, const tn__row_products_work *work,
                                 tn_stream stream);
 tn_status tn__cuda_embed_gradient(tn_device *device, const tn__embed_gradient_work *work,

@@ -1,13 +1,14 @@
-/* Kernels of the norms' gradients: the two means of each row, then dx with its casts and what the
- * columns of dgamma and dbeta add up to in each tile.
+/* Kernels of the norms' gradients that read x and dy twice: the two means of each row, then dx with
+ * its casts and what the columns of dgamma and dbeta add up to in each tile.
  *
- * As in cuda_norm.cu, a column of a tile is quantized with 128 rows, whose means must all be known
- * before: x and dy are read twice, by a warp for each row and then by tiles. Bytes that must move
- * for each element of s bytes: 2 s for the means, then 2 s, s for what is added, s for dx and 1 for
- * each plane. The sums of the columns are made of what the second pass has in registers.
+ * A column of a tile is quantized with 128 rows, whose means must all be known before: rows are
+ * read by a warp each and then by tiles. Bytes that must move for each element of s bytes: 2 s for
+ * the means, then 2 s, s for what is added, s for dx and 1 for each plane. The sums of the columns
+ * are made of what the second pass has in registers. Where no plane is wanted one read may do:
+ * cuda_norm_gradient_rows.cu.
  */
 #include "cuda_norm.cuh"
-#include "cuda_row_sums.cuh"
+#include "cuda_norm_sums.cuh"
 #include "cuda_train_arguments.h"
 
 __device__ __forceinline__ float gamma_at(const tn__cuda_norm_gradient_arguments &a, int64_t col) {
@@ -15,59 +16,6 @@ __device__ __forceinline__ float gamma_at(const tn__cuda_norm_gradient_arguments
     const float gamma = load_as(a.gamma_dtype, a.gamma, col);
     return a.gamma_base != 0.0f ? __fadd_rn(gamma, a.gamma_base) : gamma; /* -0 + 0 is not -0 */
 }
-
-/* Of 8 neighbours, of which the first is in the row. */
-__device__ __forceinline__ void gammas_at(float (&gamma)[LANE_SUMS],
-                                          const tn__cuda_norm_gradient_arguments &a, int64_t col) {
-    if (!a.gamma || !a.gamma_vectors) {
-#pragma unroll
-        for (int j = 0; j < LANE_SUMS; j++)
-            gamma[j] = gamma_at(a, col + j);
-        return;
-    }
-    load_floats<LANE_SUMS, true>(gamma, a.gamma_dtype, a.gamma, col, LANE_SUMS);
-    if (a.gamma_base == 0.0f) return; /* -0 + 0 is not -0 */
-#pragma unroll
-    for (int j = 0; j < LANE_SUMS; j++)
-        gamma[j] = __fadd_rn(gamma[j], a.gamma_base);
-}
-
-/* ---- the means of a row ------------------------------------------------------------------- */
-
-template <typename T>
-__device__ __forceinline__ void norm_gradient_means(const tn__cuda_norm_gradient_arguments &a) {
-    const tn__cuda_produce_arguments &of = a.of;
-    const int64_t cols = of.cast.cols;
-    const int64_t row = (int64_t)blockIdx.x * (TN__FLAT_THREADS / 32) + threadIdx.x / 32;
-    if (row >= of.cast.rows || is_skipped(of.skip)) return; /* whole warps */
-    const T *x_row = (const T *)of.cast.src + row * cols, *dy_row = (const T *)of.dy + row * cols;
-    const float mean = a.mean ? a.mean[row] : 0.0f, rstd = a.rstd[row];
-    float shift[LANE_SUMS] = {0, 0, 0, 0, 0, 0, 0, 0}, tilt[LANE_SUMS] = {0, 0, 0, 0, 0, 0, 0, 0};
-    for (int64_t col = threadIdx.x % 32 * LANE_SUMS; col < cols; col += ROW_SUMS) {
-        float x[LANE_SUMS], dy[LANE_SUMS], gamma[LANE_SUMS];
-        load_eight<T>(x, x_row, col, cols, of.cast.src_vectors);
-        load_eight<T>(dy, dy_row, col, cols, of.cast.src_vectors);
-        gammas_at(gamma, a, col);
-#pragma unroll
-        for (int j = 0; j < LANE_SUMS; j++) {
-            const float g = __fmul_rn(dy[j], gamma[j]);
-            const float normal = __fmul_rn(__fsub_rn(x[j], mean), rstd);
-            if (col + j < cols) {
-                shift[j] = __fadd_rn(shift[j], g);
-                tilt[j] = __fmaf_rn(g, normal, tilt[j]);
-            }
-        }
-    }
-    const float count = (float)(cols ? cols : 1);
-    if (a.shift) {
-        const float total = total_of(shift);
-        if (threadIdx.x % 32 == 0) a.shift[row] = canonical_of<float>(__fdiv_rn(total, count));
-    }
-    const float total = total_of(tilt);
-    if (threadIdx.x % 32 == 0) a.tilt[row] = canonical_of<float>(__fdiv_rn(total, count));
-}
-
-/* ---- dx ----------------------------------------------------------------------------------- */
 
 /* VECTOR neighbours of a row from column `col` on; what is beyond the row is 0. */
 template <typename T>
@@ -86,6 +34,120 @@ __device__ __forceinline__ uint4 piece_of_row(const T *row, int64_t col, int64_t
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
+
+/* ---- the means of a row ------------------------------------------------------------------- */
+
+/* A block of 128 columns, which a half warp has, 8 columns a lane. */
+struct lane_block {
+    int64_t first; /* column of the block */
+    int lane16;
+};
+
+/* x and dy of a lane's columns, 0 beyond the row. */
+template <typename T> struct lane_words {
+    uint32_t x[patch_words<T>::COUNT], dy[patch_words<T>::COUNT];
+};
+
+template <typename T>
+__device__ __forceinline__ void load_lane(uint32_t (&words)[patch_words<T>::COUNT], const T *row,
+                                          const lane_block &at,
+                                          const tn__cuda_quantize_arguments &of) {
+    const int64_t left = of.cols - at.first;
+    const T *from = row + at.first;
+#pragma unroll
+    for (int p = 0; p < patch_words<T>::PIECES; p++) {
+        const int column = patch_column<T>(at.lane16, p * element<T>::VECTOR);
+        const uint4 piece = piece_of_row<T>(from, column, left, of.src_vectors);
+        words[4 * p] = piece.x, words[4 * p + 1] = piece.y;
+        words[4 * p + 2] = piece.z, words[4 * p + 3] = piece.w;
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ lane_words<T> load_lanes(const tn__cuda_norm_gradient_arguments &a,
+                                                    int64_t row, const lane_block &at) {
+    const tn__cuda_quantize_arguments &cast = a.of.cast;
+    lane_words<T> words;
+    load_lane<T>(words.x, (const T *)cast.src + row * cast.cols, at, cast);
+    load_lane<T>(words.dy, (const T *)a.of.dy + row * cast.cols, at, cast);
+    return words;
+}
+
+/* Of COUNT neighbours. */
+template <int COUNT>
+__device__ __forceinline__ void gammas_at(float *gamma, const tn__cuda_norm_gradient_arguments &a,
+                                          int64_t col) {
+    if (!a.gamma || !a.gamma_vectors) {
+#pragma unroll
+        for (int v = 0; v < COUNT; v++)
+            gamma[v] = gamma_at(a, col + v);
+        return;
+    }
+    load_floats<COUNT, true>(gamma, a.gamma_dtype, a.gamma, col, col < a.of.cast.cols ? COUNT : 0);
+#pragma unroll
+    for (int v = 0; v < COUNT; v++)
+        if (a.gamma_base != 0.0f) gamma[v] = __fadd_rn(gamma[v], a.gamma_base);
+}
+
+/* What a block gives: on the lower 8 lanes of its half warp to the shift, on the others to the
+ * tilt. */
+template <typename T>
+__device__ __forceinline__ float given_by_block(const lane_words<T> &words,
+                                                const tn__cuda_norm_gradient_arguments &a,
+                                                const row_statistics &of, const lane_block &at) {
+    enum { VECTOR = element<T>::VECTOR };
+    float x[PATCH], dy[PATCH], gamma[PATCH];
+#pragma unroll
+    for (int j = 0; j < PATCH; j += VECTOR)
+        gammas_at<VECTOR>(gamma + j, a, at.first + patch_column<T>(at.lane16, j));
+    unpack_words<T>(x, words.x);
+    unpack_words<T>(dy, words.dy);
+#pragma unroll
+    for (int j = 0; j < PATCH; j++) {
+        const bool is_in = at.first + patch_column<T>(at.lane16, j) < a.of.cast.cols;
+        dy[j] = __fmul_rn(dy[j], gamma[j]);
+        x[j] = __fmul_rn(__fsub_rn(x[j], of.mean), of.rstd);
+        if (!a.of.cast.src_vectors && !is_in) dy[j] = x[j] = 0.0f;
+    }
+    const bool is_low_in = at.first + patch_column<T>(at.lane16, 0) < a.of.cast.cols;
+    const bool is_high_in = at.first + patch_column<T>(at.lane16, 4) < a.of.cast.cols;
+    float given[2] = {sum_of_lane<T>(dy), products_of_lane<T>(dy, x, is_low_in, is_high_in)};
+    return sums_of_half_warp<T, 2>(given, at.lane16);
+}
+
+/* Block b goes to sum b mod 32, which is b / 2 mod 16 of a half warp's; each of its lanes has two
+ * of them, 8 apart. The next blocks are on their way before these are summed. */
+template <typename T>
+__device__ __forceinline__ void norm_gradient_means(const tn__cuda_norm_gradient_arguments &a) {
+    const tn__cuda_produce_arguments &of = a.of;
+    const int64_t row = (int64_t)blockIdx.x * (TN__FLAT_THREADS / 32) + threadIdx.x / 32;
+    if (row >= of.cast.rows || is_skipped(of.skip)) return; /* whole warps */
+    const int lane = (int)threadIdx.x % 32, half = lane / 16;
+    const row_statistics statistics = {a.mean ? a.mean[row] : 0.0f, a.rstd[row]};
+    float low = 0.0f, high = 0.0f;
+    lane_block at = {half * TN__TILE, lane % 16};
+    lane_words<T> words = load_lanes<T>(a, row, at);
+    for (int step = 0; at.first - half * TN__TILE < of.cast.cols; step++) {
+        const lane_block next = {at.first + 2 * TN__TILE, at.lane16};
+        const lane_words<T> of_next = load_lanes<T>(a, row, next);
+        const float given = given_by_block<T>(words, a, statistics, at);
+        low = step % 16 == lane % 8 ? __fadd_rn(low, given) : low;
+        high = step % 16 == lane % 8 + 8 ? __fadd_rn(high, given) : high;
+        at = next;
+        words = of_next;
+    }
+    float total = __fadd_rn(low, high);
+#pragma unroll
+    for (int apart = 4; apart > 0; apart /= 2)
+        total = __fadd_rn(total, __shfl_xor_sync(0xFFFFFFFFu, total, apart));
+    total = __fadd_rn(total, __shfl_xor_sync(0xFFFFFFFFu, total, 16));
+    const float mean =
+        canonical_of<float>(__fdiv_rn(total, (float)(of.cast.cols ? of.cast.cols : 1)));
+    if (lane == 0 && a.shift) a.shift[row] = mean;
+    if (lane == 8) a.tilt[row] = mean;
+}
+
+/* ---- dx ----------------------------------------------------------------------------------- */
 
 /* What is known of one row, and what is loaded of it. */
 struct row_inputs {

@@ -1,5 +1,6 @@
-/* The sums of a norm in their order (tn_norm_forward), as threads hold a row: 16 lanes a block of
- * 128 columns, each 8 of them as in cuda_tile.cuh, which are two sums of 4 neighbours.
+/* The sums of norms and of their gradients in their order (tn_norm_forward), as threads hold a row:
+ * 16 lanes a block of 128 columns, each 8 of them as in cuda_tile.cuh, which are two sums of 4
+ * neighbours.
  */
 #ifndef TENURE_CUDA_NORM_SUMS_CUH
 #define TENURE_CUDA_NORM_SUMS_CUH
@@ -32,15 +33,22 @@ template <typename T> __device__ __forceinline__ float sum_of_lane(const float (
 
 /* Of the first and the last four columns, those that are in the row. */
 template <typename T>
-__device__ __forceinline__ float squares_of_lane(const float (&value)[PATCH], bool is_low_in = true,
-                                                 bool is_high_in = true) {
-    float low = __fmul_rn(value[0], value[0]), high = __fmul_rn(value[4], value[4]);
+__device__ __forceinline__ float products_of_lane(const float (&value)[PATCH],
+                                                  const float (&by)[PATCH], bool is_low_in,
+                                                  bool is_high_in) {
+    float low = __fmul_rn(value[0], by[0]), high = __fmul_rn(value[4], by[4]);
 #pragma unroll
     for (int j = 1; j < 4; j++) {
-        low = __fmaf_rn(value[j], value[j], low);
-        high = __fmaf_rn(value[j + 4], value[j + 4], high);
+        low = __fmaf_rn(value[j], by[j], low);
+        high = __fmaf_rn(value[j + 4], by[j + 4], high);
     }
     return join_fours<T>(is_low_in ? low : 0.0f, is_high_in ? high : 0.0f);
+}
+
+template <typename T>
+__device__ __forceinline__ float squares_of_lane(const float (&value)[PATCH], bool is_low_in = true,
+                                                 bool is_high_in = true) {
+    return products_of_lane<T>(value, value, is_low_in, is_high_in);
 }
 
 /* The 16 lanes of a half warp each hold what they give to COUNT blocks; returns, on lane c, the sum

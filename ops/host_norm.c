@@ -1,36 +1,6 @@
 /* Norms on the host: the statistics of rows in their fixed order, and what is made with them. */
-#include "host_kernels.h"
+#include "host_norm_sums.h"
 #include "host_number.h"
-
-enum {
-    QUADS = TN__BLOCK / 4, /* of a block, each of 4 neighbours: see tn_norm_forward */
-    ROW_SUMS = 32          /* block b is added to sum b mod 32 */
-};
-
-/* ---- sums ----------------------------------------------------------------------------------- */
-
-/* Sums i and i + apart of every `nearest`-th, then half as far apart, until that is `nearest`. */
-static void add_sums(float *sum, int apart, int nearest) {
-    for (; apart >= nearest; apart /= 2) {
-        for (int i = 0; i < apart; i += nearest)
-            sum[i] += sum[i + apart];
-    }
-}
-
-/* Of a block's values, or of their squares; it has 0 where the row has no column. */
-static float block_sum(const float value[TN__BLOCK], int is_squared) {
-    float sum[QUADS];
-    for (int i = 0; i < QUADS; i++) {
-        const float *of = &value[(size_t)4 * (size_t)i];
-        sum[i] = is_squared ? of[0] * of[0] : of[0];
-        for (int j = 1; j < 4; j++)
-            sum[i] = is_squared ? fmaf(of[j], of[j], sum[i]) : sum[i] + of[j];
-    }
-    for (int i = 0; i < QUADS; i += 2)
-        sum[i] += sum[i + 1];
-    add_sums(sum, QUADS / 2, 2);
-    return sum[0];
-}
 
 /* ---- statistics ---------------------------------------------------------------------------- */
 
@@ -71,37 +41,36 @@ static void load_block(const tn__row_statistics_work *work, int64_t row, int64_t
 
 static float mean_of_row(const tn__row_statistics_work *work, int64_t row) {
     const int64_t cols = work->x.cols;
-    float sum[ROW_SUMS] = {0};
+    float sum[TN__NORM_ROW_SUMS] = {0};
     row_block block;
     for (int64_t col = 0; col < cols; col += TN__BLOCK) {
         load_block(work, row, col, &block);
-        sum[col / TN__BLOCK % ROW_SUMS] += block_sum(block.value, 0);
+        sum[col / TN__BLOCK % TN__NORM_ROW_SUMS] += tn__norm_block_sum(block.value, NULL);
     }
-    add_sums(sum, ROW_SUMS / 2, 1);
-    return sum[0] / (float)(cols ? cols : 1); /* of nothing: 0 */
+    return tn__norm_row_total(sum) / (float)(cols ? cols : 1); /* of nothing: 0 */
 }
 
 /* Of the deviations from `mean`: those from the block's own mean, and what that one deviates. */
 static float squares_around(row_block *block, float mean) {
-    const float count = (float)block->count, own = block_sum(block->value, 0) / count;
+    const float count = (float)block->count, own = tn__norm_block_sum(block->value, NULL) / count;
     for (int i = 0; i < block->count; i++)
         block->value[i] -= own;
     const float off = own - mean;
-    return fmaf(count * off, off, block_sum(block->value, 1));
+    return fmaf(count * off, off, tn__norm_block_sum(block->value, block->value));
 }
 
 /* The mean of squares: of the values, or of what they deviate from `mean`, if that is one. */
 static float mean_square_of_row(const tn__row_statistics_work *work, int64_t row, float mean) {
     const int64_t cols = work->x.cols;
-    float sum[ROW_SUMS] = {0};
+    float sum[TN__NORM_ROW_SUMS] = {0};
     row_block block;
     for (int64_t col = 0; col < cols; col += TN__BLOCK) {
         load_block(work, row, col, &block);
-        sum[col / TN__BLOCK % ROW_SUMS] +=
-            work->mean ? squares_around(&block, mean) : block_sum(block.value, 1);
+        sum[col / TN__BLOCK % TN__NORM_ROW_SUMS] +=
+            work->mean ? squares_around(&block, mean)
+                       : tn__norm_block_sum(block.value, block.value);
     }
-    add_sums(sum, ROW_SUMS / 2, 1);
-    return sum[0] / (float)(cols ? cols : 1);
+    return tn__norm_row_total(sum) / (float)(cols ? cols : 1);
 }
 
 void tn__host_row_statistics(const tn__row_statistics_work *work) {

@@ -1,15 +1,15 @@
 /* The gradient of the norms on the host: the two means of each row, then dx with its casts and the
  * sums of the columns. tenure_train.h has the formulas and the order of the sums. */
+#include "host_norm_sums.h"
 #include "host_number.h"
-#include "host_row_sums.h"
 #include "host_tile_sums.h"
 
 /* What a run of columns of one row is worked out from. */
 typedef struct run {
     int count;
-    float dy[TN__HOST_ROW_SUMS];
-    float normal[TN__HOST_ROW_SUMS]; /* what x was normalized to */
-    float gamma[TN__HOST_ROW_SUMS];
+    float dy[TN__BLOCK];
+    float normal[TN__BLOCK]; /* what x was normalized to */
+    float gamma[TN__BLOCK];
 } run;
 
 static void load_run(const tn__norm_gradient_work *work, int64_t row, int64_t col, int count,
@@ -31,18 +31,21 @@ static int is_skipped(const float *skip) { return skip && *skip != 0.0f; }
 static void means_of_row(const tn__norm_gradient_work *work, int64_t row) {
     const int64_t cols = work->x.cols;
     const float count = (float)(cols ? cols : 1);
-    float shift[TN__HOST_ROW_SUMS] = {0}, tilt[TN__HOST_ROW_SUMS] = {0};
+    float shift[TN__NORM_ROW_SUMS] = {0}, tilt[TN__NORM_ROW_SUMS] = {0};
     run r;
-    for (int64_t col = 0; col < cols; col += TN__HOST_ROW_SUMS) {
-        load_run(work, row, col, (int)tn__least(TN__HOST_ROW_SUMS, cols - col), &r);
-        for (int i = 0; i < r.count; i++) {
-            const float g = r.dy[i] * r.gamma[i];
-            shift[i] += g;
-            tilt[i] = fmaf(g, r.normal[i], tilt[i]);
+    for (int64_t col = 0; col < cols; col += TN__BLOCK) {
+        const int to = (int)(col / TN__BLOCK % TN__NORM_ROW_SUMS);
+        float g[TN__BLOCK];
+        load_run(work, row, col, (int)tn__least(TN__BLOCK, cols - col), &r);
+        for (int i = 0; i < TN__BLOCK; i++) {
+            g[i] = i < r.count ? r.dy[i] * r.gamma[i] : 0.0f;
+            if (i >= r.count) r.normal[i] = 0.0f;
         }
+        shift[to] += tn__norm_block_sum(g, NULL);
+        tilt[to] += tn__norm_block_sum(g, r.normal);
     }
-    if (work->shift) work->shift[row] = tn__canonical(tn__row_total(shift) / count);
-    work->tilt[row] = tn__canonical(tn__row_total(tilt) / count);
+    if (work->shift) work->shift[row] = tn__canonical(tn__norm_row_total(shift) / count);
+    work->tilt[row] = tn__canonical(tn__norm_row_total(tilt) / count);
 }
 
 void tn__host_norm_gradient_means(const tn__norm_gradient_work *work) {

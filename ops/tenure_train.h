@@ -37,13 +37,14 @@ extern "C" {
  *
  * in fp32; `- n * tilt` and the products within sums are fused multiply-adds. dx is rounded once to
  * x's type, and that is what is quantized. `added` is the gradient that goes past the norm, of the
- * residual that x also went to. A sum over a row is 256 sums from 0, column k goes to sum k mod 256
- * in rising order, then sums i and i + 128, i and i + 64, ..., i and i + 1 are added; sums over the
- * rows have the order of tn_bias_gradient's; `accumulate` adds them to what dgamma and dbeta hold,
- * in fp32, before their one rounding.
+ * residual that x also went to. A sum over a row has the order of tn_norm_forward's (`sum of g * n`
+ * that of its squares), one over the rows that of tn_bias_gradient's; `accumulate` adds the latter
+ * to what dgamma and dbeta hold, in fp32, before their one rounding.
  *
- * Any output may be {0}, but not all. Bytes for each element of s bytes: 2 s for the means of the
- * rows, 2 s again, s for `added`, s for dx and 1 for each plane. */
+ * Any output may be {0}, but not all. Bytes for each element of s bytes: 2 s for x and dy, s for
+ * `added`, s for dx and 1 for each plane. With planes x and dy are read twice, and so they are in
+ * rows of more than 8192 columns (of more than 4096, if fp32 or not of whole 256), in rows that can
+ * not be read 16 bytes at a time, and in matrices of few rows. */
 typedef struct tn_norm_backward_args {
     size_t size;
     tn_norm norm;

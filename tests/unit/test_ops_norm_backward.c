@@ -148,11 +148,30 @@ static void test_gradients_are_those_of_finite_differences(void **state) {
 
 /* ---- formulas, and the order of sums, in fp32 ----------------------------------------------- */
 
+/* Of a block of 128 columns, of which `left` and maybe more are in the row. */
+static float block_sum_in_order(const float *value, const float *times, int64_t left) {
+    float sum[32];
+    for (int64_t k = 0; k < 128; k++) {
+        const float of = k < left ? value[k] : 0.0f, by = times && k < left ? times[k] : 0.0f;
+        float *to = &sum[k / 4];
+        if (k % 4 == 0)
+            *to = times ? of * by : of;
+        else
+            *to = times ? fmaf(of, by, *to) : *to + of;
+    }
+    for (int i = 0; i < 32; i += 2)
+        sum[i] = sum[i] + sum[i + 1];
+    for (int apart = 16; apart > 1; apart /= 2)
+        for (int i = 0; i < apart; i += 2)
+            sum[i] = sum[i] + sum[i + apart];
+    return sum[0];
+}
+
 static float row_sum_in_order(const float *value, const float *times, int64_t count) {
-    float sum[256] = {0};
-    for (int64_t k = 0; k < count; k++)
-        sum[k % 256] = times ? fmaf(value[k], times[k], sum[k % 256]) : sum[k % 256] + value[k];
-    for (int apart = 128; apart > 0; apart /= 2)
+    float sum[32] = {0};
+    for (int64_t k = 0; k < count; k += 128)
+        sum[k / 128 % 32] += block_sum_in_order(value + k, times ? times + k : NULL, count - k);
+    for (int apart = 16; apart > 0; apart /= 2)
         for (int i = 0; i < apart; i++)
             sum[i] = sum[i] + sum[i + apart];
     return sum[0];

@@ -1,0 +1,162 @@
+/* The kernels of the norms' gradients that read everything once, against the host's definition, bit
+ * for bit, on the emulated device: dx and the sums of the columns. What the two that read twice
+ * make is in the battery. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cuda_module.h"
+#include "emulation_support.h"
+#include "host_number.h"
+
+typedef struct gradient_case {
+    int64_t rows, cols;
+    tn_dtype dtype, gamma;
+    int is_layer, has_added, has_gamma, has_value, has_sums;
+    gpu_fill fill;
+    uint64_t seed;
+} gradient_case;
+
+static gradient_case case_of(unsigned way, int64_t rows, int64_t cols) {
+    const gradient_case made = {.rows = rows,
+                                .cols = cols,
+                                .dtype = (tn_dtype)(TN_FP32 + way % 3),
+                                .gamma = (tn_dtype)(TN_FP32 + way / 2 % 3),
+                                .is_layer = way / 3 % 2,
+                                .has_added = way % 5 < 3,
+                                .has_gamma = cols % 8 == 0 && way % 7 != 3,
+                                .has_value = way % 11 != 5,
+                                .has_sums = way % 13 != 6,
+                                .fill = (gpu_fill)(way % GPU_FILL_COUNT),
+                                .seed = way};
+    return made;
+}
+
+static void describe(const gradient_case *c, char *text, size_t bytes) {
+    snprintf(text, bytes, "%s%s%s to%s%s, %s, %lld x %lld %s way %llu",
+             c->is_layer ? "layer" : "rms", c->has_added ? " added" : "",
+             c->has_gamma ? " gamma" : "", c->has_value ? " dx" : "", c->has_sums ? " sums" : "",
+             tn_dtype_name(c->dtype), (long long)c->rows, (long long)c->cols,
+             gpu_fill_name(c->fill), (unsigned long long)c->seed);
+}
+
+typedef struct operands {
+    twin_matrix x, dy, added, gamma, mean, rstd, shift, tilt, dx, gamma_sums, beta_sums;
+} operands;
+
+static operands make_operands(const gradient_case *c) {
+    const int64_t tiles = (c->rows + TN__BLOCK - 1) / TN__BLOCK;
+    operands o;
+    o.x = twin_matrix_fill(c->dtype, c->rows, c->cols, c->fill, c->seed);
+    o.dy = twin_matrix_fill(c->dtype, c->rows, c->cols, GPU_FILL_NORMAL, c->seed + 1);
+    o.added = twin_matrix_fill(c->dtype, c->rows, c->cols, c->fill, c->seed + 2);
+    o.gamma = twin_matrix_fill(c->gamma, 1, c->cols, c->fill, c->seed + 3);
+    o.mean = twin_matrix_fill(TN_FP32, 1, c->rows, c->fill, c->seed + 4);
+    o.rstd = twin_matrix_fill(TN_FP32, 1, c->rows, GPU_FILL_NORMAL, c->seed + 5);
+    o.shift = twin_matrix_make(TN_FP32, 1, c->rows);
+    o.tilt = twin_matrix_make(TN_FP32, 1, c->rows);
+    o.dx = twin_matrix_make(c->dtype, c->rows, c->cols);
+    o.gamma_sums = twin_matrix_make(TN_FP32, tiles, c->cols);
+    o.beta_sums = twin_matrix_make(TN_FP32, tiles, c->cols);
+    return o;
+}
+
+static void end_operands(operands *o) {
+    twin_matrix_end(&o->x), twin_matrix_end(&o->dy), twin_matrix_end(&o->added);
+    twin_matrix_end(&o->gamma), twin_matrix_end(&o->mean), twin_matrix_end(&o->rstd);
+    twin_matrix_end(&o->shift), twin_matrix_end(&o->tilt), twin_matrix_end(&o->dx);
+    twin_matrix_end(&o->gamma_sums), twin_matrix_end(&o->beta_sums);
+}
+
+static void *data_of(const twin_matrix *of, int emulated) {
+    return emulated ? of->emulated.data : of->host.data;
+}
+
+static tn__norm_gradient_work work_of(const gradient_case *c, const operands *o, int emulated) {
+    tn__norm_gradient_work work = {
+        .x = emulated ? o->x.emulated : o->x.host,
+        .dy = data_of(&o->dy, emulated),
+        .rstd = data_of(&o->rstd, emulated),
+        .tilt = data_of(&o->tilt, emulated),
+        .gamma_base = c->seed % 2 ? 1.0f : 0.0f,
+        .cast = {.src = emulated ? o->dx.emulated : o->dx.host, .dtype = TN_E4M3}};
+    if (c->has_added) work.added = data_of(&o->added, emulated);
+    if (c->has_gamma) work.gamma = emulated ? o->gamma.emulated : o->gamma.host;
+    if (!c->has_value) work.cast.src.data = NULL;
+    if (c->has_sums) work.gamma_sums = data_of(&o->gamma_sums, emulated);
+    if (!c->is_layer) return work;
+    work.mean = data_of(&o->mean, emulated);
+    work.shift = data_of(&o->shift, emulated);
+    if (c->has_sums) work.beta_sums = data_of(&o->beta_sums, emulated);
+    return work;
+}
+
+/* Sums of tiles are between two kernels; the second one stores any NaN as the canonical one. */
+static void compare_sums(const twin_matrix *of, const char *name, const char *what) {
+    for (int emulated = 0; emulated < 2; emulated++) {
+        float *sums = data_of(of, emulated);
+        for (int64_t i = 0; i < of->host.rows * of->host.cols; i++)
+            sums[i] = tn__canonical(sums[i]);
+    }
+    twin_matrix_compare(of, name, what);
+}
+
+static void check_case(const gradient_case *c) {
+    char what[192];
+    operands o = make_operands(c);
+    describe(c, what, sizeof what);
+    tn__norm_gradient_work work = work_of(c, &o, 0);
+    tn__host_norm_gradient_means(&work);
+    tn__host_norm_gradient(&work);
+    work = work_of(c, &o, 1);
+    const uint64_t before = emulated_launch_count();
+    EXPECT_OK(tn__op_table_cuda.norm_gradient_means(emulation.device, &work, emulation.stream));
+    EXPECT_OK(tn__op_table_cuda.norm_gradient(emulation.device, &work, emulation.stream));
+    emulation_wait(what);
+    assert_int_equal(emulated_launch_count() - before, 1);
+    assert_int_equal(strncmp(emulated_last_kernel(), "norm_gradient_rows", 18), 0);
+    twin_matrix_compare(&o.dx, "dx", what);
+    compare_sums(&o.gamma_sums, "sums of dgamma", what);
+    compare_sums(&o.beta_sums, "sums of dbeta", what);
+    end_operands(&o);
+}
+
+static void every_way_equals_the_host_in_every_order(void **state) {
+    static const uint64_t orders[] = {0, 1, 20261130};
+    static const int64_t rows[] = {1, 8, 23, 130, 128, 259, 13};
+    (void)state;
+    for (unsigned way = 0; way < 42; way++) {
+        const gradient_case c = case_of(way, rows[way % 7], way % 2 ? 264 : 136);
+        emulated_set_order(orders[way / 3 % 3]);
+        check_case(&c);
+    }
+    emulated_set_order(0);
+    gpu_count_report("gradients of norms, every way");
+}
+
+static void rows_of_any_length_equal_the_host(void **state) {
+    static const int64_t lengths[] = {4, 8, 124, 1032, 2048, 2056, 4088, 4096};
+    static const int64_t long_lengths[] = {4352, 7168, 8192};
+    (void)state;
+    for (unsigned i = 0; i < 4 * sizeof lengths / sizeof *lengths; i++) {
+        gradient_case c = case_of(i * 5 + 1, i % 3 ? 11 : 18, lengths[i / 4]);
+        if (c.cols % 8 != 0) c.dtype = TN_FP32;
+        check_case(&c);
+    }
+    for (unsigned i = 0; i < 4 * sizeof long_lengths / sizeof *long_lengths; i++) {
+        gradient_case c = case_of(i * 5 + 2, i % 3 ? 9 : 17, long_lengths[i / 4]);
+        c.dtype = i % 2 ? TN_FP16 : TN_BF16;
+        check_case(&c);
+    }
+    gpu_count_report("gradients of norms, long and short rows");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_way_equals_the_host_in_every_order),
+        cmocka_unit_test(rows_of_any_length_equal_the_host),
+    };
+    emulation_begin();
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    emulation_end();
+    return failures;
+}

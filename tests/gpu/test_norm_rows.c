@@ -1,0 +1,136 @@
+/* Gradients of norms of so many rows that a GPU reads everything once (the battery's matrices are
+ * too low for that): against the host where that is quick, else against what the GPU makes when a
+ * plane is wanted too, which it reads everything twice for and the battery holds to the host. Bit
+ * for bit. */
+#include "op_battery_support.h"
+#include "tenure_train.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static gpu_side gpu, host;
+
+/* ---- against the host ------------------------------------------------------------------------ */
+
+static battery_results run_on(gpu_side *side, const battery_op *op, const battery_case *c,
+                              battery_operands *operands) {
+    *operands = battery_prepare(side, op, c);
+    EXPECT_OK(op->launch(side, c, operands));
+    return battery_fetch(side, operands);
+}
+
+static void check_op(const battery_op *op) {
+    static const unsigned without_planes[] = {0, 19, 14, 9, 4, 23};
+    for (size_t i = 0; i < sizeof without_planes / sizeof *without_planes; i++) {
+        const battery_case c = {8575, 72, GPU_FILL_NORMAL, i + 1, without_planes[i], NULL};
+        battery_operands on_gpu, on_host;
+        battery_results actual = run_on(&gpu, op, &c, &on_gpu);
+        battery_results expected = run_on(&host, op, &c, &on_host);
+        gpu_count("low, against the host",
+                  battery_results_equal(&on_gpu, &actual, &expected, op->name));
+        battery_results_end(&on_gpu, &actual);
+        battery_results_end(&on_host, &expected);
+        battery_end(&gpu, &on_gpu);
+        battery_end(&host, &on_host);
+    }
+}
+
+static void short_rows_equal_the_host(void **state) {
+    (void)state;
+    battery_each_op("norm backward", check_op);
+    gpu_count_report("gradients of norms, many short rows");
+}
+
+/* ---- against two reads ----------------------------------------------------------------------- */
+
+typedef struct gradient_case {
+    int64_t rows, cols;
+    tn_dtype dtype;
+    tn_norm norm;
+    int has_added;
+} gradient_case;
+
+static tn_tensor filled(tn_dtype dtype, int64_t rows, int64_t cols, uint64_t seed) {
+    enum { DRAWN = 4099 }; /* and again: drawing a number takes longer than all that follows */
+    const size_t bytes = tn_dtype_bytes(dtype), count = (size_t)(rows * cols);
+    tn_tensor tensor = gpu_plain(&gpu, dtype, rows, cols);
+    unsigned char *data = malloc((count + DRAWN) * bytes);
+    assert_non_null(data);
+    gpu_fill_values(GPU_FILL_NORMAL, dtype, seed, data, DRAWN);
+    for (size_t at = DRAWN; at < count; at += DRAWN)
+        memcpy(data + at * bytes, data, DRAWN * bytes);
+    gpu_upload(&gpu, tensor, data);
+    free(data);
+    return tensor;
+}
+
+static void compare(tn_tensor once, tn_tensor twice, const char *what) {
+    gpu_copy actual = gpu_download(&gpu, once, TN_PLANE_DATA);
+    gpu_copy expected = gpu_download(&gpu, twice, TN_PLANE_DATA);
+    gpu_count(what, gpu_copies_equal(&actual, &expected, what));
+    gpu_copy_end(&actual);
+    gpu_copy_end(&expected);
+    gpu_destroy(&gpu, once);
+    gpu_destroy(&gpu, twice);
+}
+
+static void check_case(const gradient_case *c) {
+    tn_norm_backward_args args = TN_NORM_BACKWARD_ARGS_INIT;
+    const int is_layer = c->norm == TN_NORM_LAYER;
+    tn_tensor dx[2], dgamma[2], dbeta[2] = {{0}, {0}};
+    args.norm = c->norm;
+    args.dy = filled(c->dtype, c->rows, c->cols, 1);
+    args.x = filled(c->dtype, c->rows, c->cols, 2);
+    if (c->has_added) args.added = filled(c->dtype, c->rows, c->cols, 3);
+    args.rstd = filled(TN_FP32, c->rows, 1, 4);
+    if (is_layer) args.mean = filled(TN_FP32, c->rows, 1, 5);
+    args.gamma = filled(TN_BF16, 1, c->cols, 6);
+    args.scope = gpu.scope;
+    tn_tensor planes =
+        gpu_fp8(&gpu, TN_FORMAT_FP8_BLOCK_1D, TN_E4M3, TN_SCALE_POW2, c->rows, c->cols);
+    for (int twice = 0; twice < 2; twice++) {
+        dx[twice] = args.dx = gpu_plain(&gpu, c->dtype, c->rows, c->cols);
+        dgamma[twice] = args.dgamma = gpu_plain(&gpu, TN_FP32, 1, c->cols);
+        if (is_layer) dbeta[twice] = args.dbeta = gpu_plain(&gpu, TN_FP32, 1, c->cols);
+        gpu_poison(&gpu, args.dx, TN_PLANE_DATA);
+        if (twice) args.quantized.tensor = planes, args.quantized.planes = TN_QUANTIZE_ROW;
+        EXPECT_OK(tn_norm_backward(&args, gpu.stream));
+    }
+    compare(dx[0], dx[1], "dx, against two reads");
+    compare(dgamma[0], dgamma[1], "dgamma, against two reads");
+    if (is_layer) compare(dbeta[0], dbeta[1], "dbeta, against two reads");
+    gpu_destroy(&gpu, planes);
+    gpu_destroy(&gpu, args.dy), gpu_destroy(&gpu, args.x), gpu_destroy(&gpu, args.rstd);
+    gpu_destroy(&gpu, args.gamma);
+    if (c->has_added) gpu_destroy(&gpu, args.added);
+    if (is_layer) gpu_destroy(&gpu, args.mean);
+}
+
+static void rows_of_any_length_equal_two_reads(void **state) {
+    static const int64_t shapes[][2] = {{8575, 1032}, {8448, 2048}, {6783, 4096},
+                                        {6784, 4088}, {6783, 7168}, {6784, 8192}};
+    static const tn_dtype types[] = {TN_BF16, TN_FP16, TN_FP32};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        for (int way = 0; way < 6; way++) {
+            const gradient_case c = {.rows = shapes[s][0],
+                                     .cols = shapes[s][1],
+                                     .dtype = types[way % 3],
+                                     .norm = way / 3 ? TN_NORM_LAYER : TN_NORM_RMS,
+                                     .has_added = (way + (int)s) % 2};
+            check_case(&c);
+        }
+    }
+    gpu_count_report("gradients of norms, many rows");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(short_rows_equal_the_host),
+                                       cmocka_unit_test(rows_of_any_length_equal_two_reads)};
+    gpu_open(&gpu);
+    gpu_open_host(&host, (size_t)4 << 30);
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    gpu_close(&host);
+    gpu_close(&gpu);
+    return failures;
+}
