@@ -65,6 +65,7 @@ typedef struct tn__sharded_unit {
     tn__sharded_phase phase;
     int is_held;
     int ended;
+    float amax_epsilon;         /* of its last update: a shard that is made is cast with it */
     int is_updated;             /* in this step, ahead of tn_sharded_update */
     tn__sharded_bucket *bucket; /* that it owns; NULL */
 } tn__sharded_unit;
@@ -119,14 +120,13 @@ struct tn_sharded_model {
     int is_update_ahead;     /* units are updated by backward_end, as update_args says */
     int is_step_counted;     /* and one has begun to be */
     tn_sharded_update_args update_args;
-    int is_normed;      /* the sum of squares is put, and the update has failed behind it */
-    int is_updating;    /* an update has counted its step, and failed behind it */
-    tn_tensor amaxes;   /* of the unit whose cast has failed behind its reduction; {0} */
-    int has_amaxes;     /* and they are reduced */
-    int is_ending;      /* tn_sharded_destroy has failed behind the end of all units */
-    int updated;        /* units that it is done with */
-    int is_stepped;     /* the next one has had its AdamW */
-    float amax_epsilon; /* of the last update: shards that are made are cast with it */
+    int is_normed;    /* the sum of squares is put, and the update has failed behind it */
+    int is_updating;  /* an update has counted its step, and failed behind it */
+    tn_tensor amaxes; /* of the unit whose cast has failed behind its reduction; {0} */
+    int has_amaxes;   /* and they are reduced */
+    int is_ending;    /* tn_sharded_destroy has failed behind the end of all units */
+    int updated;      /* units that it is done with */
+    int is_stepped;   /* the next one has had its AdamW */
     tn_sharded_report counts;
 };
 
@@ -169,7 +169,7 @@ tn_status tn__sharded_made_shard_make(tn_sharded_model *model);
 tn_status tn__sharded_make_shard(void *unit, tn_stream stream);
 
 /* The rank's parts of masters to the shard, if it is kept; can be made again where it fails. */
-tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
+tn_status tn__sharded_cast_update(tn_sharded_model *model, tn__sharded_unit *unit,
                                   float amax_epsilon, tn_stream stream);
 
 /* ---- sharded_bucket.c ------------------------------------------------------------------------ */

@@ -375,13 +375,13 @@ tn_status tn__sharded_made_shard_make(tn_sharded_model *model) {
 
 tn_status tn__sharded_make_shard(void *unit, tn_stream stream) {
     const tn__sharded_unit *of = unit;
-    return cast_masters(of->model, of, of->model->amax_epsilon, stream);
+    return cast_masters(of->model, of, of->amax_epsilon, stream);
 }
 
-tn_status tn__sharded_cast_update(tn_sharded_model *model, const tn__sharded_unit *unit,
+tn_status tn__sharded_cast_update(tn_sharded_model *model, tn__sharded_unit *unit,
                                   float amax_epsilon, tn_stream stream) {
     if (!unit->is_shard_made) return cast_masters(model, unit, amax_epsilon, stream);
-    model->amax_epsilon = amax_epsilon;
+    unit->amax_epsilon = amax_epsilon;
     return tn_plane_fill(unit->version, TN_PLANE_DATA, 0, stream);
 }
 

@@ -117,7 +117,7 @@ static tn_status make_factor(tn_sharded_model *model, const tn_sharded_update_ar
 
 /* ---- the units ------------------------------------------------------------------------------- */
 
-static tn_status update_unit(tn_sharded_model *model, const tn__sharded_unit *unit,
+static tn_status update_unit(tn_sharded_model *model, tn__sharded_unit *unit,
                              const tn_sharded_update_args *args, tn_stream stream) {
     tn_adamw_args adamw = TN_ADAMW_ARGS_INIT;
     if (unit->bucket_elements == 0) return TN_OK;
@@ -183,7 +183,7 @@ tn_status tn_sharded_update(tn_sharded_model *model, const tn_sharded_update_arg
     if (!model->is_updating) TN_TRY(begin_update(model, args));
     /* From the last unit on, whose gradient was reduced first. */
     for (; model->updated < model->unit_count; model->updated++) {
-        const tn__sharded_unit *unit = model->units[model->unit_count - 1 - model->updated];
+        tn__sharded_unit *unit = model->units[model->unit_count - 1 - model->updated];
         if (!unit->is_updated) TN_TRY(update_unit(model, unit, args, model->config.stream));
     }
     return end_step(model);

@@ -273,6 +273,7 @@ static tn_sharded_update_args update_args(const test_model *model) {
     tn_sharded_update_args args = TN_SHARDED_UPDATE_ARGS_INIT;
     args.learning_rate = 0x1p-8f;
     args.max_norm = model->options.max_norm;
+    args.amax_epsilon = model->options.amax_epsilon;
     return args;
 }
 

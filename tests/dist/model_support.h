@@ -33,6 +33,7 @@ typedef struct model_options {
     int ring_slots;     /* likewise */
     int gradient_slots; /* 0: the model's own choice */
     float max_norm;
+    float amax_epsilon; /* of each update from here on */
 } model_options;
 
 /* The shape that lifetimes are shown with, and a small one for many steps. */

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static rank_fixture all;
 
@@ -127,6 +128,50 @@ static void updates_ahead_do_not_change_a_bit(void **state) {
         options.keep_after_backward = way == 3;
         train("updated ahead", &options, 3);
     }
+}
+
+static void expect_equal_masters(const test_model *a, const test_model *b) {
+    for (int layer = 0; layer < a->options.layers; layer++) {
+        tn_sharded_unit_info units[2] = {TN_SHARDED_UNIT_INFO_INIT, TN_SHARDED_UNIT_INFO_INIT};
+        tn_tensor_info info = TN_TENSOR_INFO_INIT;
+        float *values[2];
+        EXPECT_OK(tn_sharded_unit_info_get(a->sharded, layer, &units[0]));
+        EXPECT_OK(tn_sharded_unit_info_get(b->sharded, layer, &units[1]));
+        if (units[0].master.value == 0) continue;
+        EXPECT_OK(tn_tensor_info_get(units[0].master, &info));
+        const size_t bytes = (size_t)(info.rows * info.cols) * sizeof(float);
+        for (int i = 0; i < 2; i++) {
+            values[i] = malloc(bytes);
+            assert_non_null(values[i]);
+            EXPECT_OK(tn_plane_read(units[i].master, TN_PLANE_DATA, values[i], bytes, NULL, 0,
+                                    all.stream));
+        }
+        EXPECT_OK(tn_stream_synchronize(all.device, all.stream));
+        assert_memory_equal(values[0], values[1], bytes);
+        free(values[0]), free(values[1]);
+    }
+}
+
+/* The last layer is updated, with another epsilon, before the first one is gathered for its
+ * backward: that is still of the update before. */
+static void a_shard_is_made_as_its_own_last_update_said(void **state) {
+    (void)state;
+    model_options options = model_options_small(3);
+    test_model *models[2];
+    options.precision = MODEL_FP8;
+    options.layout = TN_SHARD_RAGGED;
+    options.update_ahead = 1;
+    for (int is_made = 0; is_made < 2; is_made++) {
+        options.shards_from_masters = is_made;
+        models[is_made] = model_open(&all, &options, NULL);
+        for (int step = 0; step < 3; step++) {
+            models[is_made]->options.amax_epsilon = step == 1 ? 64.0f : 0.0f;
+            model_step(models[is_made], step);
+        }
+    }
+    expect_equal_masters(models[0], models[1]);
+    model_close(models[1]);
+    model_close(models[0]);
 }
 
 /* Until a unit has been updated the step can be given up; from there on it goes on. */
@@ -327,6 +372,7 @@ int main(void) {
         cmocka_unit_test(layouts_do_not_change_a_bit),
         cmocka_unit_test(shards_made_of_masters_do_not_change_a_bit),
         cmocka_unit_test(updates_ahead_do_not_change_a_bit),
+        cmocka_unit_test(a_shard_is_made_as_its_own_last_update_said),
         cmocka_unit_test(a_step_updated_ahead_is_given_up_or_gone_on_with),
         cmocka_unit_test(clipping_differs_by_the_order_of_its_sum),
         cmocka_unit_test(a_stream_that_stalls_anywhere_changes_no_gradient),
