@@ -1,6 +1,8 @@
 /* The products of parallel layers: see parallel_product.h. */
 #include "parallel_product.h"
 
+#include "tensor_internal.h"
+
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static int has_scales(const tn_layer_weight *w) {
@@ -28,6 +30,18 @@ tn_status tn__parallel_check_weight(const tn__parallel *p, const char *role,
                    tn_format_name(TN_FORMAT_FP8_BLOCK_2D), tn_format_name(TN_FORMAT_PLAIN));
 }
 
+/* What the call has made moves from one to the other, behind its collectives. */
+static tn_status check_pools(const tn__parallel *p, const tn__parallel_weight *w) {
+    tn_pool *pool, *saved;
+    TN_TRY(tn__scope_pool(p->common.scope, &pool));
+    TN_TRY(tn__scope_pool(p->common.saved_scope, &saved));
+    TN_REQUIRE(pool == saved,
+               "%s: the gradient of %s is to be delayed, but common.scope and common.saved_scope "
+               "are of different pools",
+               p->name, w->role);
+    return TN_OK;
+}
+
 static tn_status check_delay(const tn__parallel *p, const tn__parallel_weight *w,
                              const tn_layer_gradient *gradient,
                              const tn_delayed_gradient *delayed) {
@@ -45,7 +59,7 @@ static tn_status check_delay(const tn__parallel *p, const tn__parallel_weight *w
     TN_REQUIRE(p->common.saved_scope.value != 0,
                "%s: the gradient of %s is to be delayed, but common.saved_scope is {0}", p->name,
                w->role);
-    return TN_OK;
+    return check_pools(p, w);
 }
 
 tn_status tn__parallel_check_gradient(const tn__parallel *p, const tn__parallel_weight *w,

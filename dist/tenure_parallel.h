@@ -132,7 +132,7 @@ typedef struct tn_parallel {
  *   makes of all rows are quantized rank by rank, as the gathered ones are.
  * - With gradient.delay dweight is left for tn_weight_gradient, which has no collective: `delayed`,
  *   as of tn_linear_backward, has dy and x of all rows then, what was gathered of them included. It
- *   needs common.saved_scope, where they are.
+ *   needs common.saved_scope, where they are, of common.scope's pool.
  * - What adds to gradients comes last, one gradient after the other: if one fails (host memory, a
  *   driver that refuses work), those before it are added already. */
 TN_API TN_MUST_USE tn_status tn_column_linear_forward(const tn_parallel *parallel,

@@ -201,6 +201,23 @@ static void run_layer(layer *l, int is_column) {
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
+/* What is left could not move there, and that would show behind the collectives only. */
+static void expect_another_pool_refused(layer *l, tn_delayed_gradient *delayed) {
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_pool *pool = test_open_pool(all.device, TN_BACKING_AUTO, 0);
+    tn_scope scope;
+    config.pool = pool;
+    EXPECT_OK(tn_scope_create(&config, &scope));
+    l->backward.common.saved_scope = scope;
+    EXPECT_STATUS(
+        tn_column_linear_backward(&l->parallel, &l->backward, &l->saved, delayed, all.stream),
+        TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("common.scope and common.saved_scope are of different pools");
+    l->backward.common.saved_scope = (tn_scope){0};
+    EXPECT_OK(tn_scope_close(scope));
+    EXPECT_OK(tn_pool_destroy(pool));
+}
+
 static void a_delay_without_a_place_is_refused(void **state) {
     static const setup way = {"refused", TN_FORMAT_FP8_BLOCK_2D, TN_FP32, 0, 0, 0, 0, 0, 1, TILES};
     parallel_matrix x = parallel_numbers(128, K, 1), w = parallel_numbers(N, K, 2);
@@ -222,6 +239,7 @@ static void a_delay_without_a_place_is_refused(void **state) {
     EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, &delayed, all.stream),
                   TN_INVALID_ARGUMENT);
     EXPECT_ERROR_HAS("common.saved_scope is {0}");
+    expect_another_pool_refused(&l, &delayed);
     args->gradient.dweight = (tn_tensor){0};
     EXPECT_STATUS(tn_column_linear_backward(&l.parallel, args, &l.saved, &delayed, all.stream),
                   TN_INVALID_ARGUMENT);
