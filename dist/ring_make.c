@@ -340,6 +340,7 @@ tn_status tn_ring_seal(tn_ring *ring) {
 }
 
 static tn_status end(tn_ring *ring) {
+    TN_TRY(tn__ring_check_end(ring));
     TN_TRY(tn__ring_drain_all(ring));
     ring->is_sealed = 0;
     TN_TRY(tn__ring_buffer_free(ring));

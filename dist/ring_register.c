@@ -76,6 +76,16 @@ static tn_status end_registration(tn_ring *ring) {
     return TN_OK;
 }
 
+tn_status tn__ring_check_end(const tn_ring *ring) {
+    tn_status status = TN_OK;
+    if (!ring->registration) return TN_OK;
+    pthread_mutex_lock(&ring->comm->lock);
+    if (ring->comm->failure == TN_OK)
+        status = tn__comm_check_no_graphs_locked(ring->comm, "end what a ring has registered");
+    pthread_mutex_unlock(&ring->comm->lock);
+    return status;
+}
+
 tn_status tn__ring_buffer_free(tn_ring *ring) {
     TN_TRY(end_registration(ring));
     if (ring->buffer_lease.value) tn__ring_lease_end(ring->buffer_lease);

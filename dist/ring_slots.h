@@ -258,6 +258,9 @@ tn_status tn__ring_buffer_take(tn_ring *ring, size_t bytes);
 tn_status tn__ring_prepare_registration(tn_ring *ring);
 void tn__ring_register(tn_ring *ring);
 
+/* TN_IN_USE while captured graphs may have the registration. */
+tn_status tn__ring_check_end(const tn_ring *ring);
+
 /* Ends the registration, and then the buffer. */
 tn_status tn__ring_buffer_free(tn_ring *ring);
 

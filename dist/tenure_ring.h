@@ -102,8 +102,9 @@ TN_API TN_MUST_USE tn_status tn_ring_create(const tn_ring_config *config, tn_rin
 
 /* Releases whatever is acquired and frees the buffer, in the order of the communication stream;
  * ends the streams that it made, waiting for what is on them. TN_IN_USE while a plane of a unit is
- * leased, or was saved in another tensor: nothing is destroyed. If the driver fails, the ring takes
- * no more calls but this one again. NULL is a no-op. */
+ * leased, or was saved in another tensor, or the buffer is registered with a communicator that is
+ * in captured graphs (tenure_comm_graph.h): nothing is destroyed. If the driver fails, the ring
+ * takes no more calls but this one again. NULL is a no-op. */
 TN_API tn_status tn_ring_destroy(tn_ring *ring);
 
 typedef struct tn_ring_unit_config {

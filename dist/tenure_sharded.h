@@ -131,7 +131,8 @@ TN_API TN_MUST_USE tn_status tn_sharded_create(const tn_sharded_config *config,
 /* Ends it, and all its tensors, also in the middle of a step: TN_IN_USE if one is leased, then
  * nothing has changed, or has views, then only the step is given up. Waits for its collectives,
  * whatever has become of them: the communicator's failure is what it returns when all has ended. If
- * the driver fails, it takes no more calls but this one again. NULL: a no-op. */
+ * the driver fails, or its ring can not end yet (TN_IN_USE: tn_ring_destroy), it takes no more
+ * calls but this one again. NULL: a no-op. */
 TN_API tn_status tn_sharded_destroy(tn_sharded_model *model);
 
 /* ---- units ---------------------------------------------------------------------------------- */

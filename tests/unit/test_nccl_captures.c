@@ -13,6 +13,7 @@
 #include "host_alloc.h"
 #include "options.h"
 #include "tenure_registration.h"
+#include "tenure_ring.h"
 #include "test_graphs.h"
 
 enum { SHORT_US = 200 * 1000, LONG_US = 60 * 1000 * 1000, BYTES = 4096, LAUNCHES = 100 };
@@ -267,6 +268,63 @@ static void memory_and_ranks_stay_as_they_are_for_graphs(void **state) {
     assert_int_equal(script->registered, 0);
 }
 
+/* A ring of one unit that is nowhere yet, whose buffer is registered. */
+static tn_ring *open_ring(tn_scope scope, const tn_shard_plan *plan) {
+    tn_ring_config config = TN_RING_CONFIG_INIT;
+    tn_ring_unit_config unit = TN_RING_UNIT_CONFIG_INIT;
+    tn_tensor_config of_weight = TN_TENSOR_CONFIG_INIT, of_shard = TN_TENSOR_CONFIG_INIT;
+    tn_tensor weight;
+    tn_ring *ring = NULL;
+    size_t bytes = 0;
+    int number;
+    config.scope = scope, config.comm = comm, config.stream = a;
+    config.registration = TN_RING_REGISTER_BUFFER;
+    EXPECT_OK(tn_ring_create(&config, &ring));
+    of_weight.dtype = TN_BF16;
+    of_weight.rank = 2, of_weight.shape[0] = 128, of_weight.shape[1] = 128;
+    EXPECT_OK(tn_tensor_create(scope, &of_weight, &weight));
+    EXPECT_OK(tn_shard_bytes(plan, tn_comm_rank(comm), &bytes));
+    of_shard.dtype = TN_BYTE;
+    of_shard.rank = 1, of_shard.shape[0] = (int64_t)bytes;
+    EXPECT_OK(tn_tensor_create(scope, &of_shard, &unit.shard));
+    EXPECT_OK(tn_plane_fill(unit.shard, TN_PLANE_DATA, 0, a));
+    unit.plan = plan, unit.tensors = &weight, unit.tensor_count = 1;
+    EXPECT_OK(tn_ring_unit_add(ring, &unit, &number));
+    EXPECT_OK(tn_ring_seal(ring));
+    return ring;
+}
+
+static void a_registered_ring_stays_as_it_is_for_graphs(void **state) {
+    (void)state;
+    const tn_shard_tensor tensor = {
+        .format = TN_FORMAT_PLAIN, .dtype = TN_BF16, .rows = 128, .cols = 128};
+    tn_shard_plan_config planned = TN_SHARD_PLAN_CONFIG_INIT;
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_ring_stats stats = TN_RING_STATS_INIT;
+    tn_shard_plan *plan = NULL;
+    tn_scope scope;
+    config.pool = pool;
+    EXPECT_OK(tn_scope_create(&config, &scope));
+    planned.tensors = &tensor, planned.tensor_count = 1;
+    planned.rank_count = 2;
+    EXPECT_OK(tn_shard_plan_create(&planned, &plan));
+    tn_ring *ring = open_ring(scope, plan);
+    EXPECT_OK(tn_ring_stats_get(ring, &stats));
+    assert_int_equal(stats.registered, TN_RING_REGISTERED_BUFFER);
+    captured step = capture_step();
+    EXPECT_STATUS(tn_ring_destroy(ring), TN_IN_USE);
+    EXPECT_ERROR_HAS("can not end what a ring has registered: it is in 1 captured graphs");
+    assert_int_equal(script->registered, 1);
+    EXPECT_OK(tn_ring_prefetch(ring, 0)); /* it is a ring as before */
+    destroy(&step);
+    EXPECT_OK(tn_ring_destroy(ring));
+    assert_int_equal(script->registered, 0);
+    EXPECT_OK(tn_scope_close(scope));
+    tn_shard_plan_destroy(plan);
+    finish();
+    EXPECT_OK(tn_comm_destroy(comm));
+}
+
 /* ---- failures ------------------------------------------------------------------------------- */
 
 /* NCCL is told to end, and does so with the graph; nobody else waits meanwhile. */
@@ -462,6 +520,7 @@ int main(void) {
         SCRIPTED(a_spoiled_capture_does_not_reach_nccl),
         SCRIPTED(what_nccl_refuses_leaves_the_capture_valid),
         SCRIPTED(memory_and_ranks_stay_as_they_are_for_graphs),
+        SCRIPTED(a_registered_ring_stays_as_it_is_for_graphs),
         SCRIPTED(a_graph_that_hangs_is_given_up),
         SCRIPTED(a_communicator_is_given_up_while_its_graph_lives),
         SCRIPTED(one_that_fails_during_a_launch_ends_it),
