@@ -30,6 +30,17 @@ typedef struct tn__range {
 
 enum { TN__BOX_MAP_BYTES = 128 };
 
+/* A matrix, and the boxes of it that a kernel has moved between it and shared memory. Of 4 bytes an
+ * element is an fp32 number, as far as boxes are added to it. */
+typedef struct tn__boxes {
+    const void *data; /* at a multiple of 16 bytes, as is each of its rows, which are contiguous */
+    int64_t rows, cols;
+    int element_bytes; /* 1, 2 or 4 */
+    int box_rows, box_cols;
+    int is_swizzled; /* rows of a box are 128 bytes, the 16-byte pieces of row r in the order
+                        piece ^ r % 8; else in their own */
+} tn__boxes;
+
 /* Rows of a matrix that may lie in wider ones. */
 typedef struct tn__row_copy {
     void *dst;
@@ -176,18 +187,15 @@ typedef struct tn__driver {
                                  tn__function *out);
     tn_status (*launch)(tn__driver_device *device, tn__function function, const tn__launch *launch,
                         tn_stream stream);
-    /* Real CUDA only, else NULL, for kernels that share the device with other work: how many
-     * multiprocessors it has; shared memory that launches of the kernel may ask for; what such a
-     * kernel needs to have boxes of 128 x 128 of this matrix of bytes moved, with the 16 byte
-     * pieces of row r in the order piece ^ r % 8: TN__BOX_MAP_BYTES, at a multiple of 64. Rows and
-     * columns are multiples of 16. TN_UNSUPPORTED where the driver lacks the call. */
+    /* Real CUDA only, else NULL: how many multiprocessors the device has; shared memory that
+     * launches of the kernel may ask for; what a kernel needs to have boxes of a matrix moved:
+     * TN__BOX_MAP_BYTES, at a multiple of 64. TN_UNSUPPORTED where the driver lacks the call. */
     tn_status (*multiprocessors)(tn__driver_device *device, int *out);
     tn_status (*shared_max_set)(tn__driver_device *device, tn__function function, unsigned bytes);
     /* Real CUDA only, else NULL: how many of such blocks of the kernel the device holds at once. */
     tn_status (*blocks_at_once)(tn__driver_device *device, tn__function function, unsigned threads,
                                 unsigned shared_bytes, int64_t *out);
-    tn_status (*box_map)(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
-                         void *out);
+    tn_status (*box_map)(tn__driver_device *device, const tn__boxes *boxes, void *out);
     /* Makes the device current on this thread for libraries that need it (cuBLASLt, NCCL). */
     tn_status (*make_current)(tn__driver_device *device);
     /* CUDA only, else NULL: runs task(argument) here and now with the device current, and leaves

@@ -160,8 +160,7 @@ tn_status tn__cuda_multiprocessors(tn__driver_device *device, int *out);
 tn_status tn__cuda_shared_max_set(tn__driver_device *device, tn__function function, unsigned bytes);
 tn_status tn__cuda_blocks_at_once(tn__driver_device *device, tn__function function,
                                   unsigned threads, unsigned shared_bytes, int64_t *out);
-tn_status tn__cuda_box_map(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
-                           void *out);
+tn_status tn__cuda_box_map(tn__driver_device *device, const tn__boxes *boxes, void *out);
 tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
                           const tn__launch *launch, tn_stream stream);
 tn_status tn__cuda_ghost_launch(tn__driver_device *device, const char *kernel,

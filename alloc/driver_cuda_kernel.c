@@ -99,20 +99,27 @@ tn_status tn__cuda_blocks_at_once(tn__driver_device *device, tn__function functi
 }
 
 /* The driver only fills in the description: no call of it is on the device. */
-tn_status tn__cuda_box_map(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
-                           void *out) {
-    const unsigned long long extents[2] = {(unsigned long long)cols, (unsigned long long)rows};
-    const unsigned box[2] = {128, 128}, steps[2] = {1, 1};
+tn_status tn__cuda_box_map(tn__driver_device *device, const tn__boxes *boxes, void *out) {
+    static const int types[] = {[1] = TN__CU_TENSOR_MAP_UINT8,
+                                [2] = TN__CU_TENSOR_MAP_UINT16,
+                                [4] = TN__CU_TENSOR_MAP_FLOAT32};
+    const unsigned long long extents[2] = {(unsigned long long)boxes->cols,
+                                           (unsigned long long)boxes->rows};
+    const unsigned long long row_bytes = extents[0] * (unsigned)boxes->element_bytes;
+    const unsigned box[2] = {(unsigned)boxes->box_cols, (unsigned)boxes->box_rows};
+    const unsigned steps[2] = {1, 1};
     tn__cuda_call call;
     TN_TRY(require_real(device, "box_map"));
     TN__CUDA_NEED(device, tensor_map_encode, "cuTensorMapEncodeTiled");
     TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
     int code = device->cu->tensor_map_encode(
-        out, TN__CU_TENSOR_MAP_UINT8, 2, (void *)(uintptr_t)bytes, extents, extents, box, steps,
-        TN__CU_TENSOR_MAP_NOT_INTERLEAVED, TN__CU_TENSOR_MAP_SWIZZLE_128, TN__CU_TENSOR_MAP_L2_128,
-        TN__CU_TENSOR_MAP_OUTSIDE_IS_0);
-    return tn__cuda_end(&call, code, "cuTensorMapEncodeTiled(%p, %lld x %lld bytes)", bytes,
-                        (long long)rows, (long long)cols);
+        out, types[boxes->element_bytes], 2, (void *)(uintptr_t)boxes->data, extents, &row_bytes,
+        box, steps, TN__CU_TENSOR_MAP_NOT_INTERLEAVED,
+        boxes->is_swizzled ? TN__CU_TENSOR_MAP_SWIZZLE_128 : TN__CU_TENSOR_MAP_SWIZZLE_NONE,
+        TN__CU_TENSOR_MAP_L2_256, TN__CU_TENSOR_MAP_OUTSIDE_IS_0);
+    return tn__cuda_end(&call, code, "cuTensorMapEncodeTiled(%p, %lld x %lld of %d bytes)",
+                        boxes->data, (long long)boxes->rows, (long long)boxes->cols,
+                        boxes->element_bytes);
 }
 
 /* ---- launches -------------------------------------------------------------------------------- */

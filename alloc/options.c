@@ -51,7 +51,7 @@ const char *const tn__policy_choices[] = {
 
 /* As the op layer's tn_gemm_engine counts them. */
 static const char *const engine_choices[] = {
-    "auto", "reference", "cublaslt", "dequantize-bf16", "dequantize-fp32", NULL};
+    "auto", "reference", "cublaslt", "dequantize-bf16", "dequantize-fp32", "wgmma", NULL};
 
 const char *const tn__run_pool_choices[] = {"plain", "vmm", "async", "none", NULL};
 
@@ -69,7 +69,8 @@ static const char *accepted_form(option_kind kind) {
     case OPTION_CHOICE: return "auto, cuda or host";
     case OPTION_POLICY:
         return "default, keep, until_last_use, until_backward_end, scratch, budget or offload";
-    case OPTION_ENGINE: return "auto, reference, cublaslt, dequantize-bf16 or dequantize-fp32";
+    case OPTION_ENGINE:
+        return "auto, reference, cublaslt, dequantize-bf16, dequantize-fp32 or wgmma";
     case OPTION_BACKING: return "plain, vmm, async or none";
     default: return "a text";
     }

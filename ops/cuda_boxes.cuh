@@ -4,7 +4,8 @@
  *
  * A box lies in shared memory at a multiple of 1024, row after row, the 16-byte pieces of row r in
  * the order piece ^ r % 8. What lies outside of the matrix is read as 0 and not written. One thread
- * begins a load or store; x is the byte in a row, y the row.
+ * begins a load or store; x is the byte in a row, y the row. On a GPU a matrix may have boxes and
+ * elements of another size (tn__driver.box_map): x is the element then.
  *
  * A box_arrival turns from phase 0 to 1 and back, once for each load that was expected.
  */
@@ -35,6 +36,18 @@ __device__ __forceinline__ uint32_t shared_address(const void *at) {
 
 __device__ __forceinline__ void box_arrival_init(box_arrival *arrival) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival))
+                 : "memory");
+}
+
+/* One that as many threads end with box_arrival_come, in the place of a load. */
+__device__ __forceinline__ void box_arrival_init_of(box_arrival *arrival, int threads) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(arrival)),
+                 "r"(threads)
+                 : "memory");
+}
+
+__device__ __forceinline__ void box_arrival_come(box_arrival *arrival) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(arrival))
                  : "memory");
 }
 
@@ -74,6 +87,16 @@ __device__ __forceinline__ void box_store(const unsigned char *map, int x, int y
                                           const unsigned char *from) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], "
                  "[%3];" ::"l"(map),
+                 "r"(x), "r"(y), "r"(shared_address(from))
+                 : "memory");
+}
+
+/* The same added to what is there, each element by itself; a sum below the smallest normal number
+ * may become 0. */
+__device__ __forceinline__ void box_add(const unsigned char *map, int x, int y,
+                                        const unsigned char *from) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+                 "[%0, {%1, %2}], [%3];" ::"l"(map),
                  "r"(x), "r"(y), "r"(shared_address(from))
                  : "memory");
 }

@@ -109,12 +109,49 @@ static tn_status require_supported(const tn__gemm_work *work) {
 
 /* ---- before the launch ---------------------------------------------------------------------- */
 
+static int is_own_at(const tn__gemm_plan *plan, int place) {
+    return tn__gemm_is_own(&plan->candidates[place].algorithm);
+}
+
+/* The fastest of the engine's that were measured, else its first; -1: there is none that runs. */
+static int best_of_engine(const tn__gemm_plan *plan, tn_gemm_engine engine) {
+    int best = -1;
+    double least = 0.0;
+    for (int i = 0; i < plan->count; i++) {
+        const double us = plan->candidates[i].us;
+        if (is_own_at(plan, i) != (engine == TN_GEMM_ENGINE_WGMMA) || us < 0.0) continue;
+        if (best >= 0 && (us == 0.0 || (least > 0.0 && us >= least))) continue;
+        best = i;
+        least = us;
+    }
+    return best;
+}
+
+static tn_status pin_engine(const tn__gemm_work *work, tn__gemm_preparation *prepared) {
+    const int is_wanted_own = work->engine == TN_GEMM_ENGINE_WGMMA;
+    char text[TN__BLAS_TEXT_BYTES];
+    if (!is_wanted_own && work->engine != TN_GEMM_ENGINE_CUBLASLT) return TN_OK;
+    if (is_own_at(prepared->plan, prepared->chosen) == is_wanted_own) return TN_OK;
+    tn__blas_shape_text(&prepared->layout.shape, text);
+    if (work->algorithm != 0)
+        return TN_FAIL(TN_INVALID_ARGUMENT, "algorithm %d is none of the engine %s, for %s",
+                       work->algorithm, tn_gemm_engine_name(work->engine), text);
+    pthread_mutex_lock(&prepared->gemm->lock);
+    const int best = best_of_engine(prepared->plan, work->engine);
+    pthread_mutex_unlock(&prepared->gemm->lock);
+    if (best < 0)
+        return TN_FAIL(TN_UNSUPPORTED, "the engine %s is pinned, and does not take %s here",
+                       tn_gemm_engine_name(work->engine), text);
+    prepared->chosen = best;
+    return TN_OK;
+}
+
 static tn_status pin(const tn__gemm_work *work, tn__gemm_preparation *prepared) {
     char text[TN__BLAS_TEXT_BYTES];
     int count = prepared->plan->count;
-    if (work->algorithm == 0) return TN_OK;
+    if (work->algorithm == 0) return pin_engine(work, prepared);
     prepared->chosen = work->algorithm - 1;
-    if (work->algorithm <= count) return TN_OK;
+    if (work->algorithm <= count) return pin_engine(work, prepared);
     tn__blas_shape_text(&prepared->layout.shape, text);
     return TN_FAIL(TN_INVALID_ARGUMENT,
                    "algorithm is %d, expected at most %d, as many as there are"
@@ -228,6 +265,9 @@ cublasStatus_t tn__gemm_multiply(const tn__gemm_preparation *by, const tn__gemm_
     const tn__blas_product *product = &by->plan->product;
     const float alpha = 1.0f, beta = by->layout.shape.has_beta ? 1.0f : 0.0f;
     const tn__gemm_piece rest = {by->layout.bytes, work->scratch_bytes - by->layout.bytes};
+    if (tn__gemm_is_own(&with->algorithm))
+        return tn__gemm_own_multiply(by, placed, stream) == TN_OK ? CUBLAS_STATUS_SUCCESS
+                                                                  : CUBLAS_STATUS_EXECUTION_FAILED;
     if (with->workspace_bytes > rest.bytes) return CUBLAS_STATUS_NOT_SUPPORTED;
     void *workspace = with->workspace_bytes > 0 ? in_scratch(work, &rest) : NULL;
     pthread_mutex_lock(&by->plan->lock);
@@ -242,12 +282,16 @@ cublasStatus_t tn__gemm_multiply(const tn__gemm_preparation *by, const tn__gemm_
     return status;
 }
 
-/* The chosen one, or, unless it was pinned, the first that runs: what is offered may be refused. */
+/* The chosen one, or, unless something was pinned, the first that runs: what is offered may be
+ * refused. */
 static cublasStatus_t multiply(const tn__gemm_preparation *by, const tn__gemm_work *work,
                                const tn__gemm_placed *placed, tn_stream stream) {
     cublasStatus_t status = tn__gemm_multiply(by, work, placed, by->chosen, stream);
-    for (int i = 0; i < by->plan->count && !work->algorithm && status != CUBLAS_STATUS_SUCCESS; i++)
+    const int is_pinned = work->algorithm != 0 || work->engine == TN_GEMM_ENGINE_WGMMA;
+    for (int i = 0; i < by->plan->count && !is_pinned && status != CUBLAS_STATUS_SUCCESS; i++) {
+        if (work->engine == TN_GEMM_ENGINE_CUBLASLT && is_own_at(by->plan, i)) continue;
         if (i != by->chosen) status = tn__gemm_multiply(by, work, placed, i, stream);
+    }
     return status;
 }
 
@@ -255,6 +299,8 @@ static cublasStatus_t multiply(const tn__gemm_preparation *by, const tn__gemm_wo
 static tn_status product_status(const tn__gemm_preparation *by, cublasStatus_t status) {
     char text[TN__BLAS_TEXT_BYTES];
     if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
+    if (is_own_at(by->plan, by->chosen) && status == CUBLAS_STATUS_EXECUTION_FAILED)
+        return TN_DRIVER_ERROR; /* whose text says why */
     tn__blas_shape_text(&by->layout.shape, text);
     return tn__blas_status(by->gemm->blas, status, "Matmul", text);
 }

@@ -6,6 +6,7 @@
  *     cuda_gemm_tune.c    timing what is offered for a shape
  *     cuda_gemm_file.c    the choices of a device as text, and back
  *     cuda_gemm_spare.c   a product that leaves multiprocessors to what runs beside it
+ *     cuda_gemm_own.c     our own product among the offers
  *
  * A plan has the descriptors of a shape, made once, and what is offered for it (candidates), first
  * what cuBLASLt's heuristic offers, in its order. One of them is chosen: the first, until the shape
@@ -59,6 +60,7 @@ typedef struct tn__gemm_plan {
 struct tn__cuda_gemm {
     const tn__blas *blas;
     cublasLtHandle_t handle;
+    int own_processors;   /* multiprocessors for our own product; 0: it does not run here */
     pthread_mutex_t lock; /* of all that follows */
     tn__gemm_plan *buckets[TN__GEMM_PLANS_MAX];
     int count;
@@ -108,6 +110,14 @@ uint32_t tn__gemm_attribute(const tn__blas *blas, const cublasLtMatmulAlgo_t *al
                             cublasLtMatmulAlgoConfigAttributes_t which);
 int tn__gemm_is_algorithm(const tn__gemm_candidate *candidate, const cublasLtMatmulAlgo_t *algo);
 
+/* ---- our own product (cuda_gemm_own.c) ------------------------------------------------------ */
+
+/* What stands for it among the algorithms. */
+const cublasLtMatmulAlgo_t *tn__gemm_own(void);
+int tn__gemm_is_own(const cublasLtMatmulAlgo_t *algorithm);
+int tn__gemm_own_takes(const tn__cuda_gemm *gemm, const tn__blas_shape *shape);
+int64_t tn__gemm_own_tiles(const tn__blas_shape *shape);
+
 /* ---- a call --------------------------------------------------------------------------------- */
 
 /* Copies around the product; offsets into scratch, bytes 0 where there is no copy. */
@@ -151,5 +161,9 @@ tn_status tn__gemm_place(const tn__gemm_preparation *by, const tn__gemm_work *wo
 /* Puts the product on the stream by one candidate; NOT_SUPPORTED without enough workspace. */
 cublasStatus_t tn__gemm_multiply(const tn__gemm_preparation *by, const tn__gemm_work *work,
                                  const tn__gemm_placed *placed, int candidate, tn_stream stream);
+
+/* The same by our own, which the shape's plan must have; it needs no scratch. */
+tn_status tn__gemm_own_multiply(const tn__gemm_preparation *by, const tn__gemm_placed *placed,
+                                tn_stream stream);
 
 #endif

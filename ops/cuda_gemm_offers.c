@@ -4,7 +4,8 @@
  * that is tuned also what the heuristic says to smaller workspaces, and what becomes of its first
  * offers with another tile, cluster or order of blocks, as far as cuBLASLt's own check lets it: the
  * heuristic offers one algorithm for 1x128 by 128x128 scales, though more than one runs. The places
- * of the first offers are the same for both.
+ * of the first offers are the same for both, and so is that of our own product, behind them, where
+ * it takes the shape (cuda_gemm_own.c).
  *
  * The workspace that an algorithm may ask for is what 8 fp32 copies of d take, but 1 MiB at least
  * and 32 MiB at most: the partial sums of a split contraction are such copies, and a small product
@@ -92,6 +93,11 @@ cublasStatus_t tn__gemm_offer_check(const tn__cuda_gemm *gemm, const tn__blas_pr
                                     const cublasLtMatmulAlgo_t *algorithm,
                                     size_t *workspace_bytes) {
     cublasLtMatmulHeuristicResult_t checked;
+    if (tn__gemm_is_own(algorithm)) {
+        *workspace_bytes = 0;
+        return tn__gemm_own_takes(gemm, shape) ? CUBLAS_STATUS_SUCCESS
+                                               : CUBLAS_STATUS_NOT_SUPPORTED;
+    }
     memset(&checked, 0, sizeof checked);
     cublasStatus_t status =
         gemm->blas->MatmulAlgoCheck(gemm->handle, product->operation, product->a, product->b,
@@ -188,8 +194,10 @@ cublasStatus_t tn__gemm_offers_get(const tn__cuda_gemm *gemm, const tn__blas_pro
     const size_t limit = workspace_limit(shape);
     offers->count = 0;
     cublasStatus_t status = ask_heuristic(gemm, product, limit, offers);
-    if (status != CUBLAS_STATUS_SUCCESS || !is_wide) return status;
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     const int asked = offers->count;
+    if (tn__gemm_own_takes(gemm, shape)) put(offers, tn__gemm_own(), 0);
+    if (!is_wide) return CUBLAS_STATUS_SUCCESS;
     (void)ask_heuristic(gemm, product, limit / 8, offers);
     (void)ask_heuristic(gemm, product, 0, offers);
     for (int i = 0; i < asked && i < VARIED_MAX; i++)

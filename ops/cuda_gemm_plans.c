@@ -26,6 +26,7 @@ static tn_status gemm_make(tn__cuda_context *context, tn__cuda_gemm **out) {
         tn__host_free(gemm);
         return status;
     }
+    gemm->own_processors = context->product_processors;
     pthread_mutex_init(&gemm->lock, NULL);
     *out = gemm;
     return TN_OK;

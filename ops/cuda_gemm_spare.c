@@ -38,6 +38,8 @@ static int are_alike(const tn__blas *blas, const tn__gemm_candidate *x,
         CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
         CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
         CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID};
+    if (tn__gemm_is_own(&x->algorithm) || tn__gemm_is_own(&y->algorithm))
+        return tn__gemm_is_algorithm(x, &y->algorithm);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (tn__gemm_attribute(blas, &x->algorithm, all[i]) !=
             tn__gemm_attribute(blas, &y->algorithm, all[i]))
@@ -124,10 +126,11 @@ int tn__gemm_spare(tn__gemm_preparation *prepared, int spared) {
 
 /* ---- how many -------------------------------------------------------------------------------- */
 
-/* The tiles of the chosen algorithm; 0: others than 128 x 128. */
+/* The tiles of the chosen algorithm; 0: cuBLASLt's, and others than 128 x 128. */
 static int64_t tiles_of(const tn__gemm_preparation *by) {
     const cublasLtMatmulAlgo_t *algorithm = &by->plan->candidates[by->chosen].algorithm;
     const tn__blas_shape *shape = &by->layout.shape;
+    if (tn__gemm_is_own(algorithm)) return tn__gemm_own_tiles(shape);
     if (tn__gemm_attribute(by->gemm->blas, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID) !=
         CUBLASLT_MATMUL_TILE_128x128)
         return 0;

@@ -162,7 +162,7 @@ static tn_status run_rounds(const timer *t, int rounds, double long_us, times *o
             if (!of->is_out[i]) TN_TRY(measure_turn(t, i, round, long_us, of));
         }
         if (of->is_out[of->first])
-            return TN_FAIL(TN_DRIVER_ERROR, "an algorithm of cuBLASLt that ran runs no longer");
+            return TN_FAIL(TN_DRIVER_ERROR, "an algorithm that ran runs no longer");
     }
     sum_up(count, rounds, of);
     return TN_OK;
@@ -227,8 +227,8 @@ static tn_status time_plan(timer *t, tn__gemm_preparation *by) {
     if (chosen == by->plan->count) {
         char text[TN__BLAS_TEXT_BYTES];
         tn__blas_shape_text(&by->layout.shape, text);
-        return TN_FAIL(TN_UNSUPPORTED, "none of the %d algorithms of cuBLASLt runs for %s",
-                       by->plan->count, text);
+        return TN_FAIL(TN_UNSUPPORTED, "none of the %d algorithms runs for %s", by->plan->count,
+                       text);
     }
     keep(by, &of, chosen);
     return TN_OK;
@@ -277,6 +277,10 @@ tn_status tn__cuda_gemm_prefer(tn_device *device, const tn__gemm_work *work,
 /* cuBLASLt's numbers: those of its enumerations in cublasLt.h. */
 static void describe(const tn__blas *blas, const cublasLtMatmulAlgo_t *algorithm, char *text,
                      size_t bytes) {
+    if (tn__gemm_is_own(algorithm)) {
+        snprintf(text, bytes, "Tenure: wgmma, tile %d x %d", TN__WGMMA_ROWS, TN__WGMMA_COLS);
+        return;
+    }
     snprintf(text, bytes, "cuBLASLt %zu: algorithm %u, tile %u, stages %u, cluster %u, split %u",
              blas->GetVersion(), tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_ID),
              tn__gemm_attribute(blas, algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
@@ -300,6 +304,8 @@ tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_
                              .scratch_bytes = by.layout.bytes + chosen->workspace_bytes};
     pthread_mutex_lock(&by.gemm->lock);
     choice.engine = by.plan->engine;
+    if (choice.engine == TN_GEMM_ENGINE_AUTO && tn__gemm_is_own(&chosen->algorithm))
+        choice.engine = TN_GEMM_ENGINE_WGMMA;
     choice.is_measured = by.plan->is_measured;
     choice.us = time_of(chosen);
     choice.first_us = time_of(&by.plan->candidates[0]);

@@ -34,6 +34,7 @@ extern const unsigned char tn__cuda_norm_gradient_rows_image[];
 extern const unsigned char tn__cuda_train_image[];
 extern const unsigned char tn__cuda_attention_image[];
 extern const unsigned char tn__cuda_attention_gradient_image[];
+extern const unsigned char tn__cuda_wgmma_image[];
 
 enum {
     CAST_IMAGE = 0,
@@ -59,6 +60,7 @@ enum {
     TRAIN_IMAGE,
     ATTENTION_IMAGE,
     ATTENTION_GRADIENT_IMAGE,
+    WGMMA_IMAGE,
     IMAGE_COUNT
 };
 
@@ -86,6 +88,7 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [TRAIN_IMAGE] = tn__cuda_train_image,
     [ATTENTION_IMAGE] = tn__cuda_attention_image,
     [ATTENTION_GRADIENT_IMAGE] = tn__cuda_attention_gradient_image,
+    [WGMMA_IMAGE] = tn__cuda_wgmma_image,
 };
 _Static_assert((int)IMAGE_COUNT == (int)TN__CUDA_IMAGE_COUNT, "as the context has room for");
 
@@ -450,6 +453,12 @@ static void attention_dkv_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     by_head_name("attention_dkv", index, name);
 }
 
+static void product_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    static const char *const types[] = {"e4m3_e4m3", "e4m3_e5m2", "e5m2_e4m3"};
+    snprintf(name, TN__KERNEL_NAME_BYTES, "product_%s_%s", index / 3 ? "vectors" : "tiles",
+             types[index % 3]);
+}
+
 /* ---- families ----------------------------------------------------------------------------- */
 
 /* In the order of their numbers: each ends where the next begins. */
@@ -509,6 +518,7 @@ static const struct kernel_family {
     {TN__KERNEL_ATTENTION, ATTENTION_IMAGE, attention_name},
     {TN__KERNEL_ATTENTION_DQ, ATTENTION_GRADIENT_IMAGE, attention_dq_name},
     {TN__KERNEL_ATTENTION_DKV, ATTENTION_GRADIENT_IMAGE, attention_dkv_name},
+    {TN__KERNEL_PRODUCT, WGMMA_IMAGE, product_name},
 };
 enum { FAMILY_COUNT = sizeof families / sizeof *families };
 
@@ -556,21 +566,28 @@ static tn_status find_kernels(tn__cuda_context *context) {
     return TN_OK;
 }
 
-/* What kernels that share the GPU with a product need; a GPU or a driver that lacks any of it goes
- * without. */
-static void prepare_sharing(tn__cuda_context *context) {
+/* The multiprocessors for kernels from `first` on, which want that much shared memory and have
+ * boxes moved; 0 where a GPU or a driver lacks any of it: then it goes without them. */
+static int processors_for(tn__cuda_context *context, int first, int count, unsigned shared_bytes) {
     const tn__driver *driver = context->driver;
     const tn_device_info *info = &context->info;
-    int count = 0;
+    int processors = 0;
     tn__saved_error error;
-    if (info->compute_major != 9 || info->compute_minor != 0) return;
-    if (!driver->multiprocessors || !driver->shared_max_set || !driver->box_map) return;
+    if (info->compute_major != 9 || info->compute_minor != 0) return 0;
+    if (!driver->multiprocessors || !driver->shared_max_set || !driver->box_map) return 0;
     tn__error_save(&error);
-    if (driver->multiprocessors(context->state, &count) == TN_OK &&
-        driver->shared_max_set(context->state, context->kernels[TN__KERNEL_TRANSPOSE_NARROW],
-                               TN__NARROW_SHARED_BYTES) == TN_OK)
-        context->multiprocessors = count;
+    tn_status status = driver->multiprocessors(context->state, &processors);
+    for (int i = first; i < first + count && status == TN_OK; i++)
+        status = driver->shared_max_set(context->state, context->kernels[i], shared_bytes);
     tn__error_restore(&error);
+    return status == TN_OK ? processors : 0;
+}
+
+static void prepare_hopper(tn__cuda_context *context) {
+    context->multiprocessors =
+        processors_for(context, TN__KERNEL_TRANSPOSE_NARROW, 1, TN__NARROW_SHARED_BYTES);
+    context->product_processors =
+        processors_for(context, TN__KERNEL_PRODUCT, TN__PRODUCT_KERNELS, TN__WGMMA_SHARED_BYTES);
 }
 
 static tn_status context_make(tn_device *device, tn__cuda_context **out) {
@@ -589,7 +606,7 @@ static tn_status context_make(tn_device *device, tn__cuda_context **out) {
     tn_status status = tn_device_info_get(device, &context->info);
     if (status == TN_OK) status = load_images(context);
     if (status == TN_OK) status = find_kernels(context);
-    if (status == TN_OK) prepare_sharing(context);
+    if (status == TN_OK) prepare_hopper(context);
     if (status == TN_OK) tn__cuda_norm_fit(context);
     if (status == TN_OK) tn__cuda_norm_gradient_fit(context);
     if (status != TN_OK) {

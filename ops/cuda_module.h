@@ -8,6 +8,7 @@
 #define TENURE_CUDA_MODULE_H
 
 #include "cuda_arguments.h"
+#include "cuda_wgmma_arguments.h"
 #include "op_kernels.h"
 
 /* Kernels by number: a family's first, plus the index that the functions below compute. A new
@@ -25,6 +26,7 @@ enum {
     TN__NORM_ROWS_KERNELS = TN__NORM_LENGTHS * 2 * 3 * 2, /* RMS or LAYER, type, FP8 type */
     TN__NORM_GRADIENT_ROWS = 8,         /* types and lengths of rows: tn__norm_gradient_rows_of */
     TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
+    TN__PRODUCT_KERNELS = 2 * 3,
 
     TN__KERNEL_QUANTIZE = 0,
     TN__KERNEL_DEQUANTIZE = TN__KERNEL_QUANTIZE + TN__QUANTIZE_KERNELS,
@@ -84,7 +86,8 @@ enum {
     TN__KERNEL_ATTENTION = TN__KERNEL_ROW_PRODUCTS + 3, /* of heads of 64 or 128, type */
     TN__KERNEL_ATTENTION_DQ = TN__KERNEL_ATTENTION + 2 * 3,
     TN__KERNEL_ATTENTION_DKV = TN__KERNEL_ATTENTION_DQ + 2 * 3,
-    TN__KERNEL_COUNT = TN__KERNEL_ATTENTION_DKV + 2 * 3
+    TN__KERNEL_PRODUCT = TN__KERNEL_ATTENTION_DKV + 2 * 3, /* scales of b, types */
+    TN__KERNEL_COUNT = TN__KERNEL_PRODUCT + TN__PRODUCT_KERNELS
 };
 
 /* family: QUANTIZE or QUANTIZE_LIST; src is fp32, bf16 or fp16; format E4M3 or E5M2; one of
@@ -132,7 +135,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 23 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 24 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -147,7 +150,8 @@ typedef struct tn__cuda_context {
     const tn__driver *driver;
     tn__driver_device *state;
     tn_device_info info;
-    int multiprocessors; /* 0: not told, or no kernel of ours may share them with a product */
+    int multiprocessors;    /* 0: not told, or no kernel of ours may share them with a product */
+    int product_processors; /* likewise, for products of our own */
     void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
     tn__norm_blocks norm_blocks[TN__NORM_ROWS_KERNELS];

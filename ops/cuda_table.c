@@ -58,6 +58,16 @@ static int can_be_narrow(const tn__cuda_context *context, const tn__transpose_wo
            argument->to.vectors && argument->rows <= INT32_MAX && argument->cols <= INT32_MAX;
 }
 
+static tn__boxes tile_boxes(const void *data, int64_t rows, int64_t cols) {
+    return (tn__boxes){.data = data,
+                       .rows = rows,
+                       .cols = cols,
+                       .element_bytes = 1,
+                       .box_rows = TN__TILE,
+                       .box_cols = TN__TILE,
+                       .is_swizzled = 1};
+}
+
 static tn_status transpose_narrow(tn__cuda_context *context, int processors,
                                   const tn__cuda_transpose_arguments *of, tn_stream stream) {
     const tn__driver *driver = context->driver;
@@ -65,8 +75,10 @@ static tn_status transpose_narrow(tn__cuda_context *context, int processors,
     const int64_t at_once = (int64_t)processors * TN__NARROW_WORKERS;
     tn__cuda_narrow_arguments argument = {.of = *of,
                                           .turns = (uint32_t)((stacks + at_once - 1) / at_once)};
-    TN_TRY(driver->box_map(context->state, of->from.data, of->rows, of->cols, argument.from_map));
-    TN_TRY(driver->box_map(context->state, of->to.data, of->cols, of->rows, argument.to_map));
+    const tn__boxes from = tile_boxes(of->from.data, of->rows, of->cols);
+    const tn__boxes to = tile_boxes(of->to.data, of->cols, of->rows);
+    TN_TRY(driver->box_map(context->state, &from, argument.from_map));
+    TN_TRY(driver->box_map(context->state, &to, argument.to_map));
     return tn__kernel_launch_narrow(context, (unsigned)processors, &argument, stream);
 }
 

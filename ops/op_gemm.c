@@ -84,6 +84,7 @@ static tn_status lease_bias(tn__op_call *call, const tn_gemm_args *args, const t
 static tn_status begin_work(tn__op_call *call, const tn_gemm_args *args, const tn__gemm_tensors *t,
                             tn__gemm_work *work) {
     work->accumulate = args->accumulate != 0;
+    work->engine = tn__gemm_pinned(args);
     work->contracted = contracted_of(args->form, &t->a);
     TN_TRY(t->engine->lease(call, args, t, work));
     return lease_bias(call, args, t, work);
@@ -166,6 +167,7 @@ static tn_status tune_engine(const tn_gemm_args *args, tn_stream stream, tn__gem
 /* What a call does without a look at its tensors' planes. */
 static tn_status outline(const tn_gemm_args *args, const tn__gemm_tensors *t, tn__gemm_work *work) {
     work->accumulate = args->accumulate != 0;
+    work->engine = tn__gemm_pinned(args);
     work->algorithm = args->algorithm;
     work->contracted = contracted_of(args->form, &t->a);
     work->d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
@@ -216,7 +218,7 @@ tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gemm_choice *out) {
     TN_TRY(outline(args, &t, &work));
     if (!tn__is_empty(&t.d) && work.contracted > 0)
         TN_TRY(call.ops->gemm_choice(call.device, &work, &choice));
-    choice.engine = t.id;
+    if (!tn__gemm_is_among_own(choice.engine) || !t.engine->is_automatic) choice.engine = t.id;
     choice.scratch_bytes += tn__gemm_pass_bytes(args, &t);
     *out = choice;
     return TN_OK;

@@ -52,6 +52,7 @@ struct tn__gemm_engine {
     const char *name;
     const char *where; /* it is, in words; NULL: everywhere */
     int is_automatic;  /* taken without being asked for */
+    int is_among_own;  /* one of the algorithms of a device's own, chosen among them by time */
     int (*exists)(const tn__op_call *call);
     /* Whether it takes the operands, of which only shapes have been checked to be matrices: the
      * status says why not. */
@@ -86,6 +87,11 @@ tn_status tn__gemm_run_pass(tn__op_call *call, tn__gemm_pass *pass);
 size_t tn__gemm_pass_bytes(const tn_gemm_args *args, const tn__gemm_tensors *t);
 
 /* ---- dispatch (op_gemm_dispatch.c) ---------------------------------------------------------- */
+
+/* The engine that the call, or the environment, pins; AUTO: none. */
+tn_gemm_engine tn__gemm_pinned(const tn_gemm_args *args);
+
+int tn__gemm_is_among_own(tn_gemm_engine engine);
 
 /* Whether the call leaves the engine to us, and whom other numbers will do. */
 int tn__gemm_may_differ(const tn_gemm_args *args);

@@ -87,6 +87,7 @@ static tn_status invite(const tn_gemm_args *args, tn_gemm_engine own, tn_tensor 
     tn__saved_error error;
     tn__error_save(&error);
     for (int i = TN_GEMM_ENGINE_AUTO + 1; i < TN_GEMM_ENGINE_COUNT; i++) {
+        if (tn__gemm_is_among_own((tn_gemm_engine)i)) continue;
         tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
         of->args[i] = *args;
         of->args[i].engine = (tn_gemm_engine)i;

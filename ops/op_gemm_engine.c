@@ -2,6 +2,7 @@
  *
  *     reference         the host's definition (host_gemm.c)
  *     cublaslt          cuBLASLt on CUDA; on the simulated device a declaration of it
+ *     wgmma             ours on Hopper, the same numbers: measured among cuBLASLt's algorithms
  *     dequantize-bf16   what is quantized becomes bf16 in scratch, then PLAIN; any format
  *     dequantize-fp32   the same in fp32
  *
@@ -265,12 +266,26 @@ static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
                                         .check = check_fp32,
                                         .lease = lease_fp32,
                                         .outline = outline_fp32},
+    [TN_GEMM_ENGINE_WGMMA] = {.name = "wgmma",
+                              .where = "CUDA",
+                              .is_among_own = 1,
+                              .exists = is_cuda,
+                              .check = check_own,
+                              .lease = lease_own,
+                              .outline = outline_own},
 };
+
+int tn__gemm_is_among_own(tn_gemm_engine engine) { return engines[engine].is_among_own; }
 
 const char *tn_gemm_engine_name(tn_gemm_engine engine) {
     if (engine == TN_GEMM_ENGINE_AUTO) return "auto";
     if ((unsigned)engine >= TN_GEMM_ENGINE_COUNT) return "unknown engine";
     return engines[engine].name;
+}
+
+tn_gemm_engine tn__gemm_pinned(const tn_gemm_args *args) {
+    return args->engine != TN_GEMM_ENGINE_AUTO ? args->engine
+                                               : (tn_gemm_engine)tn__options_get()->gemm_engine;
 }
 
 static tn_status pick(const tn__op_call *call, tn_gemm_engine wanted, tn_gemm_engine *out) {
@@ -309,7 +324,8 @@ static tn_status check_engine(const tn__op_call *call, const tn_gemm_args *args,
     if (status != TN_UNSUPPORTED || !tn__gemm_may_differ(args)) return status;
     tn__error_save(&refusal);
     for (int i = TN_GEMM_ENGINE_AUTO + 1; i < TN_GEMM_ENGINE_COUNT; i++) {
-        if (engines[i].is_automatic || !engines[i].exists(call)) continue;
+        if (engines[i].is_automatic || engines[i].is_among_own || !engines[i].exists(call))
+            continue;
         if (engines[i].check(call, args->form, t) != TN_OK) continue;
         t->id = (tn_gemm_engine)i;
         t->engine = &engines[i];
@@ -333,7 +349,7 @@ static tn_status take_preferred(const tn__op_call *call, const tn_gemm_args *arg
     if (!tn__is_no_tensor(args->bias)) work.bias = (tn__matrix){t->bias.dtype, NULL, 1, t->d.cols};
     TN_TRY(t->engine->outline(args, t, &work));
     TN_TRY(call->ops->gemm_choice(call->device, &work, &choice));
-    if (choice.engine == TN_GEMM_ENGINE_AUTO) return TN_OK;
+    if (choice.engine == TN_GEMM_ENGINE_AUTO || engines[choice.engine].is_among_own) return TN_OK;
     TN_TRY(engines[choice.engine].check(call, args->form, t));
     t->id = choice.engine;
     t->engine = &engines[choice.engine];

@@ -151,8 +151,8 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
  * scale_b. Blocks: for each block of 128 along the contracted dimension (tail shorter): p = sum of
  * products in fp32 from 0 in order; y = fma(p * scale_a, scale_b, y). Then bias is
  * added in fp32 and the sum is rounded to D's type; with `accumulate` D is added to that, in fp32,
- * and rounded again. CUDA: cuBLASLt's block-scaled kernels, of which tn_gemm_tune (tenure_gemm.h)
- * finds the fastest; bias and D are added as on the host.
+ * and rounded again. CUDA: cuBLASLt's block-scaled kernels and our own, of which tn_gemm_tune
+ * (tenure_gemm.h) finds the fastest; bias and D are added as on the host.
  *
  * Scratch, on CUDA: the workspace that the chosen algorithm wants, which is at most
  * min(32 MiB, max(1 MiB, 32 bytes for each element of D)): eight fp32 copies of D, partial sums
@@ -162,16 +162,24 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
 typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn_gemm_form;
 
 /* Ways to multiply. AUTO is what TENURE_GEMM_ENGINE says, else the device's own: REFERENCE on the
- * host, CUBLASLT on CUDA. The others take any formats on any device, also one PLAIN operand of
- * their type: what is quantized is dequantized into scratch, from the plane along the contracted
- * dimension, and multiplied as PLAIN bf16 or fp32. They are never taken without being asked for, or
- * allowed (may_differ). */
+ * host; on CUDA CUBLASLT, or WGMMA where tn_gemm_tune has found it faster.
+ *
+ * WGMMA is ours, on GPUs of compute capability 9.0: FP8 with 1x128 scales by FP8 with 1x128 or
+ * 128x128 scales, without a bias, added to fp32 only; pinned for what it does not take it is
+ * TN_UNSUPPORTED. Its bits are cuBLASLt's, but where D is added to: there a sum below 2^-126 may
+ * become 0.
+ *
+ * The others take any formats on any device, also one PLAIN operand of their type: what is
+ * quantized is dequantized into scratch, from the plane along the contracted dimension, and
+ * multiplied as PLAIN bf16 or fp32. They are never taken without being asked for, or allowed
+ * (may_differ). */
 typedef enum tn_gemm_engine {
     TN_GEMM_ENGINE_AUTO = 0,
     TN_GEMM_ENGINE_REFERENCE,
     TN_GEMM_ENGINE_CUBLASLT,
     TN_GEMM_ENGINE_DEQUANTIZE_BF16,
     TN_GEMM_ENGINE_DEQUANTIZE_FP32,
+    TN_GEMM_ENGINE_WGMMA,
     TN_GEMM_ENGINE_COUNT
 } tn_gemm_engine;
 TN_API const char *tn_gemm_engine_name(tn_gemm_engine engine);

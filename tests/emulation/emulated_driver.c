@@ -58,6 +58,7 @@ typedef struct queued_launch {
 static void run_launch(void *argument) {
     queued_launch *queued = argument;
     emulated_run(&queued->launch);
+    if (emulated_ran) emulated_ran(queued->launch.kernel->name);
     free(queued);
 }
 
@@ -85,9 +86,14 @@ static tn_status multiprocessors(tn__driver_device *device, int *out) {
     return TN_OK;
 }
 
+int emulated_has_products;
+void (*emulated_ran)(const char *kernel);
+
 static tn_status shared_max_set(tn__driver_device *device, tn__function function, unsigned bytes) {
-    (void)device, (void)function, (void)bytes;
-    return TN_OK;
+    const char *name = ((const emulated_kernel *)function)->name;
+    (void)device;
+    if (emulated_has_products || strncmp(name, "product_", 8) != 0) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "%s has not %u bytes of shared memory", name, bytes);
 }
 
 /* So that a block of those that take one piece of work after the other has more than one. */
@@ -99,14 +105,15 @@ static tn_status blocks_at_once(tn__driver_device *device, tn__function function
 }
 
 /* What cuda_boxes.cuh reads where there is no GPU. */
-static tn_status box_map(tn__driver_device *device, const void *bytes, int64_t rows, int64_t cols,
-                         void *out) {
+static tn_status box_map(tn__driver_device *device, const tn__boxes *boxes, void *out) {
     const struct {
         const void *bytes;
-        int64_t rows, cols;
-    } matrix = {bytes, rows, cols};
+        int64_t rows, row_bytes;
+    } matrix = {boxes->data, boxes->rows, boxes->cols * boxes->element_bytes};
     (void)device;
-    TN_CHECK(rows % 16 == 0 && cols % 16 == 0 && (uintptr_t)bytes % 16 == 0);
+    TN_CHECK(matrix.row_bytes % 16 == 0 && (uintptr_t)boxes->data % 16 == 0);
+    TN_CHECK(boxes->box_rows <= 256 && boxes->box_cols <= 256);
+    TN_CHECK(!boxes->is_swizzled || boxes->box_cols * boxes->element_bytes == 128);
     TN_CHECK((uintptr_t)out % 64 == 0);
     memset(out, 0, TN__BOX_MAP_BYTES);
     memcpy(out, &matrix, sizeof matrix);

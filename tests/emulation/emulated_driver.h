@@ -17,6 +17,13 @@ tn_device *emulated_open(void);
 
 /* Kernels that were launched since the program began: shows that a test has run any. */
 uint64_t emulated_launch_count(void);
+
+/* Whether a device that is opened from now on has products of our own: 0 at first, since scripts
+ * give times to cuBLASLt's. */
+extern int emulated_has_products;
+
+/* Told of each kernel that has run; NULL: nobody. */
+extern void (*emulated_ran)(const char *kernel);
 /* The one that was launched last. */
 const char *emulated_last_kernel(void);
 

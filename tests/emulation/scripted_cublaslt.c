@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cuda_blas.h"
+#include "emulated_driver.h"
 #include "host_kernels.h"
 
 scripted_cublaslt scripted = {
@@ -372,7 +373,12 @@ static double now_us(tn__driver_device *device) {
     return us;
 }
 
+static void pass_time_of(const char *kernel) {
+    if (strncmp(kernel, "product_", 8) == 0) pass_time(scripted.own_us);
+}
+
 void scripted_cublaslt_begin(void) {
+    emulated_ran = pass_time_of;
     tn__driver_emulated.make_current = make_current;
     tn__driver_emulated.event_record = event_record;
     tn__driver_emulated.event_synchronize = event_synchronize;

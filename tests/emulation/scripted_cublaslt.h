@@ -30,6 +30,7 @@ typedef struct scripted_cublaslt {
     scripted_algorithm algorithms[SCRIPTED_ALGORITHMS_MAX];
     int count;
     size_t version;
+    double own_us;      /* of a product that is not cuBLASLt's, but ours */
     double plain_share; /* a product of PLAIN operands takes so much of an algorithm's time */
     scripted_weather weather;
     int outruns_host; /* the device has done what is put on it before the host looks */

@@ -3,10 +3,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "emulated_driver.h"
 #include "emulator.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
+#include "tenure_gemm.h"
 #include "tenure_lifetime.h"
 
 static gpu_side device, host;
@@ -21,6 +24,7 @@ typedef struct gemm_case {
     int accumulate;
     int has_bias;
     tn_dtype bias;
+    tn_gemm_engine engine; /* on the device; AUTO: as it comes */
 } gemm_case;
 
 static tn_tensor make_operand(gpu_side *side, const gemm_case *c, tn_format format, tn_dtype dtype,
@@ -75,6 +79,7 @@ static void end_args(gpu_side *side, const tn_gemm_args *args) {
 
 static gpu_copy product(gpu_side *side, const gemm_case *c) {
     tn_gemm_args args = make_args(side, c);
+    if (side == &device) args.engine = c->engine;
     EXPECT_OK(tn_gemm(&args, side->stream));
     gpu_copy copy = gpu_download(side, args.d, TN_PLANE_DATA);
     end_args(side, &args);
@@ -186,6 +191,113 @@ static void plain_equals_the_host_to_the_bit(void **state) {
     gpu_count_report("GEMM on the emulated device, plain");
 }
 
+/* ---- our own product ------------------------------------------------------------------------ */
+
+/* Scales of tiles in powers of two: else the host multiplies in another order. */
+static gemm_case own_case(int i) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    static const int64_t further[][3] = {{200, 130, 520}, {390, 258, 40}};
+    const int64_t *shape = i % 12 < SHAPES ? shapes[i % 12] : further[i % 12 - SHAPES];
+    gemm_case c = fp8_case(shape[0], shape[1], shape[2]);
+    const int way = i / 12;
+    c.engine = TN_GEMM_ENGINE_WGMMA;
+    c.form = (tn_gemm_form)(way % 3);
+    c.weight = way % 3 == 2 ? TN_FORMAT_FP8_BLOCK_1D : TN_FORMAT_FP8_BLOCK_2D;
+    c.a = i % 3 == 1 ? TN_E5M2 : TN_E4M3;
+    c.b = i % 3 == 2 ? TN_E5M2 : TN_E4M3;
+    c.d = types[way / 3 % 3];
+    c.mode = way % 3 == 2 && i % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+    c.accumulate = c.d == TN_FP32 && i % 4 == 0;
+    return c;
+}
+
+static void our_own_product_equals_the_host_to_the_bit(void **state) {
+    (void)state;
+    for (int i = 0; i < 12 * 9; i++) {
+        const gemm_case c = own_case(i);
+        check(&c, "own");
+        const char *last = emulated_last_kernel();
+        assert_true(strncmp(last, "product_", 8) == 0 || strncmp(last, "finish_", 7) == 0);
+    }
+    gpu_count_report("GEMM on the emulated device, our own");
+}
+
+static void expect_not_ours(const gemm_case *c, const char *text) {
+    tn_gemm_args args = make_args(&device, c);
+    gpu_copy before = gpu_download(&device, args.d, TN_PLANE_DATA);
+    args.engine = TN_GEMM_ENGINE_WGMMA;
+    assert_int_equal(tn_gemm(&args, device.stream), TN_UNSUPPORTED);
+    assert_non_null(strstr(tn_error_last(), text));
+    gpu_copy after = gpu_download(&device, args.d, TN_PLANE_DATA);
+    assert_true(gpu_copies_equal(&after, &before, "d of a refused product"));
+    gpu_copy_end(&before), gpu_copy_end(&after);
+    args.engine = TN_GEMM_ENGINE_AUTO;
+    EXPECT_OK(tn_gemm(&args, device.stream));
+    EXPECT_OK(tn_stream_synchronize(device.device, device.stream));
+    end_args(&device, &args);
+}
+
+static void what_our_own_does_not_take_it_refuses(void **state) {
+    (void)state;
+    gemm_case c = fp8_case(128, 128, 128);
+    c.d = TN_BF16, c.accumulate = 1;
+    expect_not_ours(&c, "the engine wgmma is pinned");
+    c = fp8_case(128, 128, 128);
+    c.weight = TN_FORMAT_FP8_TENSOR;
+    expect_not_ours(&c, "the engine wgmma is pinned");
+    c = fp8_case(128, 128, 128);
+    c.weight = TN_FORMAT_PLAIN, c.a = c.b = TN_BF16;
+    expect_not_ours(&c, "the engine wgmma is pinned");
+    c = fp8_case(128, 128, 128);
+    c.a_format = TN_FORMAT_FP8_BLOCK_2D, c.weight = TN_FORMAT_FP8_BLOCK_1D;
+    expect_not_ours(&c, "the engine wgmma is pinned");
+    c = fp8_case(128, 128, 128);
+    c.d = c.bias = TN_BF16, c.has_bias = 1;
+    expect_not_ours(&c, "the engine wgmma is pinned");
+}
+
+static void our_own_is_chosen_pinned_kept_and_left(void **state) {
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    char path[] = "/tmp/tenure_gemm_XXXXXX";
+    (void)state;
+    gemm_case c = fp8_case(16, 16, 32);
+    c.d = TN_BF16;
+    tn_gemm_args args = make_args(&device, &c);
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_CUBLASLT);
+    assert_int_equal(choice.algorithms, 2);
+    args.algorithm = 2;
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_WGMMA);
+    args.engine = TN_GEMM_ENGINE_CUBLASLT;
+    assert_int_equal(tn_gemm(&args, device.stream), TN_INVALID_ARGUMENT);
+    assert_non_null(strstr(tn_error_last(), "algorithm 2 is none of the engine cublaslt"));
+    args.algorithm = 0, args.engine = TN_GEMM_ENGINE_AUTO;
+
+    scripted.algorithms[0].us = 1000.0, scripted.own_us = 980.0;
+    EXPECT_OK(tn_gemm_tune(&args, device.stream));
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_WGMMA);
+    assert_string_equal(choice.description, "Tenure: wgmma, tile 192 x 128");
+    assert_int_equal(choice.workspace_bytes, 0);
+    const int made = mkstemp(path);
+    assert_true(made >= 0);
+    close(made);
+    EXPECT_OK(tn_gemm_table_save(device.device, path));
+    EXPECT_OK(tn_gemm_table_load(device.device, path));
+    unlink(path);
+    EXPECT_OK(tn_gemm(&args, device.stream));
+    assert_string_equal(emulated_last_kernel(), "product_tiles_e4m3_e4m3");
+    args.engine = TN_GEMM_ENGINE_CUBLASLT;
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_CUBLASLT);
+    const int products = scripted.products;
+    EXPECT_OK(tn_gemm(&args, device.stream));
+    EXPECT_OK(tn_stream_synchronize(device.device, device.stream));
+    assert_int_equal(scripted.products, products + 1);
+    end_args(&device, &args);
+}
+
 /* ---- epilogues ------------------------------------------------------------------------------ */
 
 enum { OUTPUTS = 3 };
@@ -275,11 +387,15 @@ int main(void) {
         cmocka_unit_test(one_scale_a_tensor_equals_the_host_to_the_bit),
         cmocka_unit_test(a_bias_equals_the_host_to_the_bit),
         cmocka_unit_test(plain_equals_the_host_to_the_bit),
+        cmocka_unit_test(our_own_product_equals_the_host_to_the_bit),
+        cmocka_unit_test(what_our_own_does_not_take_it_refuses),
+        cmocka_unit_test(our_own_is_chosen_pinned_kept_and_left),
         cmocka_unit_test(epilogues_equal_the_host_to_the_bit),
         cmocka_unit_test(a_view_that_is_not_aligned_is_refused_and_kept),
     };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();
+    emulated_has_products = 1;
     gpu_open(&device);
     gpu_open_host(&host, (size_t)1 << 30);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,7 +8,7 @@
  * The list: the shapes of test_float8_blockwise_gemm_exact.py, those that it expects to be refused
  * (which are padded here), all mixes of E4M3 and E5M2 that there are, magnitudes from 1e-28 to 1e3,
  * 1D x 2D, 1D x 1D and 2D x 1D, row and column planes, three types of D, accumulated or not, with a
- * bias or without.
+ * bias or without; by the first engine, and by our own where it takes the product.
  */
 #include <math.h>
 #include <stdio.h>
@@ -72,11 +72,13 @@ static const char *kind_of(const gemm_case *c) {
     return names[c->a_format == TN_FORMAT_FP8_BLOCK_2D ? 2 : 1][c->form];
 }
 
-static void check_one(const gemm_case *c, const gemm_operand *a, const gemm_operand *b,
-                      const float *y) {
+static void check_engine(const gemm_case *c, const gemm_operand *a, const gemm_operand *b,
+                         const float *y, tn_gemm_engine engine) {
+    const char *kind = engine == TN_GEMM_ENGINE_WGMMA ? "by our own" : kind_of(c);
     tn_tensor d = gemm_output_make(c, a, b);
     gpu_copy before = {.data = NULL}, bias = {.data = NULL};
     tn_gemm_args args = gemm_args_of(c, a, b, d);
+    args.engine = engine;
     args.bias = gemm_bias_make(c, b);
     if (c->accumulate) before = gpu_download(&gemm_gpu, d, TN_PLANE_DATA);
     if (c->has_bias) bias = gpu_download(&gemm_gpu, args.bias, TN_PLANE_DATA);
@@ -86,14 +88,25 @@ static void check_one(const gemm_case *c, const gemm_operand *a, const gemm_oper
         differences(c, ROUNDS_FIRST, y, a->rows * b->rows, b->rows, &copy, &before, &bias);
     if (wrong)
         printf("%s m %lld n %lld k %lld %s x %s of %g and %g -> %s%s%s: %lld elements differ\n",
-               kind_of(c), (long long)c->m, (long long)c->n, (long long)c->k, tn_dtype_name(c->a),
+               kind, (long long)c->m, (long long)c->n, (long long)c->k, tn_dtype_name(c->a),
                tn_dtype_name(c->b), (double)c->a_magnitude, (double)c->b_magnitude,
                tn_dtype_name(c->d), c->accumulate ? " +=" : "", c->has_bias ? " bias" : "",
                (long long)wrong);
-    gpu_count(kind_of(c), wrong == 0);
+    gpu_count(kind, wrong == 0);
     gpu_copy_end(&copy), gpu_copy_end(&before), gpu_copy_end(&bias);
     if (c->has_bias) gpu_destroy(&gemm_gpu, args.bias);
     gpu_destroy(&gemm_gpu, d);
+}
+
+static int is_for_our_own(const gemm_case *c) {
+    return c->a_format != TN_FORMAT_FP8_BLOCK_2D && !c->has_bias &&
+           (!c->accumulate || c->d == TN_FP32);
+}
+
+static void check_one(const gemm_case *c, const gemm_operand *a, const gemm_operand *b,
+                      const float *y) {
+    check_engine(c, a, b, y, TN_GEMM_ENGINE_AUTO);
+    if (is_for_our_own(c)) check_engine(c, a, b, y, TN_GEMM_ENGINE_WGMMA);
 }
 
 /* All D of one pair of operands; few: one of each kind. */
@@ -176,6 +189,81 @@ static void the_large_shapes_of_the_list(void **state) {
     gpu_count_report("GEMM, exact, large");
 }
 
+/* ---- our own product ------------------------------------------------------------------------ */
+
+static gpu_copy product_by(tn_gemm_args args, const gemm_case *c, const gemm_operand *a,
+                           const gemm_operand *b, tn_gemm_engine engine) {
+    args.engine = engine;
+    args.d = gemm_output_make(c, a, b);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy copy = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
+    gpu_destroy(&gemm_gpu, args.d);
+    return copy;
+}
+
+/* Any sizes and scales: what cuBLASLt gives, bit for bit, and the same again. */
+static void our_own_gives_the_bits_of_cublaslt(void **state) {
+    static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
+    uint64_t seed = 20;
+    (void)state;
+    for (int i = 0; i < 300; i++) {
+        const uint64_t most = i % 10 == 0 ? 3000 : 500;
+        int64_t shape[3];
+        for (int j = 0; j < 3; j++)
+            shape[j] = (int64_t)(gpu_random(&seed) % most) + 1;
+        static const product_kind ours[] = {
+            {TN_GEMM_FPROP, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D},
+            {TN_GEMM_DGRAD, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D},
+            {TN_GEMM_WGRAD, TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_1D}};
+        gemm_case c = case_of(shape, &ours[i % 3], i / 3 % MIXES, 0);
+        gemm_operand a, b;
+        c.mode = i % 2 ? TN_SCALE_FP32 : TN_SCALE_POW2;
+        c.d = types[i / 9 % 3];
+        c.accumulate = c.d == TN_FP32 && i % 4 == 1;
+        gemm_operands_make(&c, &a, &b);
+        const tn_gemm_args args = gemm_args_of(&c, &a, &b, (tn_tensor){0});
+        gpu_copy expected = product_by(args, &c, &a, &b, TN_GEMM_ENGINE_CUBLASLT);
+        for (int again = 0; again < 3; again++) {
+            gpu_copy actual = product_by(args, &c, &a, &b, TN_GEMM_ENGINE_WGMMA);
+            gpu_count(kind_of(&c), gpu_copies_equal(&actual, &expected, "our own product"));
+            gpu_copy_end(&actual);
+        }
+        gpu_copy_end(&expected);
+        gemm_operand_end(&a), gemm_operand_end(&b);
+    }
+    gpu_count_report("our own product against cuBLASLt's");
+}
+
+/* What memory adds of numbers below the normal ones it may take for 0, and for nothing else. */
+static void sums_below_the_normal_ones_stay_or_are_0(void **state) {
+    enum { SIZE = 256 };
+    static float tiny[SIZE * SIZE];
+    int64_t kept = 0;
+    gemm_operand a, b;
+    (void)state;
+    gemm_case c = gemm_fp8_case(SIZE, SIZE, SIZE);
+    c.d = TN_FP32;
+    c.a_magnitude = c.b_magnitude = 1e-28f;
+    for (int i = 0; i < SIZE * SIZE; i++)
+        tiny[i] = ldexpf(i % 2 ? 1.5f : -1.25f, -127 - i % 20);
+    gemm_operands_make(&c, &a, &b);
+    tn_gemm_args args = gemm_args_of(&c, &a, &b, gemm_output_make(&c, &a, &b));
+    args.accumulate = 1;
+    args.engine = TN_GEMM_ENGINE_WGMMA;
+    gpu_upload(&gemm_gpu, args.d, tiny);
+    EXPECT_OK(tn_gemm(&args, gemm_gpu.stream));
+    gpu_copy d = gpu_download(&gemm_gpu, args.d, TN_PLANE_DATA);
+    for (int i = 0; i < SIZE * SIZE; i++) {
+        const float value = ((const float *)(const void *)d.data)[i];
+        assert_true(value == tiny[i] || value == 0.0f);
+        kept += value == tiny[i];
+    }
+    printf("sums below 2^-126: %lld of %d kept\n", (long long)kept, SIZE * SIZE);
+    gpu_copy_end(&d);
+    gpu_destroy(&gemm_gpu, args.d);
+    gemm_operand_end(&a), gemm_operand_end(&b);
+}
+
 /* ---- the order of adding -------------------------------------------------------------------- */
 
 /* For each format and type, where D is cuBLASLt's to write and where it is cut out of a padded one
@@ -229,6 +317,8 @@ int main(void) {
         cmocka_unit_test(how_sums_with_d_are_rounded),
         cmocka_unit_test(the_list_of_transformer_engine),
         cmocka_unit_test(the_large_shapes_of_the_list),
+        cmocka_unit_test(our_own_gives_the_bits_of_cublaslt),
+        cmocka_unit_test(sums_below_the_normal_ones_stay_or_are_0),
     };
     gpu_open(&gemm_gpu);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

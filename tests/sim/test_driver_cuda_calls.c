@@ -283,6 +283,7 @@ static void what_the_simulated_device_can_not_do_is_named(void **state) {
     (void)state;
     void *out = NULL;
     tn__launch launch = {.grid = {1, 1, 1}, .block = {1, 1, 1}};
+    const tn__boxes boxes = {&out, 16, 16, 1, 16, 16, 0};
     int64_t blocks;
     int count;
     tn__driver_device *device = open_device(0, NULL);
@@ -294,7 +295,7 @@ static void what_the_simulated_device_can_not_do_is_named(void **state) {
     EXPECT_ERROR_HAS("shared_max_set");
     EXPECT_STATUS(cuda->blocks_at_once(device, NULL, 256, 0, &blocks), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("blocks_at_once");
-    EXPECT_STATUS(cuda->box_map(device, &out, 16, 16, &out), TN_UNSUPPORTED);
+    EXPECT_STATUS(cuda->box_map(device, &boxes, &out), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("box_map");
     EXPECT_STATUS(cuda->module_function(device, NULL, "kernel", &out), TN_UNSUPPORTED);
     EXPECT_STATUS(cuda->module_unload(device, NULL), TN_UNSUPPORTED);

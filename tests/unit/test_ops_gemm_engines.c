@@ -183,7 +183,7 @@ static void nothing_is_dequantized_that_was_not_asked_for(void **state) {
     EXPECT_ERROR_HAS("the engine cublaslt is pinned, but it is of CUDA only");
     args.engine = TN_GEMM_ENGINE_COUNT;
     EXPECT_STATUS(tn_gemm(&args, ops.stream), TN_INVALID_ARGUMENT);
-    EXPECT_ERROR_HAS("engine is 5");
+    EXPECT_ERROR_HAS("engine is 6");
     args.a = test_plain(ops.scope, TN_BF16, M, K), args.b = test_plain(ops.scope, TN_BF16, N, K);
     args.engine = TN_GEMM_ENGINE_AUTO;
     EXPECT_OK(tn_gemm_choice_get(&args, &choice));
@@ -229,6 +229,10 @@ static void the_variable_pins_what_no_call_does(void **state) {
         tn__options_reload();
         assert_int_equal(tn__options_get()->gemm_engine, engine);
     }
+    EXPECT_STATUS(tn_gemm_choice_get(&args, &choice), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the engine wgmma is pinned, but it is of CUDA only");
+    setenv("TENURE_GEMM_ENGINE", "dequantize-fp32", 1);
+    tn__options_reload();
     EXPECT_OK(tn_gemm_choice_get(&args, &choice));
     assert_int_equal(choice.engine, TN_GEMM_ENGINE_DEQUANTIZE_FP32);
     args.engine = TN_GEMM_ENGINE_REFERENCE; /* a call's comes first */
