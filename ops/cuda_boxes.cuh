@@ -91,8 +91,8 @@ __device__ __forceinline__ void box_store(const unsigned char *map, int x, int y
                  : "memory");
 }
 
-/* The same added to what is there, each element by itself; a sum below the smallest normal number
- * may become 0. */
+/* The same added to what is there, each element by itself; what is below the smallest normal number
+ * may count as 0. */
 __device__ __forceinline__ void box_add(const unsigned char *map, int x, int y,
                                         const unsigned char *from) {
     asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "

@@ -140,7 +140,9 @@ static tn_status pin_engine(const tn__gemm_work *work, tn__gemm_preparation *pre
     const int best = best_of_engine(prepared->plan, work->engine);
     pthread_mutex_unlock(&prepared->gemm->lock);
     if (best < 0)
-        return TN_FAIL(TN_UNSUPPORTED, "the engine %s is pinned, and does not take %s here",
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "the engine %s is pinned, and does not take %s here: leave it to be "
+                       "chosen",
                        tn_gemm_engine_name(work->engine), text);
     prepared->chosen = best;
     return TN_OK;

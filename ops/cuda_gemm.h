@@ -115,6 +115,8 @@ int tn__gemm_is_algorithm(const tn__gemm_candidate *candidate, const cublasLtMat
 /* What stands for it among the algorithms. */
 const cublasLtMatmulAlgo_t *tn__gemm_own(void);
 int tn__gemm_is_own(const cublasLtMatmulAlgo_t *algorithm);
+/* Or of another version of it, which a file may hold. */
+int tn__gemm_is_of_ours(const cublasLtMatmulAlgo_t *algorithm);
 int tn__gemm_own_takes(const tn__cuda_gemm *gemm, const tn__blas_shape *shape);
 int64_t tn__gemm_own_tiles(const tn__blas_shape *shape);
 

@@ -9,9 +9,9 @@
  * A line of a shape is rows, columns, contracted, whether D is added to, whether cuBLASLt adds a
  * bias, D's type, of A and then of B: type, scaling, n or t (stored transposed); the time in ns;
  * workspace bytes; the engine that is faster, or auto; cuBLASLt's own description of the algorithm,
- * which holds for that version of cuBLASLt alone. Only shapes that were measured are written. A
- * sum is 16 digits, FNV-1a of the file up to the blank before it: a message names the line that it
- * goes wrong in, and a line that is missing or at another place shows, too.
+ * which holds for that version of cuBLASLt alone, or ours (cuda_gemm_own.c). Only shapes that were
+ * measured are written. A sum is 16 digits, FNV-1a of the file up to the blank before it: a message
+ * names the line that it goes wrong in, and a line that is missing or at another place shows, too.
  *
  * Nothing is shown to cuBLASLt before the sum of its line is right, and nothing of a file counts
  * before all of it has been read and every algorithm has been accepted for its shape.
@@ -260,7 +260,8 @@ static tn_status read_plan(reader *of) {
     if (!read_dtype(words[0], &shape.d) || !read_operand(words[1], words[2], words[3], &shape.a) ||
         !read_operand(words[4], words[5], words[6], &shape.b))
         return corrupt(of, "a type or a scaling is unknown");
-    if (!read_engine(words[7], &engine)) return corrupt(of, "an engine is unknown");
+    if (!read_engine(words[7], &engine) || engine == TN_GEMM_ENGINE_WGMMA)
+        return corrupt(of, "an engine is unknown");
     if (!read_algorithm(digits, &candidate.algorithm)) return corrupt(of, "it has no algorithm");
     if (!is_sane(&shape, &candidate)) return corrupt(of, "there is no such product");
     tn__gemm_plan *plan;

@@ -93,10 +93,11 @@ cublasStatus_t tn__gemm_offer_check(const tn__cuda_gemm *gemm, const tn__blas_pr
                                     const cublasLtMatmulAlgo_t *algorithm,
                                     size_t *workspace_bytes) {
     cublasLtMatmulHeuristicResult_t checked;
-    if (tn__gemm_is_own(algorithm)) {
+    if (tn__gemm_is_of_ours(algorithm)) {
         *workspace_bytes = 0;
-        return tn__gemm_own_takes(gemm, shape) ? CUBLAS_STATUS_SUCCESS
-                                               : CUBLAS_STATUS_NOT_SUPPORTED;
+        return tn__gemm_is_own(algorithm) && tn__gemm_own_takes(gemm, shape)
+                   ? CUBLAS_STATUS_SUCCESS
+                   : CUBLAS_STATUS_NOT_SUPPORTED;
     }
     memset(&checked, 0, sizeof checked);
     cublasStatus_t status =

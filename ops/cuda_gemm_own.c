@@ -2,8 +2,8 @@
  *
  * It has its place behind what cuBLASLt's heuristic offers, can be pinned, and is chosen where it
  * was measured to be faster. Its numbers are the same, to the bit: but for D that is added to,
- * where a sum below the smallest normal number may become 0. What stands in a candidate, and in the
- * file of choices, is a description that cuBLASLt does not make.
+ * where memory adds, and may take what is below the smallest normal number for 0. What stands in a
+ * candidate, and in the file of choices, is a description that cuBLASLt does not make.
  *
  * It takes as many multiprocessors as the plan says, and no workspace.
  */
@@ -18,6 +18,10 @@ const cublasLtMatmulAlgo_t *tn__gemm_own(void) { return &own_algorithm; }
 
 int tn__gemm_is_own(const cublasLtMatmulAlgo_t *algorithm) {
     return memcmp(algorithm, &own_algorithm, sizeof own_algorithm) == 0;
+}
+
+int tn__gemm_is_of_ours(const cublasLtMatmulAlgo_t *algorithm) {
+    return algorithm->data[0] == own_algorithm.data[0];
 }
 
 static int is_fp8(tn_dtype dtype) { return dtype == TN_E4M3 || dtype == TN_E5M2; }

@@ -207,10 +207,17 @@ static int choose(const times *of, int count) {
     return best;
 }
 
+/* Of who was out before the last stage: by its share in the stage before, if it had one, so that
+ * all times are of one clock. */
+static double comparable_us(const times *of, int candidate) {
+    if (!of->is_out[candidate] || of->us[candidate] < 0.0) return of->us[candidate];
+    return of->share[candidate] * of->us[of->first];
+}
+
 static void keep(tn__gemm_preparation *by, const times *of, int chosen) {
     pthread_mutex_lock(&by->gemm->lock);
     for (int i = 0; i < by->plan->count; i++)
-        by->plan->candidates[i].us = of->us[i];
+        by->plan->candidates[i].us = comparable_us(of, i);
     by->plan->chosen = chosen;
     by->plan->is_measured = 1;
     pthread_mutex_unlock(&by->gemm->lock);
@@ -303,7 +310,7 @@ tn_status tn__cuda_gemm_choice(tn_device *device, const tn__gemm_work *work, tn_
                              .workspace_bytes = chosen->workspace_bytes,
                              .scratch_bytes = by.layout.bytes + chosen->workspace_bytes};
     pthread_mutex_lock(&by.gemm->lock);
-    choice.engine = by.plan->engine;
+    if (work->may_differ) choice.engine = by.plan->engine;
     if (choice.engine == TN_GEMM_ENGINE_AUTO && tn__gemm_is_own(&chosen->algorithm))
         choice.engine = TN_GEMM_ENGINE_WGMMA;
     choice.is_measured = by.plan->is_measured;

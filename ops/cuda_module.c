@@ -567,7 +567,7 @@ static tn_status find_kernels(tn__cuda_context *context) {
 }
 
 /* The multiprocessors for kernels from `first` on, which want that much shared memory and have
- * boxes moved; 0 where a GPU or a driver lacks any of it: then it goes without them. */
+ * boxes moved; 0 where the GPU has not as much: then it goes without them. */
 static int processors_for(tn__cuda_context *context, int first, int count, unsigned shared_bytes) {
     const tn__driver *driver = context->driver;
     const tn_device_info *info = &context->info;

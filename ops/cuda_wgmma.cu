@@ -61,7 +61,7 @@ __device__ __forceinline__ int steps_of(const tn__cuda_wgmma_arguments &a) {
 struct shared_place {
     unsigned char *a, *b, *out;
     float *a_scale, *b_scale;
-    box_arrival *full, *empty; /* of each step: it has come; all have multiplied it */
+    box_arrival *full, *empty; /* of each step: it has come; all warps are done with it */
 };
 
 __device__ __forceinline__ shared_place shared_of(unsigned char *shared) {
@@ -183,7 +183,8 @@ __device__ __forceinline__ void add_step(const shared_place &at, const multiplie
     if (HAS_VECTORS)
         add_by_vectors(y, p, upper, lower,
                        at.b_scale + slot * TN__WGMMA_COLS + me.lane % 4 * 2);
-    if (me.is_leader) box_arrival_come(at.empty + slot);
+    __syncwarp();
+    if (me.lane == 0) box_arrival_come(at.empty + slot); /* each warp: all have read scales */
     if (!HAS_VECTORS) add_by_tiles(y, p, upper, lower);
 }
 
@@ -324,7 +325,7 @@ __device__ __forceinline__ void multiply_all(const tn__cuda_wgmma_arguments &a) 
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < STEPS; slot++) {
             box_arrival_init(at.full + slot);
-            box_arrival_init_of(at.empty + slot, PARTS);
+            box_arrival_init_of(at.empty + slot, PARTS * 4);
         }
         box_arrivals_publish();
     }

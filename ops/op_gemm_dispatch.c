@@ -90,7 +90,8 @@ static tn_status invite(const tn_gemm_args *args, tn_gemm_engine own, tn_tensor 
         if (tn__gemm_is_among_own((tn_gemm_engine)i)) continue;
         tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
         of->args[i] = *args;
-        of->args[i].engine = (tn_gemm_engine)i;
+        /* What the formats' own plan has chosen, ours among it, where nothing is pinned. */
+        of->args[i].engine = i == (int)own ? TN_GEMM_ENGINE_AUTO : (tn_gemm_engine)i;
         of->args[i].algorithm = 0;
         of->args[i].d = d;
         of->turns[i] = tn_gemm_choice_get(&of->args[i], &choice) == TN_OK;

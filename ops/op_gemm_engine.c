@@ -239,6 +239,18 @@ static tn_status outline_fp32(const tn_gemm_args *args, const tn__gemm_tensors *
     return TN_OK;
 }
 
+/* ---- our own --------------------------------------------------------------------------------- */
+
+static tn_status check_wgmma(const tn__op_call *call, tn_gemm_form form, tn__gemm_tensors *t) {
+    TN_TRY(check_own(call, form, t));
+    if (t->a.format == TN_FORMAT_FP8_BLOCK_1D && is_blocks(&t->b)) return TN_OK;
+    return TN_FAIL(
+        TN_UNSUPPORTED,
+        "%s: the engine wgmma is pinned: it multiplies %s by blocks, and a (tensor %s) is "
+        "%s: leave the engine to be chosen",
+        call->name, tn_format_name(TN_FORMAT_FP8_BLOCK_1D), t->a.name, tn_format_name(t->a.format));
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
@@ -270,7 +282,7 @@ static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
                               .where = "CUDA",
                               .is_among_own = 1,
                               .exists = is_cuda,
-                              .check = check_own,
+                              .check = check_wgmma,
                               .lease = lease_own,
                               .outline = outline_own},
 };
@@ -340,7 +352,8 @@ static tn_status check_engine(const tn__op_call *call, const tn_gemm_args *args,
 static tn_status take_preferred(const tn__op_call *call, const tn_gemm_args *args,
                                 tn__gemm_tensors *t) {
     const int64_t contracted = args->form == TN_GEMM_WGRAD ? t->a.rows : t->a.cols;
-    tn__gemm_work work = {.accumulate = args->accumulate != 0, .contracted = contracted};
+    tn__gemm_work work = {
+        .accumulate = args->accumulate != 0, .contracted = contracted, .may_differ = 1};
     tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
     if (!tn__gemm_may_differ(args) || !t->engine->is_automatic) return TN_OK;
     if (args->algorithm != 0) return TN_OK;

@@ -194,10 +194,11 @@ typedef struct tn__gemm_work {
                         rounding; 0 columns: none */
     int d_is_unaligned; /* d.data is no multiple of 16 bytes */
     tn_gemm_engine engine; /* that is pinned; AUTO: none */
-    int algorithm;         /* place of the one to take, from 1 on; 0: the chosen one */
-    int tunes;             /* of gemm_scratch_bytes: for gemm_tune */
-    int spared;    /* multiprocessors that are left to other work, as gemm_spares said; or 0 */
-    void *scratch; /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
+    int may_differ; /* of gemm_choice: an engine of other numbers is told, if one is preferred */
+    int algorithm;  /* place of the one to take, from 1 on; 0: the chosen one */
+    int tunes;      /* of gemm_scratch_bytes: for gemm_tune */
+    int spared;     /* multiprocessors that are left to other work, as gemm_spares said; or 0 */
+    void *scratch;  /* scratch_bytes from gemm_scratch_bytes, 512-aligned; NULL if 0 */
     size_t scratch_bytes;
 } tn__gemm_work;
 

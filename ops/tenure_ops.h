@@ -165,9 +165,9 @@ typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn
  * host; on CUDA CUBLASLT, or WGMMA where tn_gemm_tune has found it faster.
  *
  * WGMMA is ours, on GPUs of compute capability 9.0: FP8 with 1x128 scales by FP8 with 1x128 or
- * 128x128 scales, without a bias, added to fp32 only; pinned for what it does not take it is
- * TN_UNSUPPORTED. Its bits are cuBLASLt's, but where D is added to: there a sum below 2^-126 may
- * become 0.
+ * 128x128 scales; not where cuBLASLt itself adds a bias, or adds to D of 16 bits. Pinned for what
+ * it does not take it is TN_UNSUPPORTED. Its bits are cuBLASLt's, but where D is added to: there
+ * numbers below 2^-126 may count as 0.
  *
  * The others take any formats on any device, also one PLAIN operand of their type: what is
  * quantized is dequantized into scratch, from the plane along the contracted dimension, and

@@ -196,7 +196,7 @@ static void plain_equals_the_host_to_the_bit(void **state) {
 /* Scales of tiles in powers of two: else the host multiplies in another order. */
 static gemm_case own_case(int i) {
     static const tn_dtype types[] = {TN_FP32, TN_BF16, TN_FP16};
-    static const int64_t further[][3] = {{200, 130, 520}, {390, 258, 40}};
+    static const int64_t further[][3] = {{200, 130, 520}, {1700, 258, 16}};
     const int64_t *shape = i % 12 < SHAPES ? shapes[i % 12] : further[i % 12 - SHAPES];
     gemm_case c = fp8_case(shape[0], shape[1], shape[2]);
     const int way = i / 12;
@@ -215,7 +215,9 @@ static void our_own_product_equals_the_host_to_the_bit(void **state) {
     (void)state;
     for (int i = 0; i < 12 * 9; i++) {
         const gemm_case c = own_case(i);
+        const int products = scripted.products;
         check(&c, "own");
+        assert_int_equal(scripted.products, products);
         const char *last = emulated_last_kernel();
         assert_true(strncmp(last, "product_", 8) == 0 || strncmp(last, "finish_", 7) == 0);
     }
@@ -295,6 +297,29 @@ static void our_own_is_chosen_pinned_kept_and_left(void **state) {
     EXPECT_OK(tn_gemm(&args, device.stream));
     EXPECT_OK(tn_stream_synchronize(device.device, device.stream));
     assert_int_equal(scripted.products, products + 1);
+    end_args(&device, &args);
+}
+
+/* With cuBLASLt's best in its place the dequantized product would win, and be the slower one. */
+static void our_own_is_in_the_contest_of_engines(void **state) {
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    (void)state;
+    gemm_case c = fp8_case(16, 32, 32);
+    c.d = TN_BF16;
+    tn_gemm_args args = make_args(&device, &c);
+    args.may_differ = 1;
+    scripted.algorithms[0].us = 1000.0, scripted.own_us = 500.0, scripted.plain_share = 0.7;
+    EXPECT_OK(tn_gemm_tune(&args, device.stream));
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_WGMMA);
+    scripted.own_us = 900.0, scripted.plain_share = 0.5;
+    EXPECT_OK(tn_gemm_tune(&args, device.stream));
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_DEQUANTIZE_BF16);
+    args.may_differ = 0;
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_WGMMA);
+    scripted.plain_share = 1.0;
     end_args(&device, &args);
 }
 
@@ -390,6 +415,7 @@ int main(void) {
         cmocka_unit_test(our_own_product_equals_the_host_to_the_bit),
         cmocka_unit_test(what_our_own_does_not_take_it_refuses),
         cmocka_unit_test(our_own_is_chosen_pinned_kept_and_left),
+        cmocka_unit_test(our_own_is_in_the_contest_of_engines),
         cmocka_unit_test(epilogues_equal_the_host_to_the_bit),
         cmocka_unit_test(a_view_that_is_not_aligned_is_refused_and_kept),
     };

@@ -234,7 +234,7 @@ static void our_own_gives_the_bits_of_cublaslt(void **state) {
     gpu_count_report("our own product against cuBLASLt's");
 }
 
-/* What memory adds of numbers below the normal ones it may take for 0, and for nothing else. */
+/* Memory may take numbers below the normal ones for 0, and for nothing else. */
 static void sums_below_the_normal_ones_stay_or_are_0(void **state) {
     enum { SIZE = 256 };
     static float tiny[SIZE * SIZE];
