@@ -183,6 +183,7 @@ __device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a,
 #pragma unroll
     for (int first = 0; first < PATCH; first += AT_ONCE) {
         uint4 x_pieces[AT_ONCE], gate_pieces[AT_ONCE], dy_pieces[AT_ONCE];
+        if (sizeof(T) == 4) x = address_anew(x); /* there are no registers to read more in */
         load_rows<T>(x_pieces, x + first * stride, stride, height - first);
         if (Make::IS_GATED)
             load_rows<T>(gate_pieces, x + first * stride + a.half_cols, stride,
@@ -197,7 +198,7 @@ __device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a,
             if (Make::IS_GATED) in.gate = unpack<T>(gate_pieces[i]);
             if (Make::IS_GRADIENT) in.dy = unpack<T>(dy_pieces[i]);
             const float weight =
-                IS_WEIGHTED ? weight_of(a, at.row + first + i, first + i < height) : 1.0f;
+                IS_WEIGHTED && first + i < height ? __ldg(a.weights + at.row + (first + i)) : 1.0f;
             pack<T>(words[first + i], p,
                     made_of<T, Make, CLASS>(a, in, x_pieces[i], IS_WEIGHTED, weight, of_gate));
             row_stay_packed<T>(words[first + i]);

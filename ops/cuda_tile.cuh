@@ -59,6 +59,14 @@ __device__ __forceinline__ uint32_t thread_of_block() {
 #endif
 }
 
+/* The same address, of which the compiler computes and reads nothing ahead of here. */
+template <typename T> __device__ __forceinline__ const T *address_anew(const T *address) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(address));
+#endif
+    return address;
+}
+
 /* Uniform over the grid: all blocks see the same flag. Asked before any barrier. */
 __device__ __forceinline__ bool is_skipped(const float *skip) { return skip && *skip != 0.0f; }
 
@@ -125,6 +133,7 @@ template <typename T> __device__ __forceinline__ float canonical_of(float value)
 
 /* Where this thread's patch lies. */
 struct patch_place {
+    enum { IS_WHOLE = 0 };
     uint32_t tile_row; /* of the grid of tiles */
     uint32_t tile_col;
     int lane16;  /* which of the 16 lanes of a half warp */
@@ -132,6 +141,13 @@ struct patch_place {
     int64_t row; /* first row of the patch in the matrix */
     int64_t tile_first_row;
     int64_t tile_first_col;
+};
+
+/* The same where the whole tile is in the matrix and every plane is moved in pieces: functions that
+ * take a place of either type ask nothing for each row then. */
+struct whole_place : patch_place {
+    enum { IS_WHOLE = 1 };
+    __device__ explicit whole_place(const patch_place &at) : patch_place(at) {}
 };
 
 __device__ __forceinline__ patch_place patch_in_tile(uint32_t tile_row, uint32_t tile_col) {
@@ -177,12 +193,44 @@ template <typename T> struct patch_words {
 /* How many of the patch's rows are in the matrix; 0 or less: none. Kernels step a pointer from
  * row to row and compare with this: 64-bit products and comparisons in each row would cost as
  * much as the casts do. */
-__device__ __forceinline__ int patch_rows_in(int64_t rows, const patch_place &at) {
-    return (int)min(rows - at.row, (int64_t)PATCH);
+template <typename Place>
+__device__ __forceinline__ int patch_rows_in(int64_t rows, const Place &at) {
+    return Place::IS_WHOLE ? (int)PATCH : (int)min(rows - at.row, (int64_t)PATCH);
 }
 
-__device__ __forceinline__ bool is_whole_tile(int64_t rows, int64_t cols, const patch_place &at) {
-    return at.tile_first_row + TN__TILE <= rows && at.tile_first_col + TN__TILE <= cols;
+template <typename Place>
+__device__ __forceinline__ bool is_column_in(int64_t cols, const Place &at, int column) {
+    return Place::IS_WHOLE || at.tile_first_col + column < cols;
+}
+
+template <typename Place>
+__device__ __forceinline__ bool is_whole_tile(int64_t rows, int64_t cols, const Place &at) {
+    return Place::IS_WHOLE ||
+           (at.tile_first_row + TN__TILE <= rows && at.tile_first_col + TN__TILE <= cols);
+}
+
+/* Whether a plane is moved in pieces. */
+template <typename Place> __device__ __forceinline__ bool has_vectors(int vectors, const Place &) {
+    return Place::IS_WHOLE || vectors;
+}
+
+/* Asks for a tile that a later block of threads reads, a line of 128 bytes at a time, so that it is
+ * in the L2 cache then. Some 3 us ahead is best: what is written pushes it out again after 5 to 8.
+ * `src` is [rows, row_bytes]; what is outside of it is not asked for. */
+__device__ __forceinline__ void prefetch_tile(const void *src, int64_t rows, int64_t row_bytes,
+                                              int64_t first_row, int64_t first_byte,
+                                              int tile_bytes) {
+#ifdef __CUDA_ARCH__
+    enum { LINE = 128 };
+    const int across = tile_bytes / LINE;
+    for (int line = (int)threadIdx.x; line < TN__TILE * across; line += TN__TILE_THREADS) {
+        const int64_t row = first_row + line / across;
+        const int64_t byte = first_byte + line % across * LINE;
+        if (row < rows && byte < row_bytes)
+            asm volatile(
+                "prefetch.global.L2 [%0];" ::"l"((const char *)src + row * row_bytes + byte));
+    }
+#endif
 }
 
 /* From the L2 cache if this kernel itself may have written it before (IS_FRESH): the L1 caches of
@@ -301,12 +349,6 @@ __device__ __forceinline__ uint2 transposed_get(const uint4 *tile, int column, i
     return ((const uint2 *)tile)[column * UNITS + (unit ^ column_swizzle<VECTOR>(column))];
 }
 
-/* Where in the transposed tile a byte of a column lies. */
-template <int VECTOR> __device__ __forceinline__ int transposed_byte(int column, int row) {
-    return (column * UNITS + ((row / PATCH) ^ column_swizzle<VECTOR>(column))) * PATCH +
-           row % PATCH;
-}
-
 /* Where in the transposed tile 16 bytes of a column (units 2 piece and 2 piece + 1) lie; the
  * two units are exchanged if the column's swizzle is odd. */
 template <int VECTOR>
@@ -320,72 +362,73 @@ __device__ __forceinline__ uint4 exchange_units(uint4 piece, int is_exchanged) {
     return is_exchanged ? make_uint4(piece.z, piece.w, piece.x, piece.y) : piece;
 }
 
-/* Bytes `first` ... first + 15 of a column of the transposed tile; 0 outside of it. */
-template <int VECTOR>
-__device__ __forceinline__ uint4 transposed_bytes(const uint4 *tile, int column, int first) {
-    const uint2 *units = (const uint2 *)tile + column * UNITS;
-    const int unit = first >> 3, swizzle = column_swizzle<VECTOR>(column);
-    uint32_t words[6], shifted[5];
-#pragma unroll
-    for (int u = 0; u < 3; u++) {
-        uint2 two = make_uint2(0, 0);
-        if (unit + u >= 0 && unit + u < UNITS) two = units[(unit + u) ^ swizzle];
-        words[2 * u] = two.x;
-        words[2 * u + 1] = two.y;
-    }
-#pragma unroll
-    for (int w = 0; w < 5; w++)
-        shifted[w] = first & 4 ? words[w + 1] : words[w];
-    const int bits = 8 * (first & 3);
-    return make_uint4(__funnelshift_r(shifted[0], shifted[1], bits),
-                      __funnelshift_r(shifted[1], shifted[2], bits),
-                      __funnelshift_r(shifted[2], shifted[3], bits),
-                      __funnelshift_r(shifted[3], shifted[4], bits));
+/* Where in the transposed tile byte `row` of a column lies, or the word of 4 bytes that begins
+ * there: what the swizzle exchanges is larger. */
+template <int VECTOR> __device__ __forceinline__ int transposed_byte(int column, int row) {
+    return column * TN__TILE + (row ^ column_swizzle<VECTOR>(column) * PATCH);
 }
 
-/* The bytes of a column that are not whole pieces of 16 of memory, at either end: half a warp each,
- * a lane a byte, so that memory sees one request for an end. */
+/* Bytes before a word of memory begins, in the columns that are this warp's: every WARPS-th, so
+ * that it is the same in all. */
+__device__ __forceinline__ int bytes_before_word(const unsigned char *dst, int64_t stride,
+                                                 uint32_t warp) {
+    static_assert(WARPS % 4 == 0, "columns of a warp");
+    return (int)(0u - ((uint32_t)(uintptr_t)dst + warp * (uint32_t)stride)) & 3;
+}
+
+/* Rows of a column that are no whole words of memory, at most 3 at either end: 8 lanes a column. */
 template <int VECTOR>
-__device__ __forceinline__ void transposed_ends_store(const uint4 *tile, int column,
-                                                      unsigned char *to, int height) {
-    const int lane = (int)(threadIdx.x % 32), before = (int)((uintptr_t)to % 16);
-    const int piece = lane < 16 ? 0 : (before + height) & ~15;
-    const int row = piece - before + lane % 16;
-    if (row >= 0 && row < height && (lane >= 16 || before > 0))
-        to[row] = ((const unsigned char *)tile)[transposed_byte<VECTOR>(column, row)];
+__device__ __forceinline__ void transposed_ends_store(const uint4 *tile, unsigned char *dst,
+                                                      int64_t stride, int width, int height) {
+    enum { LANES = 8, AT_ONCE = 32 / LANES };
+    const uint32_t thread = thread_of_block(), warp = thread / 32;
+    const int before = bytes_before_word(dst, stride, warp), whole = max(height - before, 0) & ~3;
+    const int end = (int)(thread % LANES), row = end < 4 ? end : before + whole + end - 4;
+    if (row >= (end < 4 ? min(before, height) : height)) return;
+    int column = (int)(warp + thread % 32 / LANES * WARPS);
+    unsigned char *to = dst + column * stride + row;
+#pragma unroll 2
+    for (; column < width; column += AT_ONCE * WARPS) {
+        *to = ((const unsigned char *)tile)[transposed_byte<VECTOR>(column, row)];
+        to += AT_ONCE * WARPS * stride;
+    }
 }
 
 /* Writes the first `height` bytes of the transposed tile's columns, of which there are `width`, to
- * any address; `stride` from column to column. A warp writes 3 columns at once, a lane a piece of
- * 16 bytes, and then their ends. */
+ * any address; `stride` from column to column. A warp writes a column at a time, a lane a word of
+ * memory, and then their ends. Not inline: kernels have no registers left for it. */
 template <int VECTOR>
-__device__ __forceinline__ void transposed_store_anywhere(const uint4 *tile, unsigned char *dst,
-                                                          int64_t stride, int width, int height) {
-    enum { PIECES = TN__TILE / 16 + 1, AT_ONCE = 32 / PIECES };
-    const int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
-    int column = warp * AT_ONCE + lane / PIECES;
-    unsigned char *to = dst + column * stride;
-#pragma unroll 2
-    for (; column < width && lane < AT_ONCE * PIECES; column += WARPS * AT_ONCE) {
-        const int first = lane % PIECES * 16 - (int)((uintptr_t)to % 16);
-        if (first >= 0 && first + 16 <= height)
-            *(uint4 *)(to + first) = transposed_bytes<VECTOR>(tile, column, first);
-        to += WARPS * AT_ONCE * stride;
-    }
-    to = dst + warp * stride;
+__device__ __attribute__((noinline)) void
+transposed_store_anywhere(const uint4 *tile, unsigned char *dst, int64_t stride, int width,
+                          int height) {
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isShared(tile));
+    __builtin_assume(__isGlobal(dst));
+#endif
+    const uint32_t thread = thread_of_block(), warp = thread / 32;
+    const int before = bytes_before_word(dst, stride, warp);
+    const int row = (int)(thread % 32) * 4, next = min(row + 4, TN__TILE - 4);
+    unsigned char *to = dst + warp * stride + row + before;
+    if (row + before + 4 <= height) {
 #pragma unroll 4
-    for (column = warp; column < width; column += WARPS) {
-        transposed_ends_store<VECTOR>(tile, column, to, height);
-        to += WARPS * stride;
+        for (int column = (int)warp; column < width; column += WARPS) {
+            const unsigned char *bytes = (const unsigned char *)tile;
+            const uint32_t low = *(const uint32_t *)(bytes + transposed_byte<VECTOR>(column, row));
+            const uint32_t high =
+                *(const uint32_t *)(bytes + transposed_byte<VECTOR>(column, next));
+            *(uint32_t *)to = __funnelshift_r(low, high, 8 * before);
+            to += WARPS * stride;
+        }
     }
+    transposed_ends_store<VECTOR>(tile, dst, stride, width, height);
 }
 
 /* Writes the transposed tile to dst [cols, rows]; all threads, after a barrier. */
-template <int VECTOR>
+template <int VECTOR, typename Place>
 __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned char *dst,
                                                  int64_t rows, int64_t cols, int vectors,
-                                                 const patch_place &at) {
-    if (vectors) {
+                                                 const Place &at) {
+    if (has_vectors(vectors, at)) {
         const int piece = (int)(threadIdx.x % 8), first = (int)(threadIdx.x / 8);
         const int64_t row = at.tile_first_row + piece * 16, col = at.tile_first_col + first;
         const int width = row < rows ? (int)min(cols - col, (int64_t)TN__TILE) : 0;
@@ -395,7 +438,7 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
             int is_exchanged;
             int index = transposed_piece<VECTOR>(pass * 32 + first, piece, &is_exchanged);
             uint4 bytes = exchange_units(tile[index], is_exchanged);
-            if (pass * 32 < width) *(uint4 *)to = bytes;
+            if (Place::IS_WHOLE || pass * 32 < width) *(uint4 *)to = bytes;
             to += 32 * rows;
         }
         return;
@@ -407,10 +450,10 @@ __device__ __forceinline__ void transposed_store(const uint4 *tile, unsigned cha
 }
 
 /* Reads src [cols, rows] into the transposed tile; the caller's barrier follows. Outside: 0. */
-template <int VECTOR>
+template <int VECTOR, typename Place>
 __device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char *src, int64_t rows,
-                                                int64_t cols, int vectors, const patch_place &at) {
-    if (vectors) {
+                                                int64_t cols, int vectors, const Place &at) {
+    if (has_vectors(vectors, at)) {
         int piece = (int)(threadIdx.x % 8);
         int64_t row = at.tile_first_row + piece * 16;
 #pragma unroll
@@ -420,7 +463,8 @@ __device__ __forceinline__ void transposed_load(uint4 *tile, const unsigned char
             int is_exchanged;
             int index = transposed_piece<VECTOR>(column, piece, &is_exchanged);
             uint4 bytes = make_uint4(0, 0, 0, 0);
-            if (row < rows && col < cols) bytes = __ldg((const uint4 *)(src + col * rows + row));
+            if (Place::IS_WHOLE || (row < rows && col < cols))
+                bytes = __ldg((const uint4 *)(src + col * rows + row));
             tile[index] = exchange_units(bytes, is_exchanged);
         }
         return;
