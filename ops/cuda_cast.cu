@@ -6,20 +6,38 @@
  * that is 4.06 N: at 4.2 TB/s an H200 can not do it in less than 0.97 ns per 1000 elements.
  */
 #include "cuda_dequantize.cuh"
+#include "cuda_produce_arguments.h"
 #include "cuda_quantize.cuh"
 
 /* ---- quantize one tensor --------------------------------------------------------------------- */
 
+/* Of 16-bit elements and with COL, whose writes are far apart, the tile that is read a third or a
+ * fourth of the blocks that run at once later; otherwise nothing is gained. */
+template <typename T>
+__device__ __forceinline__ void prefetch_source(const tn__cuda_quantize_arguments &a) {
+    const patch_place next = patch_of_tile(blockIdx.x + TN__MULTIPROCESSORS, a.tiles_across);
+    prefetch_tile(a.src, a.rows, a.cols * (int64_t)sizeof(T), next.tile_first_row,
+                  next.tile_first_col * (int64_t)sizeof(T), TN__TILE * (int)sizeof(T));
+}
+
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_tensor_1d(const tn__cuda_quantize_arguments &a) {
+    const patch_place at = patch_of_thread(a.tiles_across);
+    uint32_t words[PATCH][patch_words<T>::COUNT];
     if (is_skipped(a.skip)) return;
-    quantize_1d<T, F, ROW, COL>(a, patch_of_thread(a.tiles_across));
+    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    if (COL && sizeof(T) == 2) prefetch_source<T>(a);
+    quantize_patches_1d<T, F, ROW, COL>(a, at, words);
 }
 
 template <typename T, __nv_fp8_interpretation_t F, bool ROW, bool COL>
 __device__ __forceinline__ void quantize_tensor_2d(const tn__cuda_quantize_arguments &a) {
+    const patch_place at = patch_of_thread(a.tiles_across);
+    uint32_t words[PATCH][patch_words<T>::COUNT];
     if (is_skipped(a.skip)) return;
-    quantize_2d<T, F, ROW, COL>(a, patch_of_thread(a.tiles_across));
+    patch_load<T>(words, a.src, a.rows, a.cols, a.src_vectors, at);
+    if (COL && sizeof(T) == 2) prefetch_source<T>(a);
+    quantize_patches_2d<T, F, ROW, COL>(a, at, words);
 }
 
 /* ---- dequantize --------------------------------------------------------------------------- */

@@ -70,11 +70,10 @@ __device__ __forceinline__ uint2 load_row_bytes(const tn__cuda_dequantize_argume
 }
 
 /* The bytes of the whole patch: all loads are under way before the first is waited for. */
-template <typename T>
-__device__ __forceinline__ void load_patch_bytes(uint2 (&bytes)[PATCH],
-                                                 const tn__cuda_dequantize_arguments &a,
-                                                 const patch_place &at) {
-    if (!a.src.vectors) {
+template <typename T, typename Place>
+__device__ __forceinline__ void
+load_patch_bytes(uint2 (&bytes)[PATCH], const tn__cuda_dequantize_arguments &a, const Place &at) {
+    if (!has_vectors(a.src.vectors, at)) {
 #pragma unroll
         for (int i = 0; i < PATCH; i++)
             bytes[i] = load_row_bytes<T>(a, at, i);
@@ -82,8 +81,8 @@ __device__ __forceinline__ void load_patch_bytes(uint2 (&bytes)[PATCH],
     }
     const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
     const int rows_in = patch_rows_in(a.rows, at);
-    const int height = at.tile_first_col + first < a.cols ? rows_in : 0;
-    const int second_height = at.tile_first_col + second < a.cols ? rows_in : 0;
+    const int height = is_column_in(a.cols, at, first) ? rows_in : 0;
+    const int second_height = is_column_in(a.cols, at, second) ? rows_in : 0;
     const unsigned char *from = a.src.data + at.row * a.cols + at.tile_first_col + first;
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
@@ -100,9 +99,9 @@ __device__ __forceinline__ void load_patch_bytes(uint2 (&bytes)[PATCH],
 
 /* The scales of the patch's rows, or of its columns where the plane is stored turned; 0 outside.
  * Blocks of 128 elements, or whole tiles of them. */
-__device__ __forceinline__ void load_row_scales(float (&scale)[PATCH],
-                                                const tn__cuda_dequantize_arguments &a,
-                                                const patch_place &at) {
+template <typename Place>
+__device__ __forceinline__ void
+load_row_scales(float (&scale)[PATCH], const tn__cuda_dequantize_arguments &a, const Place &at) {
     const int rows_in = patch_rows_in(a.rows, at);
     const float *from =
         a.is_1d ? a.src.scale + at.tile_col * a.src.scale_stride + at.row
@@ -112,17 +111,16 @@ __device__ __forceinline__ void load_row_scales(float (&scale)[PATCH],
         scale[i] = i < rows_in ? __ldg(a.is_1d ? from + i : from) : 0.0f;
 }
 
-template <typename T>
-__device__ __forceinline__ void load_column_scales(float (&scale)[PATCH],
-                                                   const tn__cuda_dequantize_arguments &a,
-                                                   const patch_place &at) {
+template <typename T, typename Place>
+__device__ __forceinline__ void
+load_column_scales(float (&scale)[PATCH], const tn__cuda_dequantize_arguments &a, const Place &at) {
     const float *from =
         a.is_1d ? a.src.scale + at.tile_row * a.src.scale_stride + at.tile_first_col
                 : a.src.scale + at.tile_col * a.src.scale_stride + at.tile_row * a.tile_step;
 #pragma unroll
     for (int j = 0; j < PATCH; j++) {
         const int column = patch_column<T>(at.lane16, j);
-        const bool is_there = at.tile_first_col + column < a.cols;
+        const bool is_there = is_column_in(a.cols, at, column);
         scale[j] = is_there ? __ldg(a.is_1d ? from + column : from) : 0.0f;
     }
 }

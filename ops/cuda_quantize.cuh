@@ -80,13 +80,13 @@ __device__ __forceinline__ void store_row_bytes(unsigned char *to, int lane16, i
 
 /* Writes the codes of the patch into a plane of the same shape. `scale_of(i)` is called by all
  * lanes; with what it gives, `codes_of(i, scale)` gives the codes of row i. */
-template <typename T, typename ScaleOf, typename CodesOf>
+template <typename T, typename Place, typename ScaleOf, typename CodesOf>
 __device__ __forceinline__ void store_patch_rows(const tn__cuda_plane &plane, int64_t rows,
-                                                 int64_t cols, const patch_place &at,
-                                                 ScaleOf scale_of, CodesOf codes_of) {
+                                                 int64_t cols, const Place &at, ScaleOf scale_of,
+                                                 CodesOf codes_of) {
     const int first = patch_column<T>(at.lane16, 0), second = patch_column<T>(at.lane16, 4);
     unsigned char *to = plane.data + at.row * cols + at.tile_first_col + first;
-    if (sizeof(T) == 2 && plane.vectors && is_whole_tile(rows, cols, at)) {
+    if (sizeof(T) == 2 && has_vectors(plane.vectors, at) && is_whole_tile(rows, cols, at)) {
 #pragma unroll
         for (int i = 0; i < PATCH; i++) {
             *(uint2 *)to = codes_of(i, scale_of(i));
@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_patch_rows(const tn__cuda_plane &plane, in
         const auto scale = scale_of(i);
         if (i < height) { /* the cast too: a branch keeps the compiler from mixing all rows */
             const uint2 bytes = codes_of(i, scale);
-            if (!plane.vectors) {
+            if (!has_vectors(plane.vectors, at)) {
                 store_row_bytes<T>(to, at.lane16, width, bytes);
             } else if constexpr (sizeof(T) == 2) {
                 *(uint2 *)to = bytes;

@@ -7,10 +7,11 @@
  * move for N elements: N in, N out for each plane, and their scales.
  */
 #include "cuda_dequantize.cuh"
+#include "cuda_produce_arguments.h"
 #include "cuda_quantize.cuh"
 
 typedef __half held; /* a patch lies as one of this type does */
-enum { PAIRS = PATCH / 2 };
+enum { PAIRS = PATCH / 2, BLOCKS = 4, AHEAD = BLOCKS * TN__MULTIPROCESSORS / 2 };
 
 /* F: of the codes. */
 template <__nv_fp8_interpretation_t F> struct code_patch {
@@ -45,18 +46,18 @@ struct requantize_shared {
 
 /* ---- a patch from a plane ----------------------------------------------------------------- */
 
-template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void
-load_rows(code_patch<F> &patch, const tn__cuda_dequantize_arguments &a, const patch_place &at) {
+template <__nv_fp8_interpretation_t F, typename Place>
+__device__ __forceinline__ void load_rows(code_patch<F> &patch,
+                                          const tn__cuda_dequantize_arguments &a, const Place &at) {
     load_patch_bytes<held>(patch.bytes, a, at);
     load_row_scales(patch.scale, a, at);
 }
 
 /* From a plane that is stored turned. */
-template <__nv_fp8_interpretation_t F>
+template <__nv_fp8_interpretation_t F, typename Place>
 __device__ __forceinline__ void load_columns(code_patch<F> &patch,
                                              const tn__cuda_dequantize_arguments &a,
-                                             const patch_place &at, uint4 *tile) {
+                                             const Place &at, uint4 *tile) {
     enum { VECTOR = element<held>::VECTOR };
     uint2 columns[PATCH];
     transposed_load<VECTOR>(tile, a.src.data, a.rows, a.cols, a.src.vectors, at);
@@ -137,11 +138,10 @@ __device__ __forceinline__ void value_column_maxima(float (&most)[PATCH],
 
 /* ---- a plane from a patch ----------------------------------------------------------------- */
 
-template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F,
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, typename Place, __nv_fp8_interpretation_t F,
           typename ScaleOf>
-__device__ __forceinline__ void put_rows(const tn__cuda_quantize_arguments &a,
-                                         const patch_place &at, const code_patch<F> &patch,
-                                         ScaleOf scale_of) {
+__device__ __forceinline__ void put_rows(const tn__cuda_quantize_arguments &a, const Place &at,
+                                         const code_patch<F> &patch, ScaleOf scale_of) {
     store_patch_rows<held>(a.row, a.rows, a.cols, at, scale_of, [&](int i, float scale) {
         uint32_t words[PAIRS];
         float scaled[PATCH];
@@ -155,11 +155,11 @@ __device__ __forceinline__ void put_rows(const tn__cuda_quantize_arguments &a,
 }
 
 /* `scale_of(j)`: of the lane's column j. All threads. */
-template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F,
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, typename Place, __nv_fp8_interpretation_t F,
           typename ScaleOf>
-__device__ __forceinline__ void put_columns(const tn__cuda_quantize_arguments &a,
-                                            const patch_place &at, const code_patch<F> &patch,
-                                            uint4 *tile, ScaleOf scale_of) {
+__device__ __forceinline__ void put_columns(const tn__cuda_quantize_arguments &a, const Place &at,
+                                            const code_patch<F> &patch, uint4 *tile,
+                                            ScaleOf scale_of) {
     enum { VECTOR = element<held>::VECTOR };
 #pragma unroll
     for (int p = 0; p < PAIRS; p++) {
@@ -188,9 +188,9 @@ __device__ __forceinline__ void put_columns(const tn__cuda_quantize_arguments &a
 
 /* ---- new scales --------------------------------------------------------------------------- */
 
-template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F>
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, typename Place, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void quantize_codes_1d(const tn__cuda_quantize_arguments &a,
-                                                  const patch_place &at, code_patch<F> &patch,
+                                                  const Place &at, code_patch<F> &patch,
                                                   requantize_shared &shared) {
     if (a.col.data) {
         float column_max[PATCH];
@@ -217,9 +217,9 @@ __device__ __forceinline__ void quantize_codes_1d(const tn__cuda_quantize_argume
     }
 }
 
-template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, __nv_fp8_interpretation_t F>
+template <__nv_fp8_interpretation_t TO, bool BY_COLUMN, typename Place, __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_arguments &a,
-                                                  const patch_place &at, code_patch<F> &patch,
+                                                  const Place &at, code_patch<F> &patch,
                                                   requantize_shared &shared) {
     float most[PATCH], amax = 0.0f;
     if constexpr (BY_COLUMN)
@@ -239,9 +239,10 @@ __device__ __forceinline__ void quantize_codes_2d(const tn__cuda_quantize_argume
     if (a.col.data) put_columns<TO, BY_COLUMN>(a, at, patch, shared.tile, scale_of);
 }
 
-template <__nv_fp8_interpretation_t TO, bool IS_1D, bool BY_COLUMN, __nv_fp8_interpretation_t F>
+template <__nv_fp8_interpretation_t TO, bool IS_1D, bool BY_COLUMN, typename Place,
+          __nv_fp8_interpretation_t F>
 __device__ __forceinline__ void quantize_codes(const tn__cuda_quantize_arguments &a,
-                                               const patch_place &at, code_patch<F> &patch,
+                                               const Place &at, code_patch<F> &patch,
                                                requantize_shared &shared) {
     if constexpr (IS_1D)
         quantize_codes_1d<TO, BY_COLUMN>(a, at, patch, shared);
@@ -249,19 +250,51 @@ __device__ __forceinline__ void quantize_codes(const tn__cuda_quantize_arguments
         quantize_codes_2d<TO, BY_COLUMN>(a, at, patch, shared);
 }
 
-template <__nv_fp8_interpretation_t FROM, __nv_fp8_interpretation_t TO, bool IS_1D>
-__device__ __forceinline__ void requantize(const tn__cuda_requantize_arguments &a) {
-    __shared__ requantize_shared shared;
-    const patch_place at = patch_of_thread(a.from.tiles_across);
+/* ---- tiles -------------------------------------------------------------------------------- */
+
+__device__ __forceinline__ bool is_whole(const tn__cuda_requantize_arguments &a,
+                                         const patch_place &at) {
+    return a.from.src.vectors && (a.to.row.vectors || !a.to.row.data) &&
+           (a.to.col.vectors || !a.to.col.data) && is_whole_tile(a.from.rows, a.from.cols, at);
+}
+
+/* The tile that is read half as many blocks later as run at once. */
+__device__ __forceinline__ void prefetch_codes(const tn__cuda_requantize_arguments &a,
+                                               bool is_col) {
+    const patch_place next = patch_of_tile(blockIdx.x + AHEAD, a.from.tiles_across);
+    const int64_t rows = is_col ? a.from.cols : a.from.rows;
+    const int64_t cols = is_col ? a.from.rows : a.from.cols;
+    prefetch_tile(a.from.src.data, rows, cols, is_col ? next.tile_first_col : next.tile_first_row,
+                  is_col ? next.tile_first_row : next.tile_first_col, TN__TILE);
+}
+
+template <__nv_fp8_interpretation_t FROM, __nv_fp8_interpretation_t TO, bool IS_1D, typename Place>
+__device__ __forceinline__ void requantize_tile(const tn__cuda_requantize_arguments &a,
+                                                const Place &at, requantize_shared &shared) {
     code_patch<FROM> patch;
-    if (is_skipped(a.to.skip)) return;
     if (a.is_col) {
         load_columns(patch, a.from, at, shared.tile);
+        if (Place::IS_WHOLE) prefetch_codes(a, true);
         quantize_codes<TO, IS_1D, true>(a.to, at, patch, shared);
     } else {
         load_rows(patch, a.from, at);
+        if (Place::IS_WHOLE) prefetch_codes(a, false);
         quantize_codes<TO, IS_1D, false>(a.to, at, patch, shared);
     }
+}
+
+/* Blocks of 128 x 128 gain nothing from a whole place. Places are found anew, so that nothing that
+ * follows from one is kept for both paths. */
+template <__nv_fp8_interpretation_t FROM, __nv_fp8_interpretation_t TO, bool IS_1D>
+__device__ __forceinline__ void requantize(const tn__cuda_requantize_arguments &a) {
+    __shared__ requantize_shared shared;
+    const uint32_t across = a.from.tiles_across;
+    if (is_skipped(a.to.skip)) return;
+    const patch_place at = patch_of_thread(across);
+    if (IS_1D && is_whole(a, at))
+        requantize_tile<FROM, TO, IS_1D>(a, whole_place(patch_of_thread(across)), shared);
+    else
+        requantize_tile<FROM, TO, IS_1D>(a, patch_of_thread(across), shared);
 }
 
 /* ---- the scaling-aware transpose ---------------------------------------------------------- */
@@ -286,14 +319,12 @@ __device__ __forceinline__ float largest_scale(const code_patch<F> &patch, uint3
     return most == 0 ? 1.0f : __uint_as_float(most);
 }
 
-template <__nv_fp8_interpretation_t F>
-__device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments &a) {
-    __shared__ uint4 transposed[TILE_PIECES];
-    __shared__ uint32_t warp_max[WARPS];
-    const patch_place at = patch_of_thread(a.from.tiles_across);
+template <__nv_fp8_interpretation_t F, typename Place>
+__device__ __forceinline__ void shift_tile(const tn__cuda_requantize_arguments &a, const Place &at,
+                                           uint4 *transposed, uint32_t *warp_max) {
     code_patch<F> patch;
-    if (is_skipped(a.to.skip)) return;
     load_rows(patch, a.from, at);
+    prefetch_codes(a, false);
     const float most = largest_scale(patch, warp_max);
     patch.stay_packed();
 #pragma unroll
@@ -305,10 +336,22 @@ __device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments 
     put_columns<F, false>(a.to, at, patch, transposed, [](int) { return 1.0f; });
 }
 
+template <__nv_fp8_interpretation_t F>
+__device__ __forceinline__ void shift_plane(const tn__cuda_requantize_arguments &a) {
+    __shared__ uint4 transposed[TILE_PIECES];
+    __shared__ uint32_t warp_max[WARPS];
+    const patch_place at = patch_of_thread(a.from.tiles_across);
+    if (is_skipped(a.to.skip)) return;
+    if (is_whole(a, at))
+        shift_tile<F>(a, whole_place(at), transposed, warp_max);
+    else
+        shift_tile<F>(a, at, transposed, warp_max);
+}
+
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
 /* Codes take so few registers that 4 blocks fit. */
-#define KERNEL(name, body) TILE_KERNEL(name, tn__cuda_requantize_arguments, held, 4, body)
+#define KERNEL(name, body) TILE_KERNEL(name, tn__cuda_requantize_arguments, held, BLOCKS, body)
 #define REQUANTIZE(from, FROM, to, TO)                                                             \
     KERNEL(requantize_1d_##from##_##to, (requantize<FROM, TO, true>))                              \
     KERNEL(requantize_2d_##from##_##to, (requantize<FROM, TO, false>))
