@@ -79,9 +79,8 @@ __device__ __forceinline__ shared_place shared_of(unsigned char *shared) {
 /* ---- loads: one thread ---------------------------------------------------------------------- */
 
 template <bool HAS_VECTORS>
-__device__ __forceinline__ void load_step(const tn__cuda_wgmma_arguments &a,
-                                          const shared_place &at, const tile_place &tile, int step,
-                                          int slot) {
+__device__ __forceinline__ void load_step(const tn__cuda_wgmma_arguments &a, const shared_place &at,
+                                          const tile_place &tile, int step, int slot) {
     const int bytes = A_BYTES + B_BYTES + (TN__WGMMA_ROWS + (HAS_VECTORS ? TN__WGMMA_COLS : 0)) * 4;
     box_arrival *full = at.full + slot;
     box_arrival_expect(full, bytes);
@@ -181,8 +180,7 @@ __device__ __forceinline__ void add_step(const shared_place &at, const multiplie
     products_wait();
     products_settle(p);
     if (HAS_VECTORS)
-        add_by_vectors(y, p, upper, lower,
-                       at.b_scale + slot * TN__WGMMA_COLS + me.lane % 4 * 2);
+        add_by_vectors(y, p, upper, lower, at.b_scale + slot * TN__WGMMA_COLS + me.lane % 4 * 2);
     __syncwarp();
     if (me.lane == 0) box_arrival_come(at.empty + slot); /* each warp: all have read scales */
     if (!HAS_VECTORS) add_by_tiles(y, p, upper, lower);
@@ -303,8 +301,8 @@ template <int TYPES, bool HAS_VECTORS>
 __device__ __forceinline__ void multiply_tiles(const tn__cuda_wgmma_arguments &a,
                                                const shared_place &at, int part) {
     const int tiles = a.tiles_down * a.tiles_across, warp = threadIdx.x / 32 % 4;
-    const multiplier me = {part, (int)(threadIdx.x % 32),
-                           warp * 16 + (int)(threadIdx.x % 32) / 4, threadIdx.x % 128 == 0};
+    const multiplier me = {part, (int)(threadIdx.x % 32), warp * 16 + (int)(threadIdx.x % 32) / 4,
+                           threadIdx.x % 128 == 0};
     uint32_t phases = 0;
     if (part == PARTS - 1) turn_pass(TURNS);
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
