@@ -287,21 +287,24 @@ cublasStatus_t tn__gemm_multiply(const tn__gemm_preparation *by, const tn__gemm_
 /* The chosen one, or, unless something was pinned, the first that runs: what is offered may be
  * refused. */
 static cublasStatus_t multiply(const tn__gemm_preparation *by, const tn__gemm_work *work,
-                               const tn__gemm_placed *placed, tn_stream stream) {
+                               const tn__gemm_placed *placed, tn_stream stream, int *last) {
+    *last = by->chosen;
     cublasStatus_t status = tn__gemm_multiply(by, work, placed, by->chosen, stream);
     const int is_pinned = work->algorithm != 0 || work->engine == TN_GEMM_ENGINE_WGMMA;
     for (int i = 0; i < by->plan->count && !is_pinned && status != CUBLAS_STATUS_SUCCESS; i++) {
         if (work->engine == TN_GEMM_ENGINE_CUBLASLT && is_own_at(by->plan, i)) continue;
-        if (i != by->chosen) status = tn__gemm_multiply(by, work, placed, i, stream);
+        if (i == by->chosen) continue;
+        *last = i;
+        status = tn__gemm_multiply(by, work, placed, i, stream);
     }
     return status;
 }
 
 /* The words are made only for a failure: they would be a good part of a call's time. */
-static tn_status product_status(const tn__gemm_preparation *by, cublasStatus_t status) {
+static tn_status product_status(const tn__gemm_preparation *by, cublasStatus_t status, int last) {
     char text[TN__BLAS_TEXT_BYTES];
     if (status == CUBLAS_STATUS_SUCCESS) return TN_OK;
-    if (is_own_at(by->plan, by->chosen) && status == CUBLAS_STATUS_EXECUTION_FAILED)
+    if (is_own_at(by->plan, last) && status == CUBLAS_STATUS_EXECUTION_FAILED)
         return TN_DRIVER_ERROR; /* whose text says why */
     tn__blas_shape_text(&by->layout.shape, text);
     return tn__blas_status(by->gemm->blas, status, "Matmul", text);
@@ -359,9 +362,11 @@ static tn_status require_memory(const tn__gemm_preparation *by, const tn__gemm_w
 
 static tn_status run(const tn__gemm_preparation *by, const tn__gemm_work *work, tn_stream stream) {
     tn__gemm_placed placed;
+    int last;
     TN_TRY(require_memory(by, work));
     TN_TRY(tn__gemm_place(by, work, stream, &placed));
-    TN_TRY(product_status(by, multiply(by, work, &placed, stream)));
+    const cublasStatus_t status = multiply(by, work, &placed, stream, &last);
+    TN_TRY(product_status(by, status, last));
     return by->layout.d.bytes > 0 ? finish(by, work, stream) : TN_OK;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "driver.h"
 #include "emulated_driver.h"
 #include "emulator.h"
 #include "gpu_support.h"
@@ -300,6 +301,36 @@ static void our_own_is_chosen_pinned_kept_and_left(void **state) {
     end_args(&device, &args);
 }
 
+extern tn__driver tn__driver_emulated;
+static tn_status (*launch_all)(tn__driver_device *, tn__function, const tn__launch *, tn_stream);
+
+static tn_status launch_others(tn__driver_device *state, tn__function function,
+                               const tn__launch *launch, tn_stream stream) {
+    if (strncmp(((const emulated_kernel *)function)->name, "product_", 8) == 0)
+        return TN_FAIL(TN_DRIVER_ERROR, "this launch is planted to fail");
+    return launch_all(state, function, launch, stream);
+}
+
+/* A pin tells our own failure; without one cuBLASLt goes on. */
+static void a_launch_of_ours_that_fails_is_told_as_ours(void **state) {
+    (void)state;
+    gemm_case c = fp8_case(16, 48, 32);
+    tn_gemm_args args = make_args(&device, &c);
+    scripted.algorithms[0].us = 1000.0, scripted.own_us = 500.0;
+    EXPECT_OK(tn_gemm_tune(&args, device.stream));
+    launch_all = tn__driver_emulated.launch;
+    tn__driver_emulated.launch = launch_others;
+    const int products = scripted.products;
+    EXPECT_OK(tn_gemm(&args, device.stream));
+    args.engine = TN_GEMM_ENGINE_WGMMA;
+    assert_int_equal(tn_gemm(&args, device.stream), TN_DRIVER_ERROR);
+    assert_non_null(strstr(tn_error_last(), "this launch is planted to fail"));
+    tn__driver_emulated.launch = launch_all;
+    EXPECT_OK(tn_stream_synchronize(device.device, device.stream));
+    assert_int_equal(scripted.products, products + 1);
+    end_args(&device, &args);
+}
+
 /* With cuBLASLt's best in its place the dequantized product would win, and be the slower one. */
 static void our_own_is_in_the_contest_of_engines(void **state) {
     tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
@@ -416,6 +447,7 @@ int main(void) {
         cmocka_unit_test(what_our_own_does_not_take_it_refuses),
         cmocka_unit_test(our_own_is_chosen_pinned_kept_and_left),
         cmocka_unit_test(our_own_is_in_the_contest_of_engines),
+        cmocka_unit_test(a_launch_of_ours_that_fails_is_told_as_ours),
         cmocka_unit_test(epilogues_equal_the_host_to_the_bit),
         cmocka_unit_test(a_view_that_is_not_aligned_is_refused_and_kept),
     };
