@@ -189,13 +189,15 @@ typedef struct tn__driver {
                         tn_stream stream);
     /* Real CUDA only, else NULL: how many multiprocessors the device has; shared memory that
      * launches of the kernel may ask for; what a kernel needs to have boxes of a matrix moved:
-     * TN__BOX_MAP_BYTES, at a multiple of 64. TN_UNSUPPORTED where the driver lacks the call. */
+     * TN__BOX_MAP_BYTES, at a multiple of 64. TN_UNSUPPORTED where the driver lacks the call, which
+     * box_map_check tells beforehand. */
     tn_status (*multiprocessors)(tn__driver_device *device, int *out);
     tn_status (*shared_max_set)(tn__driver_device *device, tn__function function, unsigned bytes);
     /* Real CUDA only, else NULL: how many of such blocks of the kernel the device holds at once. */
     tn_status (*blocks_at_once)(tn__driver_device *device, tn__function function, unsigned threads,
                                 unsigned shared_bytes, int64_t *out);
     tn_status (*box_map)(tn__driver_device *device, const tn__boxes *boxes, void *out);
+    tn_status (*box_map_check)(const tn__driver_device *device);
     /* Makes the device current on this thread for libraries that need it (cuBLASLt, NCCL). */
     tn_status (*make_current)(tn__driver_device *device);
     /* CUDA only, else NULL: runs task(argument) here and now with the device current, and leaves

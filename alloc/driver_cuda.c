@@ -291,6 +291,7 @@ const tn__driver tn__driver_cuda = {
     .shared_max_set = tn__cuda_shared_max_set,
     .blocks_at_once = tn__cuda_blocks_at_once,
     .box_map = tn__cuda_box_map,
+    .box_map_check = tn__cuda_box_map_check,
     .make_current = cuda_make_current,
     .with_current = cuda_with_current,
     .ghost_launch = tn__cuda_ghost_launch,

@@ -161,6 +161,7 @@ tn_status tn__cuda_shared_max_set(tn__driver_device *device, tn__function functi
 tn_status tn__cuda_blocks_at_once(tn__driver_device *device, tn__function function,
                                   unsigned threads, unsigned shared_bytes, int64_t *out);
 tn_status tn__cuda_box_map(tn__driver_device *device, const tn__boxes *boxes, void *out);
+tn_status tn__cuda_box_map_check(const tn__driver_device *device);
 tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
                           const tn__launch *launch, tn_stream stream);
 tn_status tn__cuda_ghost_launch(tn__driver_device *device, const char *kernel,

@@ -98,6 +98,12 @@ tn_status tn__cuda_blocks_at_once(tn__driver_device *device, tn__function functi
     return TN_OK;
 }
 
+tn_status tn__cuda_box_map_check(const tn__driver_device *device) {
+    TN_TRY(require_real(device, "box_map"));
+    TN__CUDA_NEED(device, tensor_map_encode, "cuTensorMapEncodeTiled");
+    return TN_OK;
+}
+
 /* The driver only fills in the description: no call of it is on the device. */
 tn_status tn__cuda_box_map(tn__driver_device *device, const tn__boxes *boxes, void *out) {
     static const int types[] = {[1] = TN__CU_TENSOR_MAP_UINT8,
@@ -109,8 +115,7 @@ tn_status tn__cuda_box_map(tn__driver_device *device, const tn__boxes *boxes, vo
     const unsigned box[2] = {(unsigned)boxes->box_cols, (unsigned)boxes->box_rows};
     const unsigned steps[2] = {1, 1};
     tn__cuda_call call;
-    TN_TRY(require_real(device, "box_map"));
-    TN__CUDA_NEED(device, tensor_map_encode, "cuTensorMapEncodeTiled");
+    TN_TRY(tn__cuda_box_map_check(device));
     TN_TRY(tn__cuda_begin(device, TN__CUDA_UNCOUNTED, &call));
     int code = device->cu->tensor_map_encode(
         out, types[boxes->element_bytes], 2, (void *)(uintptr_t)boxes->data, extents, &row_bytes,

@@ -139,6 +139,11 @@ static tn_status pin_engine(const tn__gemm_work *work, tn__gemm_preparation *pre
     pthread_mutex_lock(&prepared->gemm->lock);
     const int best = best_of_engine(prepared->plan, work->engine);
     pthread_mutex_unlock(&prepared->gemm->lock);
+    if (best < 0 && is_wanted_own && prepared->gemm->own_processors == 0)
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "the engine wgmma is pinned, and this device does not run it; leave the "
+                       "engine to be chosen: %s",
+                       prepared->context->product_refusal);
     if (best < 0)
         return TN_FAIL(TN_UNSUPPORTED,
                        "the engine %s is pinned, and does not take %s here: leave it to be "

@@ -566,28 +566,45 @@ static tn_status find_kernels(tn__cuda_context *context) {
     return TN_OK;
 }
 
-/* The multiprocessors for kernels from `first` on, which want that much shared memory and have
- * boxes moved; 0 where the GPU has not as much: then it goes without them. */
-static int processors_for(tn__cuda_context *context, int first, int count, unsigned shared_bytes) {
+static tn_status require_hopper(const tn__cuda_context *context) {
     const tn__driver *driver = context->driver;
     const tn_device_info *info = &context->info;
+    if (info->compute_major != 9 || info->compute_minor != 0)
+        return TN_FAIL(TN_UNSUPPORTED, "it is for compute capability 9.0, and this GPU has %d.%d",
+                       info->compute_major, info->compute_minor);
+    if (!driver->multiprocessors || !driver->shared_max_set || !driver->box_map)
+        return TN_FAIL(TN_UNSUPPORTED, "the driver %s has no such kernels", driver->name);
+    return driver->box_map_check(context->state);
+}
+
+static tn_status find_processors(tn__cuda_context *context, int first, int count,
+                                 unsigned shared_bytes, int *out) {
+    const tn__driver *driver = context->driver;
+    TN_TRY(require_hopper(context));
+    for (int i = first; i < first + count; i++)
+        TN_TRY(driver->shared_max_set(context->state, context->kernels[i], shared_bytes));
+    return driver->multiprocessors(context->state, out);
+}
+
+/* The multiprocessors for kernels from `first` on, which want that much shared memory and have
+ * boxes moved; 0 where GPU or driver do not do for them, and why: then it goes without them. */
+static int processors_for(tn__cuda_context *context, int first, int count, unsigned shared_bytes,
+                          char refusal[TN__REFUSAL_BYTES]) {
     int processors = 0;
     tn__saved_error error;
-    if (info->compute_major != 9 || info->compute_minor != 0) return 0;
-    if (!driver->multiprocessors || !driver->shared_max_set || !driver->box_map) return 0;
     tn__error_save(&error);
-    tn_status status = driver->multiprocessors(context->state, &processors);
-    for (int i = first; i < first + count && status == TN_OK; i++)
-        status = driver->shared_max_set(context->state, context->kernels[i], shared_bytes);
+    const tn_status status = find_processors(context, first, count, shared_bytes, &processors);
+    if (status != TN_OK) snprintf(refusal, TN__REFUSAL_BYTES, "%s", tn_error_last());
     tn__error_restore(&error);
     return status == TN_OK ? processors : 0;
 }
 
 static void prepare_hopper(tn__cuda_context *context) {
+    char unused[TN__REFUSAL_BYTES];
     context->multiprocessors =
-        processors_for(context, TN__KERNEL_TRANSPOSE_NARROW, 1, TN__NARROW_SHARED_BYTES);
-    context->product_processors =
-        processors_for(context, TN__KERNEL_PRODUCT, TN__PRODUCT_KERNELS, TN__WGMMA_SHARED_BYTES);
+        processors_for(context, TN__KERNEL_TRANSPOSE_NARROW, 1, TN__NARROW_SHARED_BYTES, unused);
+    context->product_processors = processors_for(context, TN__KERNEL_PRODUCT, TN__PRODUCT_KERNELS,
+                                                 TN__WGMMA_SHARED_BYTES, context->product_refusal);
 }
 
 static tn_status context_make(tn_device *device, tn__cuda_context **out) {

@@ -135,7 +135,7 @@ int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 24 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 24, TN__REFUSAL_BYTES = 200 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -152,6 +152,7 @@ typedef struct tn__cuda_context {
     tn_device_info info;
     int multiprocessors;    /* 0: not told, or no kernel of ours may share them with a product */
     int product_processors; /* likewise, for products of our own */
+    char product_refusal[TN__REFUSAL_BYTES]; /* why there are none for those */
     void *modules[TN__CUDA_IMAGE_COUNT];
     tn__function kernels[TN__KERNEL_COUNT];
     tn__norm_blocks norm_blocks[TN__NORM_ROWS_KERNELS];

@@ -164,10 +164,10 @@ typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn
 /* Ways to multiply. AUTO is what TENURE_GEMM_ENGINE says, else the device's own: REFERENCE on the
  * host; on CUDA CUBLASLT, or WGMMA where tn_gemm_tune has found it faster.
  *
- * WGMMA is ours, on GPUs of compute capability 9.0: FP8 with 1x128 scales by FP8 with 1x128 or
- * 128x128 scales; not where cuBLASLt itself adds a bias, or adds to D of 16 bits. Pinned for what
- * it does not take it is TN_UNSUPPORTED. Its bits are cuBLASLt's, but where D is added to: there
- * numbers below 2^-126 may count as 0.
+ * WGMMA is ours, on GPUs of compute capability 9.0 with a driver of CUDA 12.0 or later: FP8 with
+ * 1x128 scales by FP8 with 1x128 or 128x128 scales; not where cuBLASLt itself adds a bias, or adds
+ * to D of 16 bits. Pinned where it is not, or for what it does not take, it is TN_UNSUPPORTED. Its
+ * bits are cuBLASLt's, but where D is added to: there numbers below 2^-126 may count as 0.
  *
  * The others take any formats on any device, also one PLAIN operand of their type: what is
  * quantized is dequantized into scratch, from the plane along the contracted dimension, and

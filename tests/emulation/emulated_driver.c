@@ -104,13 +104,21 @@ static tn_status blocks_at_once(tn__driver_device *device, tn__function function
     return TN_OK;
 }
 
+int emulated_lacks_boxes;
+
+static tn_status box_map_check(const tn__driver_device *device) {
+    (void)device;
+    if (!emulated_lacks_boxes) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "the emulated driver lacks cuTensorMapEncodeTiled");
+}
+
 /* What cuda_boxes.cuh reads where there is no GPU. */
 static tn_status box_map(tn__driver_device *device, const tn__boxes *boxes, void *out) {
     const struct {
         const void *bytes;
         int64_t rows, row_bytes;
     } matrix = {boxes->data, boxes->rows, boxes->cols * boxes->element_bytes};
-    (void)device;
+    TN_TRY(box_map_check(device));
     TN_CHECK(matrix.row_bytes % 16 == 0 && (uintptr_t)boxes->data % 16 == 0);
     TN_CHECK(boxes->box_rows <= 256 && boxes->box_cols <= 256);
     TN_CHECK(!boxes->is_swizzled || boxes->box_cols * boxes->element_bytes == 128);
@@ -132,6 +140,7 @@ static __attribute__((constructor)) void make_driver(void) {
     tn__driver_emulated.shared_max_set = shared_max_set;
     tn__driver_emulated.blocks_at_once = blocks_at_once;
     tn__driver_emulated.box_map = box_map;
+    tn__driver_emulated.box_map_check = box_map_check;
 }
 
 tn_device *emulated_open(void) {

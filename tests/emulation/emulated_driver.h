@@ -22,6 +22,9 @@ uint64_t emulated_launch_count(void);
  * give times to cuBLASLt's. */
 extern int emulated_has_products;
 
+/* Whether the driver of devices that are opened from now on lacks the call that boxes need. */
+extern int emulated_lacks_boxes;
+
 /* Told of each kernel that has run; NULL: nobody. */
 extern void (*emulated_ran)(const char *kernel);
 /* The one that was launched last. */

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "emulated_driver.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
 #include "tenure_gemm.h"
@@ -16,6 +17,8 @@ static int open_gpu(void **state) {
     scripted.algorithms[0] = (scripted_algorithm){.us = 1000.0};
     scripted.count = 1;
     scripted.plain_share = 1.0;
+    scripted.own_us = 500.0;
+    emulated_has_products = emulated_lacks_boxes = 0;
     gpu_open(&gpu);
     return 0;
 }
@@ -170,6 +173,42 @@ static void formats_without_a_gemm_are_dequantized_where_that_is_allowed(void **
     end_product(&args);
 }
 
+/* ---- our own --------------------------------------------------------------------------------- */
+
+/* A device that has products of our own, by a driver that has all calls that they need, or not. */
+static void reopen_with_products(int lacks_boxes) {
+    emulated_has_products = 1;
+    emulated_lacks_boxes = lacks_boxes;
+    gpu_close(&gpu), gpu_open(&gpu);
+}
+
+static void a_driver_without_boxes_is_offered_none_of_ours(void **state) {
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    (void)state;
+    reopen_with_products(1);
+    tn_gemm_args args = product_of(TN_FORMAT_FP8_BLOCK_1D);
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_CUBLASLT);
+    assert_int_equal(choice.algorithms, 1);
+    gpu_copy before = gpu_download(&gpu, args.d, TN_PLANE_DATA);
+    args.engine = TN_GEMM_ENGINE_WGMMA;
+    EXPECT_STATUS(tn_gemm_choice_get(&args, &choice), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_gemm_tune(&args, gpu.stream), TN_UNSUPPORTED);
+    EXPECT_STATUS(tn_gemm(&args, gpu.stream), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("be chosen: the emulated driver lacks cuTensorMapEncodeTiled");
+    gpu_copy after = gpu_download(&gpu, args.d, TN_PLANE_DATA);
+    assert_true(gpu_copies_equal(&after, &before, "d of a refused product"));
+    gpu_copy_end(&before), gpu_copy_end(&after);
+    end_product(&args);
+
+    reopen_with_products(0);
+    args = product_of(TN_FORMAT_FP8_BLOCK_1D);
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    assert_int_equal(engine_of(&args), TN_GEMM_ENGINE_WGMMA);
+    end_product(&args);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_gpu, close_gpu)
 
 int main(void) {
@@ -179,6 +218,7 @@ int main(void) {
         TEST(tuning_without_leave_times_one_engine),
         TEST(a_file_keeps_which_engine_it_is),
         TEST(formats_without_a_gemm_are_dequantized_where_that_is_allowed),
+        TEST(a_driver_without_boxes_is_offered_none_of_ours),
     };
     scripted_cublaslt_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -297,6 +297,8 @@ static void what_the_simulated_device_can_not_do_is_named(void **state) {
     EXPECT_ERROR_HAS("blocks_at_once");
     EXPECT_STATUS(cuda->box_map(device, &boxes, &out), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("box_map");
+    EXPECT_STATUS(cuda->box_map_check(device), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("box_map");
     EXPECT_STATUS(cuda->module_function(device, NULL, "kernel", &out), TN_UNSUPPORTED);
     EXPECT_STATUS(cuda->module_unload(device, NULL), TN_UNSUPPORTED);
     EXPECT_STATUS(cuda->launch(device, NULL, &launch, NULL), TN_UNSUPPORTED);
