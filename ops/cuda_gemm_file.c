@@ -13,8 +13,11 @@
  * measured are written. A sum is 16 digits, FNV-1a of the file up to the blank before it: a message
  * names the line that it goes wrong in, and a line that is missing or at another place shows, too.
  *
+ * A line whose algorithm is ours is left out where that does not run: on a driver that lacks what
+ * it needs, or of another version of it. The shape stays as it is, and can be tuned.
+ *
  * Nothing is shown to cuBLASLt before the sum of its line is right, and nothing of a file counts
- * before all of it has been read and every algorithm has been accepted for its shape.
+ * before all of it has been read and every other algorithm has been accepted for its shape.
  */
 #include "cuda_gemm.h"
 #include "host_alloc.h"
@@ -137,7 +140,7 @@ typedef struct reader {
     running_sum sum;
     char line[LINE_BYTES];
     tn__gemm_plan *plans; /* read so far */
-    int count;
+    int count;            /* of lines, also of those that are left out */
 } reader;
 
 static tn_status corrupt(const reader *of, const char *what) {
@@ -239,6 +242,25 @@ static int is_sane(const tn__blas_shape *shape, const tn__gemm_candidate *candid
     return candidate->us > 0.0 && candidate->us < 1e12;
 }
 
+static int is_left_out(const reader *of, const tn__blas_shape *shape,
+                       const tn__gemm_candidate *candidate) {
+    if (!tn__gemm_is_of_ours(&candidate->algorithm)) return 0;
+    return !tn__gemm_is_own(&candidate->algorithm) || !tn__gemm_own_takes(of->gemm, shape);
+}
+
+static tn_status make_plan(reader *of, const tn__blas_shape *shape,
+                           const tn__gemm_candidate *candidate, tn_gemm_engine engine) {
+    tn__gemm_plan *plan;
+    if (!is_left_out(of, shape, candidate)) {
+        TN_TRY(tn__gemm_plan_make(of->gemm, shape, candidate, 0, &plan));
+        plan->engine = engine;
+        plan->next = of->plans;
+        of->plans = plan;
+    }
+    of->count++;
+    return TN_OK;
+}
+
 static tn_status read_plan(reader *of) {
     char words[8][WORD_BYTES], digits[ALGORITHM_WORDS * WORD_BYTES + 1];
     tn__blas_shape shape;
@@ -264,13 +286,7 @@ static tn_status read_plan(reader *of) {
         return corrupt(of, "an engine is unknown");
     if (!read_algorithm(digits, &candidate.algorithm)) return corrupt(of, "it has no algorithm");
     if (!is_sane(&shape, &candidate)) return corrupt(of, "there is no such product");
-    tn__gemm_plan *plan;
-    TN_TRY(tn__gemm_plan_make(of->gemm, &shape, &candidate, 0, &plan));
-    plan->engine = engine;
-    plan->next = of->plans;
-    of->plans = plan;
-    of->count++;
-    return TN_OK;
+    return make_plan(of, &shape, &candidate, engine);
 }
 
 static tn_status read_end(const reader *of) {

@@ -60,7 +60,9 @@ TN_API TN_MUST_USE tn_status tn_gemm_choice_get(const tn_gemm_args *args, tn_gem
  * TN_IO; TN_UNSUPPORTED on the host and the simulated device, where nothing is. */
 TN_API TN_MUST_USE tn_status tn_gemm_table_save(tn_device *device, const char *path);
 
-/* Reads such a file: its choices take the place of those that there are for the same shapes.
+/* Reads such a file: its choices take the place of those that there are for the same shapes, but
+ * for choices of WGMMA where this driver or version of the library does not run what was timed:
+ * these are left out, and their shapes are as they were before, for tn_gemm_tune to time.
  * TN_UNSUPPORTED if it was written on another kind of device or by another cuBLASLt, and on the
  * host and the simulated device; TN_CORRUPT_INPUT names the line; TN_IO. All or nothing. */
 TN_API TN_MUST_USE tn_status tn_gemm_table_load(tn_device *device, const char *path);

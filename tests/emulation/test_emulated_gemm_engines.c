@@ -8,6 +8,7 @@
 #include "emulated_driver.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
+#include "table_support.h"
 #include "tenure_gemm.h"
 
 static gpu_side gpu;
@@ -39,9 +40,11 @@ static tn_tensor filled(int64_t rows, int64_t cols, uint64_t seed) {
     return tensor;
 }
 
+/* Of PLAIN: as it is. */
 static tn_tensor quantized(tn_format format, int64_t rows, int64_t cols, uint64_t seed) {
     tn_quantize_args args = TN_QUANTIZE_ARGS_INIT;
     args.src = filled(rows, cols, seed);
+    if (format == TN_FORMAT_PLAIN) return args.src;
     args.dst = gpu_fp8(&gpu, format, TN_E4M3, TN_SCALE_FP32, rows, cols);
     EXPECT_OK(tn_quantize(&args, gpu.stream));
     gpu_destroy(&gpu, args.src);
@@ -209,6 +212,52 @@ static void a_driver_without_boxes_is_offered_none_of_ours(void **state) {
     end_product(&args);
 }
 
+static int is_measured(const tn_gemm_args *args) {
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    EXPECT_OK(tn_gemm_choice_get(args, &choice));
+    return choice.is_measured;
+}
+
+/* The line of ours is left out, the other one counts, and the shape can be timed. */
+static void expect_left_out(const char *path, tn_gemm_engine retimed) {
+    tn_gemm_args ours = product_of(TN_FORMAT_FP8_BLOCK_1D), plain = product_of(TN_FORMAT_PLAIN);
+    EXPECT_OK(tn_gemm_table_load(gpu.device, path));
+    assert_int_equal(is_measured(&ours), 0);
+    assert_int_equal(is_measured(&plain), 1);
+    assert_int_equal(engine_of(&ours), TN_GEMM_ENGINE_CUBLASLT);
+    expect_bits_of(ours, TN_GEMM_ENGINE_CUBLASLT);
+    EXPECT_OK(tn_gemm_tune(&ours, gpu.stream));
+    EXPECT_OK(tn_gemm_table_load(gpu.device, path)); /* and keeps what it has */
+    assert_int_equal(is_measured(&ours), 1);
+    assert_int_equal(engine_of(&ours), retimed);
+    end_product(&ours), end_product(&plain);
+}
+
+static void lines_of_ours_are_left_out_where_it_does_not_run(void **state) {
+    char path[] = "/tmp/tenure_engines_XXXXXX";
+    int file = mkstemp(path);
+    (void)state;
+    assert_true(file >= 0);
+    assert_int_equal(close(file), 0);
+    reopen_with_products(0);
+    tn_gemm_args ours = product_of(TN_FORMAT_FP8_BLOCK_1D), plain = product_of(TN_FORMAT_PLAIN);
+    EXPECT_OK(tn_gemm_tune(&ours, gpu.stream));
+    EXPECT_OK(tn_gemm_tune(&plain, gpu.stream));
+    EXPECT_OK(tn_gemm_table_save(gpu.device, path));
+    end_product(&ours), end_product(&plain);
+    reopen_with_products(0); /* where it does, they count */
+    ours = product_of(TN_FORMAT_FP8_BLOCK_1D);
+    EXPECT_OK(tn_gemm_table_load(gpu.device, path));
+    assert_int_equal(engine_of(&ours), TN_GEMM_ENGINE_WGMMA);
+    end_product(&ours);
+    reopen_with_products(1);
+    expect_left_out(path, TN_GEMM_ENGINE_CUBLASLT);
+    table_edit(path, "54656e757265203100000000", "54656e7572652031ffffffff"); /* of another tile */
+    reopen_with_products(0);
+    expect_left_out(path, TN_GEMM_ENGINE_WGMMA);
+    unlink(path);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_gpu, close_gpu)
 
 int main(void) {
@@ -219,6 +268,7 @@ int main(void) {
         TEST(a_file_keeps_which_engine_it_is),
         TEST(formats_without_a_gemm_are_dequantized_where_that_is_allowed),
         TEST(a_driver_without_boxes_is_offered_none_of_ours),
+        TEST(lines_of_ours_are_left_out_where_it_does_not_run),
     };
     scripted_cublaslt_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);
