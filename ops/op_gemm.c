@@ -48,6 +48,7 @@ tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_in
     work->scratch = NULL;
     work->scratch_bytes = 0;
     if (tn__is_empty(d) || work->contracted == 0) return TN_OK;
+    TN_TRY(tn__gemm_take_pin(call, work));
     TN_TRY(call->ops->gemm_scratch_bytes(call->device, work, &work->scratch_bytes));
     return tn__op_scratch_bytes(call, scope, work->scratch_bytes, &work->scratch);
 }

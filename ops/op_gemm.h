@@ -60,6 +60,9 @@ struct tn__gemm_engine {
     /* Leases a and b, or makes in scratch what it wants of them, and fills in the operands. */
     tn_status (*lease)(tn__op_call *call, const tn_gemm_args *args, const tn__gemm_tensors *t,
                        tn__gemm_work *work);
+    /* Whether it takes operands as they are put together already, of which the kinds are looked at:
+     * by a layer, or group by group. */
+    int (*takes)(const tn__gemm_work *work);
     /* The operands without their addresses. */
     tn_status (*outline)(const tn_gemm_args *args, const tn__gemm_tensors *t, tn__gemm_work *work);
 };
@@ -90,6 +93,11 @@ size_t tn__gemm_pass_bytes(const tn_gemm_args *args, const tn__gemm_tensors *t);
 
 /* The engine that the call, or the environment, pins; AUTO: none. */
 tn_gemm_engine tn__gemm_pinned(const tn_gemm_args *args);
+
+/* What the environment pins, for a product that is no call of its own: into work->engine, unless
+ * one is there. TN_UNSUPPORTED if the device has not that engine, or it does not take the operands.
+ */
+tn_status tn__gemm_take_pin(const tn__op_call *call, tn__gemm_work *work);
 
 int tn__gemm_is_among_own(tn_gemm_engine engine);
 

@@ -11,6 +11,9 @@
  * asked for, or allowed. Then one of them is taken where the formats have no GEMM of their own, or
  * where it was measured to be faster (op_gemm_dispatch.c).
  *
+ * Layers and products of groups put their operands together by themselves: of a pin by the
+ * environment they ask only whether it takes these.
+ *
  * Another engine is another row: a name, where it exists, which operands it takes, what it leases
  * or makes of them, and its value of tn_gemm_engine. All else asks the table.
  */
@@ -251,6 +254,27 @@ static tn_status check_wgmma(const tn__op_call *call, tn_gemm_form form, tn__gem
         call->name, tn_format_name(TN_FORMAT_FP8_BLOCK_1D), t->a.name, tn_format_name(t->a.format));
 }
 
+/* ---- operands that are put together ---------------------------------------------------------- */
+
+static int takes_own(const tn__gemm_work *work) {
+    (void)work;
+    return 1;
+}
+
+static int takes_wgmma(const tn__gemm_work *work) {
+    return work->a.kind == TN__OPERAND_VECTOR &&
+           (work->b.kind == TN__OPERAND_VECTOR || work->b.kind == TN__OPERAND_TILE);
+}
+
+/* What would be dequantized would want scratch of its own. */
+static int takes_plain(const tn__gemm_work *work, tn_dtype dtype) {
+    return work->a.kind == TN__OPERAND_PLAIN && work->a.dtype == dtype;
+}
+
+static int takes_bf16(const tn__gemm_work *work) { return takes_plain(work, TN_BF16); }
+
+static int takes_fp32(const tn__gemm_work *work) { return takes_plain(work, TN_FP32); }
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
@@ -259,6 +283,7 @@ static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
                                   .is_automatic = 1,
                                   .exists = is_host,
                                   .check = check_own,
+                                  .takes = takes_own,
                                   .lease = lease_own,
                                   .outline = outline_own},
     [TN_GEMM_ENGINE_CUBLASLT] = {.name = "cublaslt",
@@ -266,16 +291,19 @@ static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
                                  .is_automatic = 1,
                                  .exists = is_cuda,
                                  .check = check_own,
+                                 .takes = takes_own,
                                  .lease = lease_own,
                                  .outline = outline_own},
     [TN_GEMM_ENGINE_DEQUANTIZE_BF16] = {.name = "dequantize-bf16",
                                         .exists = is_any,
                                         .check = check_bf16,
+                                        .takes = takes_bf16,
                                         .lease = lease_bf16,
                                         .outline = outline_bf16},
     [TN_GEMM_ENGINE_DEQUANTIZE_FP32] = {.name = "dequantize-fp32",
                                         .exists = is_any,
                                         .check = check_fp32,
+                                        .takes = takes_fp32,
                                         .lease = lease_fp32,
                                         .outline = outline_fp32},
     [TN_GEMM_ENGINE_WGMMA] = {.name = "wgmma",
@@ -283,6 +311,7 @@ static const tn__gemm_engine engines[TN_GEMM_ENGINE_COUNT] = {
                               .is_among_own = 1,
                               .exists = is_cuda,
                               .check = check_wgmma,
+                              .takes = takes_wgmma,
                               .lease = lease_own,
                               .outline = outline_own},
 };
@@ -300,17 +329,33 @@ tn_gemm_engine tn__gemm_pinned(const tn_gemm_args *args) {
                                                : (tn_gemm_engine)tn__options_get()->gemm_engine;
 }
 
+static tn_status require_exists(const tn__op_call *call, tn_gemm_engine pinned) {
+    if (engines[pinned].exists(call)) return TN_OK;
+    return TN_FAIL(TN_UNSUPPORTED, "%s: the engine %s is pinned, but it is of %s only", call->name,
+                   engines[pinned].name, engines[pinned].where);
+}
+
+tn_status tn__gemm_take_pin(const tn__op_call *call, tn__gemm_work *work) {
+    const tn_gemm_engine pinned = (tn_gemm_engine)tn__options_get()->gemm_engine;
+    if (work->engine != TN_GEMM_ENGINE_AUTO || pinned == TN_GEMM_ENGINE_AUTO) return TN_OK;
+    TN_TRY(require_exists(call, pinned));
+    if (!engines[pinned].takes(work))
+        return TN_FAIL(TN_UNSUPPORTED,
+                       "%s: TENURE_GEMM_ENGINE pins the engine %s, which does not take its product "
+                       "of %s by %s: leave the engine to be chosen",
+                       call->name, engines[pinned].name, tn_dtype_name(work->a.dtype),
+                       tn_dtype_name(work->b.dtype));
+    work->engine = pinned;
+    return TN_OK;
+}
+
 static tn_status pick(const tn__op_call *call, tn_gemm_engine wanted, tn_gemm_engine *out) {
     TN_REQUIRE((unsigned)wanted < TN_GEMM_ENGINE_COUNT,
                "%s: engine is %d, expected one of the %d of tn_gemm_engine", call->name,
                (int)wanted, TN_GEMM_ENGINE_COUNT);
     if (wanted == TN_GEMM_ENGINE_AUTO) wanted = (tn_gemm_engine)tn__options_get()->gemm_engine;
     *out = wanted;
-    if (wanted != TN_GEMM_ENGINE_AUTO) {
-        if (engines[wanted].exists(call)) return TN_OK;
-        return TN_FAIL(TN_UNSUPPORTED, "%s: the engine %s is pinned, but it is of %s only",
-                       call->name, engines[wanted].name, engines[wanted].where);
-    }
+    if (wanted != TN_GEMM_ENGINE_AUTO) return require_exists(call, wanted);
     for (int i = TN_GEMM_ENGINE_AUTO + 1; i < TN_GEMM_ENGINE_COUNT; i++) {
         *out = (tn_gemm_engine)i;
         if (engines[i].is_automatic && engines[i].exists(call)) return TN_OK;

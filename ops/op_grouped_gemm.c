@@ -136,8 +136,9 @@ tn_status tn__grouped_scratch(tn__op_call *call, tn_scope scope, tn__gemm_work *
     void *scratch = NULL;
     for (int64_t i = 0; i < count; i++) {
         size_t bytes = 0;
-        if (has_product(&works[i]))
-            TN_TRY(call->ops->gemm_scratch_bytes(call->device, &works[i], &bytes));
+        if (!has_product(&works[i])) continue;
+        TN_TRY(tn__gemm_take_pin(call, &works[i]));
+        TN_TRY(call->ops->gemm_scratch_bytes(call->device, &works[i], &bytes));
         if (bytes > most) most = bytes;
     }
     TN_TRY(tn__op_scratch_bytes(call, scope, most, &scratch));

@@ -4,11 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "emulated_driver.h"
 #include "emulator.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
 #include "tenure_grouped.h"
 #include "tenure_lifetime.h"
+#include "test_ops.h"
 
 enum { GROUPS = 6 };
 
@@ -220,6 +222,23 @@ static void groups_equal_products_of_their_own(void **state) {
     gpu_count_report("grouped products");
 }
 
+static void the_variable_pins_the_products_of_groups(void **state) {
+    (void)state;
+    for (int form = TN_GEMM_FPROP; form <= TN_GEMM_WGRAD; form++) {
+        const grouped_case c = {
+            (tn_gemm_form)form, {0, 5, 5, 133, 134, 171, 187}, 20, 36, TN_FP32, 0, 0, 0};
+        const int products = scripted.products;
+        test_pin_engine("wgmma");
+        results ours = grouped(&device, &c);
+        test_pin_engine(NULL);
+        assert_int_equal(scripted.products, products);
+        results expected = grouped(&host, &c);
+        for (int i = 0; i < expected.count; i++)
+            assert_true(gpu_copies_equal(&ours.copies[i], &expected.copies[i], "our own"));
+        end_results(&ours), end_results(&expected);
+    }
+}
+
 /* The gradient of a later group is a view from the second element of another tensor on. */
 static void an_unaligned_view_is_refused_before_anything_is_written(void **state) {
     const grouped_case c = {TN_GEMM_WGRAD, {0, 5, 5, 133, 134, 171, 187}, 20, 36, TN_FP32, 1, 1, 0};
@@ -254,10 +273,12 @@ static void an_unaligned_view_is_refused_before_anything_is_written(void **state
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_equal_products_of_their_own),
+        cmocka_unit_test(the_variable_pins_the_products_of_groups),
         cmocka_unit_test(an_unaligned_view_is_refused_before_anything_is_written),
     };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();
+    emulated_has_products = 1;
     gpu_open(&device);
     gpu_open_host(&host, (size_t)1 << 30);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* The layers on the emulated device: the bytes of the closed form, and the host's bits. */
 #include <stdio.h>
 
+#include "emulated_driver.h"
 #include "emulator.h"
 #include "gpu_support.h"
 #include "scripted_cublaslt.h"
@@ -43,13 +44,17 @@ static results step_on(gpu_side *side, const test_layer_config *config) {
 
 static const tn_format blocks = TN_FORMAT_FP8_BLOCK_2D;
 
+static void expect_equal(results *on_device, results *on_host) {
+    for (int o = 0; o < OUTPUTS; o++) {
+        if (!on_host->is_there[o]) continue;
+        gpu_count(names[o], gpu_copies_equal(&on_device->copies[o], &on_host->copies[o], names[o]));
+        gpu_copy_end(&on_device->copies[o]), gpu_copy_end(&on_host->copies[o]);
+    }
+}
+
 static void expect_the_hosts_bits(const test_layer_config *config) {
     results on_device = step_on(&device, config), on_host = step_on(&host, config);
-    for (int o = 0; o < OUTPUTS; o++) {
-        if (!on_host.is_there[o]) continue;
-        gpu_count(names[o], gpu_copies_equal(&on_device.copies[o], &on_host.copies[o], names[o]));
-        gpu_copy_end(&on_device.copies[o]), gpu_copy_end(&on_host.copies[o]);
-    }
+    expect_equal(&on_device, &on_host);
 }
 
 static void a_step_has_the_hosts_bits(void **state) {
@@ -73,12 +78,38 @@ static void a_step_has_the_hosts_bits(void **state) {
     gpu_count_report("layers");
 }
 
+static int our_products;
+
+static void count_ours(const char *kernel) { our_products += kernel[0] == 'p' && kernel[1] == 'r'; }
+
+static void the_variable_pins_the_products_of_layers(void **state) {
+    test_layer_config config = {
+        .kind = TEST_NORM_MLP, .format = {blocks, blocks}, .dtype = TN_FP32};
+    (void)state;
+    for (int kind = 0; kind < TEST_LAYER_KINDS; kind++) {
+        config.kind = (test_layer_kind)kind;
+        const int products = scripted.products;
+        our_products = 0;
+        test_pin_engine("wgmma");
+        results ours = step_on(&device, &config);
+        test_pin_engine(NULL);
+        assert_int_equal(scripted.products, products);
+        assert_int_equal(our_products, kind == TEST_NORM_MLP ? 6 : 3);
+        results expected = step_on(&host, &config);
+        expect_equal(&ours, &expected);
+    }
+    gpu_count_report("layers by our own product");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_has_the_hosts_bits),
+        cmocka_unit_test(the_variable_pins_the_products_of_layers),
     };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();
+    emulated_ran = count_ours;
+    emulated_has_products = 1;
     gpu_open(&device);
     gpu_open_host(&host, (size_t)1 << 30);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,7 +1,10 @@
 /* Devices, scopes and tensors for tests of ops: see test_ops.h. */
 #include "test_ops.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+#include "options.h"
 
 test_ops test_ops_open(tn_device *device) {
     test_ops ops = {.device = device};
@@ -131,4 +134,10 @@ void test_expect_same_ledger(const tn_ledger *before, const tn_ledger *after) {
     assert_int_equal(before->tensors, after->tensors);
     assert_int_equal(before->planes, after->planes);
     assert_int_equal(before->leases, after->leases);
+}
+
+void test_pin_engine(const char *engine) {
+    if (engine) setenv("TENURE_GEMM_ENGINE", engine, 1);
+    if (!engine) unsetenv("TENURE_GEMM_ENGINE");
+    tn__options_reload();
 }

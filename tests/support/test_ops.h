@@ -45,6 +45,9 @@ void test_declare_valid(const test_ops *ops, tn_tensor tensor, tn_plane plane);
 tn_plane_state test_state(tn_tensor tensor, tn_plane plane);
 tn_ledger test_ledger(tn_scope scope);
 
+/* The engine of GEMMs that the environment pins from now on; NULL: none. */
+void test_pin_engine(const char *engine);
+
 /* Fails unless the two say the same, peaks aside. */
 void test_expect_same_ledger(const tn_ledger *before, const tn_ledger *after);
 

@@ -449,6 +449,32 @@ static void a_layer_without_tokens_has_zero_gradients(void **state) {
     close_layer(&l);
 }
 
+/* What does not run here, or would have to dequantize first, is refused before anything is made. */
+static void the_variable_pins_the_products_of_layers(void **state) {
+    (void)state;
+    static const struct {
+        const char *engine, *words;
+    } refused[] = {{"cublaslt", "the engine cublaslt is pinned, but it is of CUDA only"},
+                   {"wgmma", "the engine wgmma is pinned, but it is of CUDA only"},
+                   {"dequantize-bf16", "pins the engine dequantize-bf16, which does not take"},
+                   {"dequantize-fp32", "pins the engine dequantize-fp32, which does not take"}};
+    layer l = open_layer(0, TN_POLICY_KEEP);
+    tn_linear_forward_args args = forward_args(&l, TN_BF16);
+    tn_linear_saved saved;
+    tn_plane_state y;
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        test_pin_engine(refused[i].engine);
+        EXPECT_STATUS(tn_linear_forward(&args, &saved, l.ops.stream), TN_UNSUPPORTED);
+        EXPECT_ERROR_HAS(refused[i].words);
+        EXPECT_OK(tn_plane_state_get(args.y, TN_PLANE_DATA, &y));
+        assert_int_equal(y, TN_PLANE_ABSENT);
+    }
+    test_pin_engine("reference");
+    EXPECT_OK(tn_linear_forward(&args, &saved, l.ops.stream));
+    test_pin_engine(NULL);
+    close_layer(&l);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_layer_is_its_quantizations_and_products),
@@ -466,6 +492,7 @@ int main(void) {
         cmocka_unit_test(what_was_derived_ahead_is_gone_after_a_failure),
         cmocka_unit_test(a_next_weight_that_is_none_is_refused_by_name),
         cmocka_unit_test(a_layer_without_tokens_has_zero_gradients),
+        cmocka_unit_test(the_variable_pins_the_products_of_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

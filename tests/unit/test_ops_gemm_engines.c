@@ -225,20 +225,17 @@ static void the_variable_pins_what_no_call_does(void **state) {
     tn_gemm_args args = mxfp8_product(&ops);
     tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
     for (int engine = 0; engine < TN_GEMM_ENGINE_COUNT; engine++) {
-        setenv("TENURE_GEMM_ENGINE", tn_gemm_engine_name((tn_gemm_engine)engine), 1);
-        tn__options_reload();
+        test_pin_engine(tn_gemm_engine_name((tn_gemm_engine)engine));
         assert_int_equal(tn__options_get()->gemm_engine, engine);
     }
     EXPECT_STATUS(tn_gemm_choice_get(&args, &choice), TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("the engine wgmma is pinned, but it is of CUDA only");
-    setenv("TENURE_GEMM_ENGINE", "dequantize-fp32", 1);
-    tn__options_reload();
+    test_pin_engine("dequantize-fp32");
     EXPECT_OK(tn_gemm_choice_get(&args, &choice));
     assert_int_equal(choice.engine, TN_GEMM_ENGINE_DEQUANTIZE_FP32);
     args.engine = TN_GEMM_ENGINE_REFERENCE; /* a call's comes first */
     EXPECT_STATUS(tn_gemm_choice_get(&args, &choice), TN_UNSUPPORTED);
-    unsetenv("TENURE_GEMM_ENGINE");
-    tn__options_reload();
+    test_pin_engine(NULL);
     assert_string_equal(tn_gemm_engine_name((tn_gemm_engine)-1), "unknown engine");
     test_ops_close_host(&ops);
 }
