@@ -25,7 +25,8 @@ struct tn_comm_graph {
     uint64_t calls_for_all; /* of the collectives: the same on all ranks, as messages need not be */
     uint64_t number;        /* of those that have one for all; 0: it is none */
     tn_comm_graph_info captured; /* without its size */
-    tn_stream stream;            /* of the launch under way */
+    int has_met;      /* its next launch has been compared already: the one before was cancelled */
+    tn_stream stream; /* of the launch under way */
     uint64_t stream_id;
 };
 
@@ -231,11 +232,13 @@ void tn_comm_capture_abort(tn_comm *comm) {
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-static tn_status compare_launch(const tn_comm_graph *graph) {
+static tn_status compare_launch(tn_comm_graph *graph) {
     const tn__flow_header header = {
         .kind = TN__FLOW_LAUNCH, .count = graph->calls_for_all, .hash = graph->number};
-    if (!graph->calls_for_all) return TN_OK;
-    return tn__comm_watch_compare_header(graph->comm->watch, header);
+    if (!graph->calls_for_all || graph->has_met) return TN_OK;
+    TN_TRY(tn__comm_watch_compare_header(graph->comm->watch, header));
+    graph->has_met = 1;
+    return TN_OK;
 }
 
 static tn_status begin_launch_locked(tn_comm_graph *graph, tn_stream stream) {
@@ -293,6 +296,7 @@ static tn_status end_launch_locked(tn_comm_graph *graph) {
                        comm->name);
     }
     comm->launching = NULL;
+    graph->has_met = 0;
     tn_status status = tn__comm_check_locked(comm);
     if (status != TN_OK) {
         (void)tn__comm_watch_after(comm->watch, 0, graph->stream);

@@ -89,7 +89,9 @@ TN_API void tn_comm_capture_abort(tn_comm *comm);
  * no other launch of the communicator is put (TN_INVALID_STATE). If begin fails nothing is to be
  * launched, and nothing has changed; TN_UNSUPPORTED: the stream captures, and a graph in a graph is
  * not supported. If end fails the communicator has failed. cancel: nothing was launched after all;
- * a no-op if no launch was begun. */
+ * a no-op if no launch was begun. The others may have launched theirs and wait in it for this rank:
+ * it begins the launch again before anything else of the communicator, or gives up and tells them
+ * so by tn_comm_abort. If it does neither they wait for the deadline. */
 TN_API TN_MUST_USE tn_status tn_comm_graph_launch_begin(tn_comm_graph *graph, tn_stream stream);
 TN_API TN_MUST_USE tn_status tn_comm_graph_launch_end(tn_comm_graph *graph);
 TN_API void tn_comm_graph_launch_cancel(tn_comm_graph *graph);

@@ -330,7 +330,7 @@ static void a_registered_ring_stays_as_it_is_for_graphs(void **state) {
 /* NCCL is told to end, and does so with the graph; nobody else waits meanwhile. */
 static void expect_end(captured *step, tn_status failure) {
     tn_comm *part = NULL;
-    const int excluded = 1;
+    const int excluded = 1 - tn_comm_rank(comm);
     while (!atomic_load(&script->ending))
         sched_yield();
     EXPECT_STATUS(tn_comm_wait(comm), failure);
@@ -506,6 +506,56 @@ static void graphs_that_differ_in_messages_are_launched(void **state) {
     test_ranks_run(2, exchange_messages, NULL);
 }
 
+/* One that could not launch has met the others already: it does not do so again. */
+static void launch_later(const test_meeting *meeting) {
+    tn_rendezvous *ranks = open_checked(meeting);
+    captured step = capture_step();
+    for (int i = 0; i < 3; i++) {
+        if (meeting->rank == 0) {
+            EXPECT_OK(tn_comm_graph_launch_begin(step.comm_graph, a));
+            tn_comm_graph_launch_cancel(step.comm_graph);
+        }
+        launch(&step, a);
+        EXPECT_OK(reduce(a));
+    }
+    finish();
+    destroy(&step);
+    EXPECT_OK(tn_comm_destroy(comm));
+    tn_rendezvous_destroy(ranks);
+    close_device();
+}
+
+static void a_launch_that_is_cancelled_can_be_begun_again(void **state) {
+    (void)state;
+    test_ranks_run(2, launch_later, NULL);
+}
+
+/* The other's launch does not end: it hears why, and long before the deadline. */
+static void give_up_a_launch(const test_meeting *meeting) {
+    tn_rendezvous *ranks = open_checked(meeting);
+    captured step = capture_step();
+    if (meeting->rank == 0) {
+        EXPECT_OK(tn_comm_graph_launch_begin(step.comm_graph, a));
+        tn_comm_graph_launch_cancel(step.comm_graph);
+        tn_comm_abort(comm, "the graph can not be launched here");
+    } else {
+        test_sim_stall(device, a, 1);
+        launch(&step, a);
+        assert_int_equal(wait_for_failure(), TN_COMM_ERROR);
+        EXPECT_STATUS(reduce(b), TN_COMM_ERROR);
+        EXPECT_ERROR_HAS("rank 0 of 2: given up: the graph can not be launched here");
+        test_sim_stall(device, a, 0);
+    }
+    expect_end(&step, TN_COMM_ERROR);
+    tn_rendezvous_destroy(ranks);
+    close_device();
+}
+
+static void a_launch_that_one_gives_up_is_told_to_the_others(void **state) {
+    (void)state;
+    test_ranks_run(2, give_up_a_launch, NULL);
+}
+
 #define SCRIPTED(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void) {
@@ -515,6 +565,8 @@ int main(void) {
         cmocka_unit_test(a_launch_and_a_call_that_meet_are_named),
         cmocka_unit_test(a_captured_call_and_another_that_meet_are_named),
         cmocka_unit_test(graphs_that_differ_in_messages_are_launched),
+        cmocka_unit_test(a_launch_that_is_cancelled_can_be_begun_again),
+        cmocka_unit_test(a_launch_that_one_gives_up_is_told_to_the_others),
         SCRIPTED(nccl_is_called_once_and_the_graph_runs_again_and_again),
         SCRIPTED(the_watch_spoils_no_capture),
         SCRIPTED(a_spoiled_capture_does_not_reach_nccl),
