@@ -30,7 +30,8 @@ enum {
     OUT_BOX_BYTES = TN__WGMMA_PART * TN__WGMMA_BOX_BYTES,
     OUT_BYTES = TN__WGMMA_BOXES * OUT_BOX_BYTES, /* of a warpgroup */
     TURNS = 8, /* the first barrier of turns: those before are of parts */
-    GROUP = 8 /* tiles, one below the other, that are taken before the next column: L2 keeps them */
+    GROUP = 11 /* tiles, one below the other, that are taken before the next column: what 132 blocks
+                * read at a time is least for 11 x 12, and L2 serves it */
 };
 static_assert(STEPS * (A_BYTES + B_BYTES) + PARTS * OUT_BYTES +
                       STEPS * (TN__WGMMA_ROWS + TN__WGMMA_COLS) * 4 + 2 * STEPS * 8 + 1024 ==

@@ -89,13 +89,17 @@ typedef struct layer_shape {
 
 enum { LAYER_FP8 = 0, LAYER_BF16, LAYER_SIDES };
 
+/* Through the layers there is a third: FP8 whose weights' other planes are derived on a stream
+ * beside the products before them. */
+enum { LAYER_FP8_BESIDE = LAYER_SIDES, LAYER_CALLS };
+
 typedef struct layer_report {
     layer_shape shape;
     layer_side sides[LAYER_PAIRS][LAYER_SIDES];
     double ratio[LAYER_PAIRS]; /* median over the rounds of bf16's time / FP8's */
-    layer_calls calls[LAYER_SIDES];
+    layer_calls calls[LAYER_CALLS];
     double calls_ratio;
-    tn_stream side;   /* where planes of weights are derived beside products */
+    tn_stream side;   /* of LAYER_FP8_BESIDE */
     double copy_rate; /* bytes read and written in a second */
     int rounds;
 } layer_report;

@@ -72,24 +72,24 @@ static void measure_step(gpu_bench *bench, const layer_report *report, layer_ste
     step->limit = tuned > 0.0 && tuned < step->seconds ? tuned : step->seconds;
 }
 
-/* One way of two, which take turns; rounds: seconds of each. */
+/* One way of some, which take turns; rounds: seconds of each. */
 typedef struct rival {
     gpu_bench_work work;
     void *argument;
     double *rounds, *seconds;
 } rival;
 
-/* Sets seconds of both to the median; the median of the second's time / the first's. */
-static double measure_in_turn(gpu_bench *bench, const rival rivals[LAYER_SIDES], int rounds) {
+/* Sets seconds of each to the median; the median of the second's time / the first's. */
+static double measure_in_turn(gpu_bench *bench, const rival *rivals, int count, int rounds) {
     double ratios[LAYER_ROUNDS_MAX];
     for (int round = 0; round < rounds; round++) {
-        for (int turn = 0; turn < LAYER_SIDES; turn++) {
-            const rival *of = &rivals[(round + turn) % LAYER_SIDES];
+        for (int turn = 0; turn < count; turn++) {
+            const rival *of = &rivals[(round + turn) % count];
             of->rounds[round] = gpu_bench_gated_seconds(bench, of->work, of->argument, LAYER_TURNS);
         }
         ratios[round] = rivals[1].rounds[round] / rivals[0].rounds[round];
     }
-    for (int i = 0; i < LAYER_SIDES; i++)
+    for (int i = 0; i < count; i++)
         *rivals[i].seconds = gpu_bench_median(rivals[i].rounds, rounds);
     return gpu_bench_median(ratios, rounds);
 }
@@ -100,16 +100,16 @@ static void measure_pair(gpu_bench *bench, layer_report *report, int pair) {
         layer_side *side = &report->sides[pair][of];
         rivals[of] = (rival){run_side, side, side->rounds, &side->seconds};
     }
-    report->ratio[pair] = measure_in_turn(bench, rivals, report->rounds);
+    report->ratio[pair] = measure_in_turn(bench, rivals, LAYER_SIDES, report->rounds);
 }
 
 static void measure_calls(gpu_bench *bench, layer_report *report) {
-    rival rivals[LAYER_SIDES];
-    for (int of = 0; of < LAYER_SIDES; of++) {
+    rival rivals[LAYER_CALLS];
+    for (int of = 0; of < LAYER_CALLS; of++) {
         layer_calls *calls = &report->calls[of];
         rivals[of] = (rival){layer_calls_run, calls, calls->rounds, &calls->seconds};
     }
-    report->calls_ratio = measure_in_turn(bench, rivals, report->rounds);
+    report->calls_ratio = measure_in_turn(bench, rivals, LAYER_CALLS, report->rounds);
 }
 
 /* The queue is empty when it begins, and holds them all. */
@@ -134,10 +134,10 @@ void layer_measure(gpu_bench *bench, layer_report *report) {
                 host_seconds(bench, run_side, &report->sides[pair][of]);
         measure_pair(bench, report, pair);
     }
-    for (int of = 0; of < LAYER_SIDES; of++)
+    for (int of = 0; of < LAYER_CALLS; of++)
         layer_calls_run(bench, &report->calls[of], 0);
     measure_calls(bench, report);
-    for (int of = 0; of < LAYER_SIDES; of++) /* when the pool knows where each block goes */
+    for (int of = 0; of < LAYER_CALLS; of++) /* when the pool knows where each block goes */
         report->calls[of].host_seconds = host_seconds(bench, layer_calls_run, &report->calls[of]);
     report->copy_rate = measure_copy_rate(bench, &report->shape);
     for_each_step(bench, report, measure_step);

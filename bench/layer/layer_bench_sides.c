@@ -333,13 +333,14 @@ static tn_layer_gradient gradient_of(const product_tensors *of) {
     return gradient;
 }
 
-/* next: the product whose dgrad comes next, if its weight's other plane is to be derived before. */
+/* side: 0 for none; next: the product whose dgrad comes next, whose weight's other plane is derived
+ * there before it. */
 static tn_layer_common common_of(const gpu_bench *bench, tn_stream side,
                                  const product_tensors *next, int is_fp8) {
     tn_layer_common common = TN_LAYER_COMMON_INIT;
     common.scope = common.saved_scope = bench->scope;
-    if (is_fp8) common.side = side;
-    if (is_fp8 && next) common.next_weight = next->w_q;
+    common.side = side;
+    if (is_fp8 && side && next) common.next_weight = next->w_q;
     return common;
 }
 
@@ -441,8 +442,10 @@ void layer_sides_make(gpu_bench *bench, layer_report *report) {
         }
         make_products(bench, &report->sides[LAYER_PRODUCTS][of], &report->shape, &tensors);
         make_whole(bench, &report->sides[LAYER_WHOLE][of], &report->shape, &tensors);
-        const int is_fp8 = of == LAYER_FP8;
-        make_forward_calls(bench, &tensors, report->side, is_fp8, &report->calls[of]);
-        make_backward_calls(bench, &tensors, report->side, is_fp8, &report->calls[of]);
+    }
+    for (int of = 0; of < LAYER_CALLS; of++) {
+        const tn_stream side = of == LAYER_FP8_BESIDE ? report->side : 0;
+        make_forward_calls(bench, &tensors, side, of != LAYER_BF16, &report->calls[of]);
+        make_backward_calls(bench, &tensors, side, of != LAYER_BF16, &report->calls[of]);
     }
 }

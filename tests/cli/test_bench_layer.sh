@@ -36,8 +36,9 @@ for (pair, side, name), (bytes_, flop) in expected.items():
     step = report[pair][side]["steps"][name]
     if (step["bytes"], step["flop"]) != (bytes_, flop):
         sys.exit(f"FAIL: {pair}, {side}, {name}: {step}, expected {bytes_} and {flop}")
-if report["calls"]["FP8"] <= 0 or report["calls"]["bf16"] <= 0 or report["calls"]["ratio"] <= 0:
-    sys.exit(f"FAIL: through the layers: {report['calls']}")
+calls = report["calls"]
+if sorted(calls) != ["FP8", "FP8 beside", "bf16", "ratio"] or min(calls.values()) <= 0:
+    sys.exit(f"FAIL: through the layers: {calls}")
 counts = {pair: {side: len(report[pair][side]["steps"]) for side in ("FP8", "bf16")}
           for pair in ("products", "layer")}
 if counts != {"products": {"FP8": 28, "bf16": 12}, "layer": {"FP8": 30, "bf16": 18}}:
