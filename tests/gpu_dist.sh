@@ -19,8 +19,9 @@ set -u
 # they stand on. With MPI as launcher.
 rank_tests="sharded_lifetimes sharded_training sharded_uneven sharded_experts sharded_arguments
     shard_ranks shard_reshard ring_ranks checkpoints sequence_gather parallel_linear parallel_norm
-    parallel_bytes parallel_training expert_exchange collectives collectives_uneven all_to_all
-    comm_groups comm_split graph_ranks collective_order collective_arguments"
+    parallel_bytes parallel_training expert_exchange expert_training collectives
+    collectives_uneven all_to_all comm_groups comm_split graph_ranks collective_order
+    collective_arguments"
 # Their ranks are processes of their own, which are killed and hung.
 fault_tests="nccl_faults comm_shrink"
 counts="2 4 8"

@@ -216,7 +216,7 @@ static void a_rank_without_memory_is_everyones_failure_and_nobodys_loss(void **s
         ranks_wait(&all);
         EXPECT_OK(tn_comm_destroy(part));
     }
-    assert_true(failures >= 9);
+    assert_in_range(failures, 5, 100); /* the fewest that an engine allocates, and an end */
 }
 
 static void wrong_arguments_are_refused(void **state) {
