@@ -113,6 +113,7 @@ struct tn_sharded_model {
     size_t trace_count, trace_room;
     size_t position;
     int is_stray;            /* this step has left the trace */
+    int has_met;             /* all ranks give the step up, which this one is yet to do */
     tn__sharded_unit *kept;  /* from its forward to its backward, which comes next; NULL */
     tn__sharded_unit *ahead; /* is to be gathered before anything else; NULL */
     tn__sharded_unit *sent;  /* its reduction is put, and its backward_end has failed behind it */

@@ -334,7 +334,7 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
     }
     tn__sharded_rest(model);
     model->position = 0;
-    model->is_stray = 0;
+    model->is_stray = model->has_met = 0;
     model->ahead = model->sent = model->kept = NULL;
     model->is_normed = model->is_taken = 0;
     model->is_update_ahead = model->is_step_counted = 0;
@@ -343,11 +343,13 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
 
 /* Ranks that give up at different places would take each other's gathers for their own from here
  * on: where they meet it shows. A communicator that has failed needs no such meeting. */
-static tn_status meet(const tn_sharded_model *model) {
+static tn_status meet(tn_sharded_model *model) {
     tn_status status;
+    if (model->has_met) return TN_OK; /* and failed behind that: the others have gone on */
     tn__error_scope_begin();
     status = tn_barrier(model->config.comm, model->config.comm_stream);
     if (status == TN_COMM_ERROR || status == TN_COMM_TIMEOUT) status = TN_OK;
+    model->has_met = status == TN_OK;
     return tn__error_scope_end(status);
 }
 

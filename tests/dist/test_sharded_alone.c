@@ -331,6 +331,58 @@ static void an_end_that_fails_is_called_again(void **state) {
     if (all.place == RANKS_ON_SIM) assert_true(failed > 0);
 }
 
+/* Made again by the rank where it has failed, which the others do not wait for: 1 if it has. */
+static int give_up_step(life *l, fault_kind faults, long nth, int *has_come) {
+    const uint64_t calls = all.place == RANKS_ON_SIM ? test_sim_get()->call_count(NULL) : 0;
+    if (nth) arm(faults, nth);
+    tn_status status = tn_sharded_abandon(l->model);
+    *has_come = nth && disarm(faults, nth, calls);
+    const int has_failed = status != TN_OK;
+    for (int tries = 0; tries < ATTEMPTS && status != TN_OK && !is_lost(status); tries++)
+        status = tn_sharded_abandon(l->model);
+    if (status == TN_OK) status = tn_comm_wait(comm); /* the fault may have met the barrier's end */
+    l->is_over = ranks_most(&all, (float)is_lost(status)) > 0.0f;
+    if (l->is_over && status == TN_OK) hear_of_the_end(l);
+    if (!l->is_over) EXPECT_OK(status);
+    *has_come = ranks_most(&all, (float)*has_come) > 0.0f;
+    return has_failed;
+}
+
+static void close_life(life *l) {
+    const tn_status status = tn_sharded_destroy(l->model);
+    assert_true(status == TN_OK || l->is_over);
+    EXPECT_OK(tn_scope_close(l->scope));
+    if (l->is_over) new_comm();
+    expect_balance();
+}
+
+static void give_up_each(const kind *of, fault_kind faults, int faulty) {
+    long failed = 0;
+    int has_come = 1;
+    life l = open_life(of);
+    for (long nth = 1; has_come; nth++) {
+        failed += give_up_step(&l, faults, all.rank == faulty ? nth : 0, &has_come);
+        if (l.is_over) {
+            close_life(&l);
+            l = open_life(of);
+            continue;
+        }
+        pass(&l, 0, 0); /* it goes on from the same weights */
+        assert_int_equal(l.is_over, 0);
+    }
+    if (all.rank == faulty) printf("  %s, rank %d: %ld failed\n", of->name, faulty, failed);
+    if (all.rank == faulty) assert_true(failed > 0);
+    close_life(&l);
+}
+
+static void a_step_is_given_up_by_one_rank_later(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        give_up_each(&kinds[i], HOST_MEMORY, i);
+        if (all.place == RANKS_ON_SIM) give_up_each(&kinds[i], DRIVER_CALLS, 1 - i);
+    }
+}
+
 static int open_ranks(void **state) {
     (void)state;
     all = ranks_open();
@@ -351,6 +403,7 @@ int main(void) {
         cmocka_unit_test(host_memory_fails_on_one_rank),
         cmocka_unit_test(driver_calls_fail_on_one_rank),
         cmocka_unit_test(an_end_that_fails_is_called_again),
+        cmocka_unit_test(a_step_is_given_up_by_one_rank_later),
     };
     return TEST_RUN_GROUP(tests, open_ranks, close_ranks);
 }
