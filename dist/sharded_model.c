@@ -296,6 +296,7 @@ tn_status tn_sharded_destroy(tn_sharded_model *model) {
     if (!model) return TN_OK;
     TN_TRY(end_units(model));
     const tn_status waited = tn_comm_wait(model->config.comm);
+    if (waited != TN_COMM_ERROR && waited != TN_COMM_TIMEOUT) TN_TRY(waited);
     tn__saved_error why;
     tn__error_save(&why);
     TN_TRY(end_ring(model));

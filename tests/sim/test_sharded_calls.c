@@ -1,0 +1,256 @@
+/* Every driver call of giving up a sharded model's step, and of its end, fails once, on a stream of
+ * another library, whose uses are told to the driver at once: the call that failed is made again,
+ * and nothing is left behind. And buffers whose stream is gone.
+ */
+#include "tenure_sharded.h"
+#include "tenure_simulated.h"
+#include "test_pools.h"
+#include "test_support.h"
+
+#include <stdio.h>
+
+#include "sharded.h"
+
+enum { UNITS = 3, ROWS = 136, COLS = 72, MICRO_BATCHES = 2, CODE_OUT_OF_MEMORY = 2, TRIES = 3 };
+
+static tn_device *device;
+static tn_pool *pool;
+static tn_stream stream; /* another library's */
+static tn_comm *comm;
+static tn_scope scope;
+static tn_sharded_model *model;
+static int calls_failed;
+
+/* ---- the model ------------------------------------------------------------------------------- */
+
+static void open_comm(void) {
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    config.device = device;
+    config.engine = TN_COMM_SIMULATED;
+    config.rank_count = 2;
+    EXPECT_OK(tn_comm_create(&config, &comm));
+}
+
+static tn_tensor initial_weight(void) {
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_tensor tensor = {0};
+    config.rank = 2, config.shape[0] = ROWS, config.shape[1] = COLS;
+    EXPECT_OK(tn_tensor_create(scope, &config, &tensor));
+    EXPECT_OK(tn_plane_fill(tensor, TN_PLANE_DATA, 0, stream));
+    return tensor;
+}
+
+static void open_model(tn_gradient_wire wire) {
+    tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
+    tn_sharded_tensor tensor = {.name = "w",
+                                .format = TN_FORMAT_FP8_BLOCK_2D,
+                                .dtype = TN_E4M3,
+                                .rows = ROWS,
+                                .cols = COLS};
+    tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
+    config.scope = scope, config.comm = comm, config.stream = stream;
+    config.micro_batches = MICRO_BATCHES;
+    config.gradient_wire = wire;
+    EXPECT_OK(tn_sharded_create(&config, &model));
+    tensor.initial = initial_weight();
+    unit.tensors = &tensor, unit.tensor_count = 1;
+    for (int i = 0, number; i < UNITS; i++)
+        EXPECT_OK(tn_sharded_unit_add(model, &unit, &number));
+    EXPECT_OK(tn_tensor_destroy(tensor.initial, stream));
+    EXPECT_OK(tn_sharded_seal(model));
+}
+
+static void open_all(tn_gradient_wire wire) {
+    tn_scope_config of_scope = TN_SCOPE_CONFIG_INIT;
+    device = test_open_sim(0, 0);
+    pool = test_open_pool(device, TN_BACKING_AUTO, 0);
+    stream = test_open_foreign_stream(device);
+    of_scope.pool = pool;
+    EXPECT_OK(tn_scope_create(&of_scope, &scope));
+    open_comm();
+    open_model(wire);
+    calls_failed = 0;
+}
+
+/* The model has ended. */
+static void close_all(int is_lost) {
+    const tn_status status = tn_comm_destroy(comm);
+    assert_true(status == TN_OK || (is_lost && status == TN_COMM_ERROR));
+    EXPECT_OK(tn_scope_close(scope));
+    EXPECT_OK(tn_device_synchronize(device));
+    EXPECT_OK(tn_pool_check(pool));
+    EXPECT_OK(tn_pool_destroy(pool));
+    test_close_foreign_stream(device, stream);
+    test_close_sim(device);
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static uint64_t armed_at;
+static long armed;
+static int has_come; /* the fault that was armed last */
+
+static void arm(long nth) {
+    armed = nth, armed_at = test_sim_get()->call_count(NULL);
+    test_sim_get()->fault(NULL, nth, 0, CODE_OUT_OF_MEMORY);
+}
+
+static void disarm(void) {
+    has_come = test_sim_get()->call_count(NULL) - armed_at >= (uint64_t)armed;
+    test_sim_get()->fault(NULL, 0, 0, 0);
+}
+
+/* 0: the communicator has failed, and nothing can be made again. */
+#define MAKE(call)                                                                                 \
+    do {                                                                                           \
+        tn_status made = TN_UNSUPPORTED;                                                           \
+        for (int tries = 0; tries < TRIES && made != TN_OK; tries++) {                             \
+            made = (call);                                                                         \
+            calls_failed += made != TN_OK;                                                         \
+            if (made == TN_COMM_ERROR) return 0;                                                   \
+        }                                                                                          \
+        EXPECT_OK(made);                                                                           \
+    } while (0)
+
+static int backward(int unit) {
+    MAKE(tn_sharded_backward_begin(model, unit));
+    if (!tn_sharded_accumulates(model, unit))
+        MAKE(tn_plane_fill(tn_sharded_gradient(model, unit, 0), TN_PLANE_DATA, 0, stream));
+    MAKE(tn_sharded_backward_end(model, unit));
+    return 1;
+}
+
+static int pass(void) {
+    for (int unit = 0; unit < UNITS; unit++) {
+        MAKE(tn_sharded_forward_begin(model, unit));
+        MAKE(tn_sharded_forward_end(model, unit));
+    }
+    for (int unit = UNITS; unit-- > 0;)
+        if (!backward(unit)) return 0;
+    return 1;
+}
+
+static int step(void) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    update.max_norm = 1.0f;
+    for (int i = 0; i < MICRO_BATCHES; i++)
+        if (!pass()) return 0;
+    MAKE(tn_sharded_update(model, &update));
+    return 1;
+}
+
+/* In the middle of a backward, where gradients are in buckets, and some are reduced. */
+static int given_up(long nth) {
+    if (!pass() || !backward(UNITS - 1)) return 0;
+    MAKE(tn_sharded_backward_begin(model, UNITS - 2));
+    MAKE(tn_plane_fill(tn_sharded_gradient(model, UNITS - 2, 0), TN_PLANE_DATA, 0, stream));
+    arm(nth);
+    MAKE(tn_sharded_abandon(model));
+    disarm();
+    return step();
+}
+
+static int ended(long nth) {
+    if (!pass() || !backward(UNITS - 1)) return 0;
+    tn_sharded_model *ends = model;
+    arm(nth);
+    model = NULL; /* whatever has become of its communicator */
+    MAKE(tn_sharded_destroy(ends));
+    disarm();
+    return 1;
+}
+
+/* The N-th driver call from some point of a model's life on, for each N. */
+static void fail_each(const char *name, tn_gradient_wire wire, int (*life)(long nth)) {
+    long lives = 0, failed = 0, lost = 0;
+    for (has_come = 1; has_come; lives++) {
+        open_all(wire);
+        const int is_lost = !life(lives + 1);
+        if (is_lost) disarm();
+        const tn_status ends = tn_sharded_destroy(model);
+        if (!is_lost) EXPECT_OK(ends);
+        close_all(is_lost);
+        failed += calls_failed > 0, lost += is_lost;
+    }
+    printf("  %s: %ld lives, %ld with a call that failed, %ld communicators lost\n", name, lives,
+           failed, lost);
+    assert_true(failed > lost);
+}
+
+static void a_step_is_given_up_again(void **state) {
+    (void)state;
+    fail_each("given up", TN_GRADIENT_WIRE_PLAIN, given_up);
+    fail_each("given up, gradients in FP8", TN_GRADIENT_WIRE_FP8, given_up);
+}
+
+static void an_end_is_called_again(void **state) {
+    (void)state;
+    fail_each("ended", TN_GRADIENT_WIRE_PLAIN, ended);
+    fail_each("ended, gradients in FP8", TN_GRADIENT_WIRE_FP8, ended);
+}
+
+/* ---- a buffer -------------------------------------------------------------------------------- */
+
+static tn__sharded_buffer make_buffer(tn_stream on) {
+    tn__sharded_buffer buffer;
+    EXPECT_OK(tn__sharded_buffer_make(model, 1 << 20, on, "buffer", &buffer));
+    test_sim_write(device, on, buffer.data, 1 << 20, 5.0);
+    return buffer;
+}
+
+/* What the driver fails at is left for the next call, or goes with the scope. */
+static long fail_buffers(int ends) {
+    long nth = 1, failed = 0;
+    for (has_come = 1; has_come; nth++) {
+        tn__sharded_buffer buffer = make_buffer(stream);
+        tn_stream other = test_open_stream(device);
+        arm(nth);
+        const tn_status status = tn__sharded_buffer_end(&buffer, other);
+        disarm();
+        failed += status != TN_OK;
+        if (status != TN_OK) assert_int_not_equal(buffer.memory.value, 0);
+        if (ends) EXPECT_OK(tn__sharded_buffer_end(&buffer, other));
+        if (!ends) tn__sharded_buffer_abandon(&buffer, other);
+        assert_int_equal(buffer.memory.value, 0);
+        EXPECT_OK(tn_stream_synchronize(device, other));
+        EXPECT_OK(tn_stream_destroy(device, other));
+    }
+    return failed;
+}
+
+static void a_buffer_ends_the_next_time(void **state) {
+    (void)state;
+    open_all(TN_GRADIENT_WIRE_PLAIN);
+    assert_true(fail_buffers(1) > 4);
+    assert_true(fail_buffers(0) > 4);
+    EXPECT_OK(tn_sharded_destroy(model));
+    close_all(0);
+}
+
+/* No end of its lease is possible: the scope takes it along. */
+static void a_buffer_whose_stream_is_gone_is_given_up(void **state) {
+    (void)state;
+    open_all(TN_GRADIENT_WIRE_PLAIN);
+    tn_stream gone = test_open_foreign_stream(device);
+    tn__sharded_buffer buffer = make_buffer(gone);
+    EXPECT_OK(tn_device_synchronize(device));
+    test_close_foreign_stream(device, gone);
+    tn_stream another = test_open_foreign_stream(device); /* that has its handle now */
+    EXPECT_STATUS(tn__sharded_buffer_end(&buffer, stream), TN_INVALID_ARGUMENT);
+    assert_int_not_equal(buffer.lease.value, 0);
+    tn__sharded_buffer_abandon(&buffer, stream);
+    assert_int_equal(buffer.memory.value, 0);
+    test_close_foreign_stream(device, another);
+    EXPECT_OK(tn_sharded_destroy(model));
+    close_all(0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_step_is_given_up_again),
+        cmocka_unit_test(an_end_is_called_again),
+        cmocka_unit_test(a_buffer_ends_the_next_time),
+        cmocka_unit_test(a_buffer_whose_stream_is_gone_is_given_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
