@@ -66,6 +66,7 @@ typedef struct tn__sharded_unit {
     int is_held;
     int ended;
     float amax_epsilon;         /* of its last update: a shard that is made is cast with it */
+    uint64_t master_contents;   /* that it left, of a shard that is made; 0: not gathered yet */
     int is_updated;             /* in this step, ahead of tn_sharded_update */
     tn__sharded_bucket *bucket; /* that it owns; NULL */
 } tn__sharded_unit;
@@ -168,6 +169,11 @@ void tn__sharded_unit_delete(tn__sharded_unit *unit); /* its tensors are gone, o
 /* Where shards are made, and that of what a unit's masters have now, on the ring's stream. */
 tn_status tn__sharded_made_shard_make(tn_sharded_model *model);
 tn_status tn__sharded_make_shard(void *unit, tn_stream stream);
+
+/* TN_INVALID_STATE if a shard would be made of masters that are not those of the last update. */
+tn_status tn__sharded_check_master(tn__sharded_unit *unit);
+/* They are, from here on. */
+tn_status tn__sharded_keep_master(tn__sharded_unit *unit);
 
 /* The rank's parts of masters to the shard, if it is kept; can be made again where it fails. */
 tn_status tn__sharded_cast_update(tn_sharded_model *model, tn__sharded_unit *unit,

@@ -179,12 +179,15 @@ static tn_status note_use(const tn_sharded_model *model, tn_tensor tensor, tn_ac
 
 /* `stream` is behind all that is on comm_stream now: with uses noted here, the update's wait for
  * nothing that is put there later. A master is read there by gathers that make a shard of it; one
- * that comes before the update would wait for `stream`. */
-static tn_status await_reduction(const tn_sharded_model *model, const tn__sharded_unit *unit) {
+ * that comes before the update would wait for `stream`. That counts as a write of the master. */
+static tn_status await_reduction(const tn_sharded_model *model, tn__sharded_unit *unit) {
     const int comes_update = unit->ended == model->config.micro_batches && !model->is_update_ahead;
     TN_TRY(note_use(model, unit->gradient, TN_READ));
     if (!unit->is_shard_made || !comes_update) return TN_OK;
-    return note_use(model, unit->master, TN_UPDATE);
+    TN_TRY(tn__sharded_check_master(unit));
+    const tn_status noted = note_use(model, unit->master, TN_UPDATE);
+    const tn_status kept = tn__sharded_keep_master(unit);
+    return noted == TN_OK ? kept : noted;
 }
 
 /* Unless its owner still writes, or adds to it. */

@@ -107,6 +107,7 @@ static tn_status is_there(const tn_sharded_model *model, const tn__sharded_unit 
 
 static tn_status gather(tn_sharded_model *model, tn__sharded_unit *unit) {
     int is_ahead;
+    TN_TRY(tn__sharded_check_master(unit));
     if (unit->is_held) return TN_OK;
     TN_TRY(is_there(model, unit, &is_ahead));
     TN_TRY(tn_ring_acquire(model->ring, unit->ring_unit, (tn_scope){0}, model->config.stream));

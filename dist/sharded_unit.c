@@ -10,6 +10,7 @@
 #include "comm.h"
 #include "error.h"
 #include "host_alloc.h"
+#include "tensor_internal.h"
 #include "tenure_cast.h"
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -378,10 +379,30 @@ tn_status tn__sharded_make_shard(void *unit, tn_stream stream) {
     return cast_masters(of->model, of, of->amax_epsilon, stream);
 }
 
+tn_status tn__sharded_check_master(tn__sharded_unit *unit) {
+    uint64_t contents = 0;
+    if (!unit->is_shard_made || unit->master.value == 0) return TN_OK;
+    TN_TRY(tn__tensor_contents(unit->master, &contents));
+    if (unit->master_contents == 0) unit->master_contents = contents;
+    if (unit->master_contents == contents) return TN_OK;
+    return TN_FAIL(
+        TN_INVALID_STATE,
+        "the masters of unit %s were written by something else than its update, of which "
+        "what is gathered already knows nothing (shards_from_masters): make the model "
+        "anew, with them as its initial values",
+        unit->name);
+}
+
+tn_status tn__sharded_keep_master(tn__sharded_unit *unit) {
+    if (unit->master.value == 0) return TN_OK;
+    return tn__tensor_contents(unit->master, &unit->master_contents);
+}
+
 tn_status tn__sharded_cast_update(tn_sharded_model *model, tn__sharded_unit *unit,
                                   float amax_epsilon, tn_stream stream) {
     if (!unit->is_shard_made) return cast_masters(model, unit, amax_epsilon, stream);
     unit->amax_epsilon = amax_epsilon;
+    TN_TRY(tn__sharded_keep_master(unit));
     return tn_plane_fill(unit->version, TN_PLANE_DATA, 0, stream);
 }
 

@@ -152,6 +152,36 @@ static void expect_equal_masters(const test_model *a, const test_model *b) {
     }
 }
 
+static int all_have_masters(const test_model *model, int unit, tn_tensor *master) {
+    tn_sharded_unit_info info = TN_SHARDED_UNIT_INFO_INIT;
+    EXPECT_OK(tn_sharded_unit_info_get(model->sharded, unit, &info));
+    *master = info.master;
+    return ranks_most(&all, info.master.value ? 0.0f : 1.0f) == 0.0f;
+}
+
+/* As a loader would between steps; before the first gather it may. */
+static void masters_that_shards_are_made_of_are_the_updates(void **state) {
+    (void)state;
+    model_options options = model_options_small(2);
+    tn_tensor master = {0};
+    options.precision = MODEL_BF16; /* of which all shards are made */
+    options.shards_from_masters = 1;
+    for (int unit = 0; unit < 2; unit++) {
+        test_model *model = model_open(&all, &options, NULL);
+        if (!all_have_masters(model, unit, &master)) {
+            model_close(model);
+            continue;
+        }
+        EXPECT_OK(tn_plane_fill(master, TN_PLANE_DATA, 0, all.stream));
+        model_step(model, 0);
+        model_step(model, 1);
+        EXPECT_OK(tn_plane_fill(master, TN_PLANE_DATA, 0, all.stream));
+        EXPECT_STATUS(tn_sharded_forward_begin(model->sharded, unit), TN_INVALID_STATE);
+        EXPECT_ERROR_HAS("were written by something else than its update");
+        model_close(model);
+    }
+}
+
 /* The last layer is updated, with another epsilon, before the first one is gathered for its
  * backward: that is still of the update before. */
 static void a_shard_is_made_as_its_own_last_update_said(void **state) {
@@ -371,6 +401,7 @@ int main(void) {
         cmocka_unit_test(modes_do_not_change_a_bit),
         cmocka_unit_test(layouts_do_not_change_a_bit),
         cmocka_unit_test(shards_made_of_masters_do_not_change_a_bit),
+        cmocka_unit_test(masters_that_shards_are_made_of_are_the_updates),
         cmocka_unit_test(updates_ahead_do_not_change_a_bit),
         cmocka_unit_test(a_shard_is_made_as_its_own_last_update_said),
         cmocka_unit_test(a_step_updated_ahead_is_given_up_or_gone_on_with),
