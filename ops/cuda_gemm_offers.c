@@ -5,7 +5,7 @@
  * offers with another tile, cluster or order of blocks, as far as cuBLASLt's own check lets it: the
  * heuristic offers one algorithm for 1x128 by 128x128 scales, though more than one runs. The places
  * of the first offers are the same for both, and so is that of our own product, behind them, where
- * it takes the shape (cuda_gemm_own.c).
+ * it takes the shape (cuda_gemm_own.c), also where cuBLASLt has nothing to offer for it.
  *
  * The workspace that an algorithm may ask for is what 8 fp32 copies of d take, but 1 MiB at least
  * and 32 MiB at most: the partial sums of a split contraction are such copies, and a small product
@@ -193,11 +193,13 @@ cublasStatus_t tn__gemm_offers_get(const tn__cuda_gemm *gemm, const tn__blas_pro
                                    const tn__blas_shape *shape, int is_wide,
                                    tn__gemm_offers *offers) {
     const size_t limit = workspace_limit(shape);
+    const int is_ours_too = tn__gemm_own_takes(gemm, shape);
     offers->count = 0;
-    cublasStatus_t status = ask_heuristic(gemm, product, limit, offers);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const cublasStatus_t status = ask_heuristic(gemm, product, limit, offers);
+    const int is_only_ours = is_ours_too && status == CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status != CUBLAS_STATUS_SUCCESS && !is_only_ours) return status;
     const int asked = offers->count;
-    if (tn__gemm_own_takes(gemm, shape)) put(offers, tn__gemm_own(), 0);
+    if (is_ours_too) put(offers, tn__gemm_own(), 0);
     if (!is_wide) return CUBLAS_STATUS_SUCCESS;
     (void)ask_heuristic(gemm, product, limit / 8, offers);
     (void)ask_heuristic(gemm, product, 0, offers);

@@ -258,6 +258,28 @@ static void lines_of_ours_are_left_out_where_it_does_not_run(void **state) {
     unlink(path);
 }
 
+/* Where cuBLASLt offers nothing, of a shape that ours takes. */
+static void our_own_goes_without_another(void **state) {
+    tn_gemm_choice choice = TN_GEMM_CHOICE_INIT;
+    (void)state;
+    reopen_with_products(0);
+    scripted.count = 0;
+    tn_gemm_args args = product_of(TN_FORMAT_FP8_BLOCK_1D), plain = product_of(TN_FORMAT_PLAIN);
+    EXPECT_OK(tn_gemm_choice_get(&args, &choice));
+    assert_int_equal(choice.engine, TN_GEMM_ENGINE_WGMMA);
+    assert_int_equal(choice.algorithms, 1);
+    expect_bits_of(args, TN_GEMM_ENGINE_WGMMA);
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    assert_int_equal(engine_of(&args), TN_GEMM_ENGINE_WGMMA);
+    args.engine = TN_GEMM_ENGINE_CUBLASLT;
+    EXPECT_STATUS(tn_gemm(&args, gpu.stream), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("the engine cublaslt is pinned, and does not take");
+    EXPECT_STATUS(tn_gemm(&plain, gpu.stream), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("MatmulAlgoGetHeuristic");
+    gpu_poison(&gpu, plain.d, TN_PLANE_DATA);
+    end_product(&args), end_product(&plain);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_gpu, close_gpu)
 
 int main(void) {
@@ -269,6 +291,7 @@ int main(void) {
         TEST(formats_without_a_gemm_are_dequantized_where_that_is_allowed),
         TEST(a_driver_without_boxes_is_offered_none_of_ours),
         TEST(lines_of_ours_are_left_out_where_it_does_not_run),
+        TEST(our_own_goes_without_another),
     };
     scripted_cublaslt_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);
