@@ -370,8 +370,9 @@ static tn_status run(const tn__gemm_preparation *by, const tn__gemm_work *work, 
     int last;
     TN_TRY(require_memory(by, work));
     TN_TRY(tn__gemm_place(by, work, stream, &placed));
+    tn__error_scope_begin();
     const cublasStatus_t status = multiply(by, work, &placed, stream, &last);
-    TN_TRY(product_status(by, status, last));
+    TN_TRY(tn__error_scope_end(product_status(by, status, last)));
     return by->layout.d.bytes > 0 ? finish(by, work, stream) : TN_OK;
 }
 

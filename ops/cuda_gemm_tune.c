@@ -35,6 +35,7 @@ static const double sift_us = 500.0;
 static const double final_us = 2000.0;
 static const double warm_us = 30000.0; /* of load before the first round */
 static const double launch_us = 5.0;   /* the host needs at most, for each of the turns */
+static const double us_least = 0.001;  /* that a file can hold */
 static const double slow = 1.25;
 static const double close = 1.05;
 static const double margin = 0.99;
@@ -81,7 +82,7 @@ static tn_status measure(const timer *t, int candidate, int lead, int turns, dou
     }
     TN_TRY(driver->event_synchronize(state, t->end));
     *us = (driver->now_us(state) - start) / turns;
-    if (*us <= 0.0) *us = 0.001; /* below what the clock tells, and measured */
+    if (*us < us_least) *us = us_least; /* below what the clock tells, and measured */
     return TN_OK;
 }
 
@@ -263,9 +264,10 @@ static tn_status tune(tn__gemm_preparation *by, const tn__gemm_work *work, tn_st
 tn_status tn__cuda_gemm_tune(tn_device *device, const tn__gemm_work *work, tn_stream stream) {
     tn__gemm_preparation by;
     TN_TRY(tn__gemm_prepare(device, work, &by));
+    tn__error_scope_begin(); /* one that does not run is passed over */
     tn_status status = tune(&by, work, stream);
     tn__gemm_unprepare(&by);
-    return status;
+    return tn__error_scope_end(status);
 }
 
 tn_status tn__cuda_gemm_prefer(tn_device *device, const tn__gemm_work *work,

@@ -321,7 +321,9 @@ static void a_launch_of_ours_that_fails_is_told_as_ours(void **state) {
     launch_all = tn__driver_emulated.launch;
     tn__driver_emulated.launch = launch_others;
     const int products = scripted.products;
+    assert_int_equal(tn_gemm(NULL, device.stream), TN_INVALID_ARGUMENT);
     EXPECT_OK(tn_gemm(&args, device.stream));
+    assert_null(strstr(tn_error_last(), "planted")); /* the last error is of a call that failed */
     args.engine = TN_GEMM_ENGINE_WGMMA;
     assert_int_equal(tn_gemm(&args, device.stream), TN_DRIVER_ERROR);
     assert_non_null(strstr(tn_error_last(), "this launch is planted to fail"));

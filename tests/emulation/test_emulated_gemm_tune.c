@@ -395,6 +395,19 @@ static void choices_come_back_from_a_file(void **state) {
     end_product(&one);
 }
 
+/* A time that is next to nothing is one that a file can hold. */
+static void the_shortest_time_comes_back_too(void **state) {
+    static const scripted_algorithm shortest[] = {{.us = 1e-5}};
+    (void)state;
+    script(1, shortest);
+    tn_gemm_args args = product_of(40, 24, 64);
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    EXPECT_OK(tn_gemm_table_save(gpu.device, path));
+    EXPECT_OK(tn_gemm_table_load(gpu.device, path));
+    assert_int_equal(choice_of(&args).is_measured, 1);
+    end_product(&args);
+}
+
 static void a_file_of_another_device_or_library_is_refused(void **state) {
     char text[4096];
     (void)state;
@@ -576,6 +589,7 @@ int main(void) {
         TEST(a_warm_call_makes_nothing),
         TEST(no_more_plans_are_kept_than_the_bound),
         TEST(choices_come_back_from_a_file),
+        TEST(the_shortest_time_comes_back_too),
         TEST(a_file_of_another_device_or_library_is_refused),
         TEST(a_file_that_is_not_whole_changes_nothing),
         TEST(a_file_with_other_lines_changes_nothing),
