@@ -37,3 +37,16 @@ int fault_each(fault_point fault, int (*run)(const void *scenario, fault_point *
     } while (fault.is_reached);
     return failed;
 }
+
+void fault_everywhere(int is_host, int code, int (*run)(const void *scenario, fault_point *fault),
+                      const void *scenarios, size_t each_bytes, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const fault_scenario *of = (const void *)((const char *)scenarios + i * each_bytes);
+        const int least = is_host ? of->least_host_faults : of->least_faults;
+        for (int and_after = 0; and_after < 2; and_after++) {
+            const fault_point fault = {.is_host = is_host, .and_after = and_after, .code = code};
+            const int failed = fault_each(fault, run, of);
+            if (failed < least) fail_msg("%s: only %d faults made it fail", of->name, failed);
+        }
+    }
+}

@@ -4,6 +4,8 @@
 #ifndef TENURE_FAULT_LOOP_SUPPORT_H
 #define TENURE_FAULT_LOOP_SUPPORT_H
 
+#include <stddef.h>
+
 typedef struct fault_point {
     int is_host;    /* host allocations fail, else calls of the simulated driver */
     int and_after;  /* and all later ones, too */
@@ -21,5 +23,16 @@ void fault_end(fault_point *fault);
  * of those. */
 int fault_each(fault_point fault, int (*run)(const void *scenario, fault_point *fault),
                const void *scenario);
+
+/* A battery's scenarios begin with this. */
+typedef struct fault_scenario {
+    const char *name;
+    int least_faults;      /* at least so many N of driver calls make the run fail */
+    int least_host_faults; /* the same for host allocations */
+} fault_scenario;
+
+/* Each of them with each N, failing once and from then on. */
+void fault_everywhere(int is_host, int code, int (*run)(const void *scenario, fault_point *fault),
+                      const void *scenarios, size_t each_bytes, size_t count);
 
 #endif

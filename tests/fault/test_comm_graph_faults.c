@@ -24,11 +24,9 @@ typedef struct subject {
 } subject;
 
 typedef struct scenario {
-    const char *name;
+    fault_scenario of;
     void (*setup)(subject *s);
     tn_status (*run)(subject *s);
-    int least_faults; /* at least so many N of driver calls make the run fail */
-    int least_host_faults;
     int may_fail_for_good; /* the communicator may */
 } scenario;
 
@@ -96,14 +94,14 @@ static tn_status destroy(subject *s) {
 }
 
 static const scenario scenarios[] = {
-    {"capture_begin", stream_captures, begin, 1, 1, 0},
-    {"gather", a_capture, gather, 4, 0, 0},
-    {"gather beside", a_capture_with_a_fork, gather_beside, 5, 0, 0},
-    {"group", a_capture, group, 4, 0, 0},
-    {"capture_end", a_capture, end, 1, 0, 0},
-    {"launch_begin", nothing, begin_launch, 2, 0, 0},
-    {"launch_end", a_launch, end_launch, 1, 0, 1},
-    {"graph_destroy", nothing, destroy, 0, 0, 0},
+    {{"capture_begin", 1, 1}, stream_captures, begin, 0},
+    {{"gather", 4, 0}, a_capture, gather, 0},
+    {{"gather beside", 5, 0}, a_capture_with_a_fork, gather_beside, 0},
+    {{"group", 4, 0}, a_capture, group, 0},
+    {{"capture_end", 1, 0}, a_capture, end, 0},
+    {{"launch_begin", 2, 0}, nothing, begin_launch, 0},
+    {{"launch_end", 1, 0}, a_launch, end_launch, 1},
+    {{"graph_destroy", 0, 0}, nothing, destroy, 0},
 };
 
 /* ---- one run -------------------------------------------------------------------------------- */
@@ -193,15 +191,8 @@ static int run_with_fault(const void *argument, fault_point *fault) {
 }
 
 static void fail_everywhere(int is_host) {
-    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
-        int least = is_host ? scenarios[i].least_host_faults : scenarios[i].least_faults;
-        for (int and_after = 0; and_after < 2; and_after++) {
-            fault_point fault = {.is_host = is_host, .and_after = and_after, .code = CUDA_UNKNOWN};
-            int failed = fault_each(fault, run_with_fault, &scenarios[i]);
-            if (failed < least)
-                fail_msg("%s: only %d faults made it fail", scenarios[i].name, failed);
-        }
-    }
+    fault_everywhere(is_host, CUDA_UNKNOWN, run_with_fault, scenarios, sizeof *scenarios,
+                     sizeof scenarios / sizeof *scenarios);
 }
 
 static void every_driver_call_may_fail(void **state) {

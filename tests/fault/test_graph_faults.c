@@ -28,12 +28,10 @@ typedef struct subject {
 } subject;
 
 typedef struct scenario {
-    const char *name;
+    fault_scenario of;
     void (*setup)(subject *s);
     tn_status (*run)(subject *s);
-    int is_in_capture;     /* the run is made while stream a captures */
-    int least_faults;      /* at least so many N of driver calls make the run fail */
-    int least_host_faults; /* the same for host allocations */
+    int is_in_capture; /* the run is made while stream a captures */
 } scenario;
 
 /* ---- scenarios ------------------------------------------------------------------------------- */
@@ -97,16 +95,16 @@ static tn_status checkpoint(subject *s) { return tn_pool_checkpoint(s->pool, &s-
 static tn_status restore(subject *s) { return tn_pool_restore(s->pool, s->checkpoint, s->a); }
 
 static const scenario scenarios[] = {
-    {"create", nothing, create, 0, 0, 2},
-    {"begin", stream_captures, begin, 1, 1, 0},
-    {"alloc", a_capture, take, 1, 40, 4},
-    {"free", a_capture_with_a_block, give, 1, 2, 0},
-    {"record a use", a_capture_with_a_fork, use, 1, 2, 1},
-    {"end", a_capture_with_a_block, end, 1, 1, 0},
-    {"abort", a_capture_with_a_block, abort_capture, 1, 0, 0},
-    {"release", nothing, release, 0, 1, 0},
-    {"checkpoint", nothing, checkpoint, 0, 0, 1},
-    {"restore", a_checkpoint, restore, 0, 3, 0},
+    {{"create", 0, 2}, nothing, create, 0},
+    {{"begin", 1, 0}, stream_captures, begin, 1},
+    {{"alloc", 40, 4}, a_capture, take, 1},
+    {{"free", 2, 0}, a_capture_with_a_block, give, 1},
+    {{"record a use", 2, 1}, a_capture_with_a_fork, use, 1},
+    {{"end", 1, 0}, a_capture_with_a_block, end, 1},
+    {{"abort", 0, 0}, a_capture_with_a_block, abort_capture, 1},
+    {{"release", 1, 0}, nothing, release, 0},
+    {{"checkpoint", 0, 1}, nothing, checkpoint, 0},
+    {{"restore", 3, 0}, a_checkpoint, restore, 0},
 };
 
 /* ---- one run --------------------------------------------------------------------------------- */
@@ -190,16 +188,8 @@ static int run_with_fault(const void *argument, fault_point *fault) {
 }
 
 static void fail_everywhere(int is_host) {
-    for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++) {
-        int least = is_host ? scenarios[i].least_host_faults : scenarios[i].least_faults;
-        for (int and_after = 0; and_after < 2; and_after++) {
-            fault_point fault = {.is_host = is_host, .and_after = and_after, .code = CUDA_UNKNOWN};
-            int failed = fault_each(fault, run_with_fault, &scenarios[i]);
-            if (failed < least) {
-                fail_msg("%s: only %d faults made it fail", scenarios[i].name, failed);
-            }
-        }
-    }
+    fault_everywhere(is_host, CUDA_UNKNOWN, run_with_fault, scenarios, sizeof *scenarios,
+                     sizeof scenarios / sizeof *scenarios);
 }
 
 static void every_driver_call_may_fail(void **state) {
