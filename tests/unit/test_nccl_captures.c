@@ -3,15 +3,13 @@
  * end of a communicator whose graphs are alive, for which NCCL waits without end. */
 #include "test_processes.h"
 
-#include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../dist/scripted_nccl.h"
 #include "comm_watch.h"
 #include "host_alloc.h"
 #include "options.h"
+#include "scripted_nccl_support.h"
 #include "tenure_registration.h"
 #include "tenure_ring.h"
 #include "test_graphs.h"
@@ -559,7 +557,6 @@ static void a_launch_that_one_gives_up_is_told_to_the_others(void **state) {
 #define SCRIPTED(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
 
 int main(void) {
-    static const char path[] = TENURE_BUILD_DIR "/tests/libtenure_scripted_nccl.so";
     const struct CMUnitTest tests[] = {
         /* Ranks are forked, before anything has opened the device here. */
         cmocka_unit_test(a_launch_and_a_call_that_meet_are_named),
@@ -579,16 +576,7 @@ int main(void) {
         SCRIPTED(one_that_fails_in_a_capture_is_aborted),
         SCRIPTED(one_that_had_graphs_ends_as_ever),
     };
-    setenv("TENURE_NCCL_LIBRARY", path, 1);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        puts("skipped: built without NCCL (TENURE_NCCL=OFF)");
-        return 77;
-    }
-    script = dlsym(library, "scripted_nccl_state");
-    if (tn__nccl_engine_get(&engine) != TN_OK) {
-        puts(tn_error_last());
-        return 1;
-    }
+    const int refusal = scripted_nccl_open(TENURE_BUILD_DIR, &script, &engine);
+    if (refusal) return refusal;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,9 @@
  * names, and an adopted communicator is left alone. On the simulated device, which has no NCCL. */
 #include "test_support.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
 
-#include "../dist/scripted_nccl.h"
-#include "comm_engine.h"
+#include "scripted_nccl_support.h"
 
 enum { SHORT_US = 20000, LONG_US = 20 * 1000 * 1000, REMOTE_ERROR = 6 };
 
@@ -508,7 +504,6 @@ static int end_script(void **state) {
 #define SCRIPTED(test) cmocka_unit_test_setup_teardown(test, begin_script, end_script)
 
 int main(void) {
-    static const char path[] = TENURE_BUILD_DIR "/tests/libtenure_scripted_nccl.so";
     const struct CMUnitTest tests[] = {
         SCRIPTED(a_call_in_progress_is_polled_until_it_is_through),
         SCRIPTED(joining_that_takes_too_long_is_aborted),
@@ -537,16 +532,7 @@ int main(void) {
         SCRIPTED(what_is_kept_expires),
         SCRIPTED(what_is_in_graphs_is_kept_but_not_to_be_shrunk),
     };
-    setenv("TENURE_NCCL_LIBRARY", path, 1);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        puts("skipped: built without NCCL (TENURE_NCCL=OFF)");
-        return 77;
-    }
-    script = dlsym(library, "scripted_nccl_state");
-    if (tn__nccl_engine_get(&engine) != TN_OK) {
-        puts(tn_error_last());
-        return 1;
-    }
+    const int refusal = scripted_nccl_open(TENURE_BUILD_DIR, &script, &engine);
+    if (refusal) return refusal;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
