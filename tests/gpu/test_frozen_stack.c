@@ -352,7 +352,6 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--small") == 0)
         size.layers = 4, size.width = 512, size.tokens = 384;
     gpu_open(&gpu);
-    (void)gpu_graph_load();
     EXPECT_OK(tn_stream_create(gpu.device, &side));
     const size_t count = (size_t)size.width * (size_t)(size.width + LAYERS_MAX + 8);
     noise = malloc(count * sizeof *noise);

@@ -209,7 +209,6 @@ static void check_replays(const test_experts_config *config, tn_pool *graph_pool
 static void replays_of_a_captured_step_have_the_bits_of_an_eager_one(void **state) {
     tn_pool *graph_pool;
     (void)state;
-    (void)gpu_graph_load();
     EXPECT_OK(tn_graph_pool_create(gpu.device, NULL, &graph_pool));
     for (int c = 0; c < CONFIGS; c++)
         if (configs[c].policy == TN_POLICY_KEEP) check_replays(&configs[c], graph_pool);

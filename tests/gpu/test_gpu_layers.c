@@ -182,7 +182,6 @@ static void check_steps(int index, tn_pool *graph_pool) {
 static void a_captured_step_goes_on_with_updated_weights(void **state) {
     tn_pool *graph_pool;
     (void)state;
-    (void)gpu_graph_load();
     EXPECT_OK(tn_graph_pool_create(gpu.device, NULL, &graph_pool));
     for (int c = 0; c < CONFIGS; c++)
         if (configs[c].format[0] != TN_FORMAT_FP8_TENSOR) check_steps(c, graph_pool);
@@ -219,7 +218,6 @@ static void check_forward(int index, tn_pool *graph_pool) {
 static void a_captured_forward_sees_an_update_after_it(void **state) {
     tn_pool *graph_pool;
     (void)state;
-    (void)gpu_graph_load();
     EXPECT_OK(tn_graph_pool_create(gpu.device, NULL, &graph_pool));
     for (int c = 0; c < CONFIGS; c++)
         if (configs[c].format[0] != TN_FORMAT_FP8_TENSOR) check_forward(c, graph_pool);

@@ -74,7 +74,6 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(each_launch_of_a_graph_draws_anew)};
     gpu_open(&gpu);
     gpu_open_host(&host, (size_t)1 << 30);
-    (void)gpu_graph_load();
     EXPECT_OK(tn_graph_pool_create(gpu.device, NULL, &graph_pool));
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_graph_end_what_is_left(&gpu);

@@ -20,7 +20,6 @@ enum { LAUNCHES = 100, COMPARED_EACH = 20, FLOATS = 1 << 20 };
 
 static gpu_side gpu;
 static tn_stream other;
-static const gpu_graph_calls *cu;
 static tn_comm *comm;
 static float *sent, *received; /* FLOATS each */
 
@@ -157,23 +156,16 @@ static void a_whole_step_is_captured_once_and_launched_again_and_again(void **st
 /* ---- captures of collectives alone ----------------------------------------------------------- */
 
 typedef struct captured {
-    void *graph, *exec;
+    test_graph graph;
     tn_comm_graph *comm_graph;
 } captured;
 
-static void begin_capture(void) {
-    EXPECT_OK(tn__device_driver(gpu.device)->make_current(tn__device_state(gpu.device)));
-    assert_int_equal(cu->begin(gpu.stream, 0), 0);
-}
+static void begin_capture(void) { test_capture_begin(gpu.device, gpu.stream, TEST_CAPTURE_GLOBAL); }
 
-static void end_capture(captured *made) {
-    assert_int_equal(cu->end(gpu.stream, &made->graph), 0);
-    assert_int_equal(cu->instantiate(&made->exec, made->graph, 0), 0);
-}
+static void end_capture(captured *made) { made->graph = test_capture_end(gpu.device, gpu.stream); }
 
-static void drop(const captured *made) {
-    assert_int_equal(cu->exec_destroy(made->exec), 0);
-    assert_int_equal(cu->graph_destroy(made->graph), 0);
+static void drop(captured *made) {
+    test_graph_destroy(gpu.device, &made->graph);
     EXPECT_OK(tn_comm_graph_destroy(made->comm_graph));
 }
 
@@ -184,7 +176,7 @@ static tn_status reduce(tn_comm *by) {
 /* All in one capture, of whose graph the one collective that was taken runs. */
 static void calls_that_are_refused_leave_the_capture_valid(void **state) {
     (void)state;
-    captured made = {NULL, NULL, NULL};
+    captured made = {{NULL, NULL}, NULL};
     tn_registration *none = NULL;
     tn_comm *part = NULL;
     EXPECT_OK(tn_comm_wait(comm));
@@ -201,7 +193,7 @@ static void calls_that_are_refused_leave_the_capture_valid(void **state) {
     end_capture(&made);
     EXPECT_OK(tn_fill(gpu.device, sent, 5, FLOATS * sizeof(float), gpu.stream));
     EXPECT_OK(tn_comm_graph_launch_begin(made.comm_graph, gpu.stream));
-    assert_int_equal(cu->launch(made.exec, gpu.stream), 0);
+    test_graph_launch(gpu.device, &made.graph, gpu.stream);
     EXPECT_OK(tn_comm_graph_launch_end(made.comm_graph));
     EXPECT_OK(tn_stream_wait(gpu.device, other, gpu.stream));
     expect_beside(5);
@@ -211,21 +203,20 @@ static void calls_that_are_refused_leave_the_capture_valid(void **state) {
 /* What CUDA forbids, which is error 900, reaches NCCL not. */
 static void a_spoiled_capture_leaves_the_communicator_in_order(void **state) {
     (void)state;
-    void *graph = NULL;
     begin_capture();
     EXPECT_OK(tn_comm_capture_begin(comm, gpu.stream));
     EXPECT_OK(reduce(comm));
-    assert_int_equal(cu->query(gpu.stream), 900);
+    test_capture_spoil(gpu.device, gpu.stream);
     EXPECT_STATUS(reduce(comm), TN_INVALID_STATE);
     tn_comm_capture_abort(comm);
-    assert_int_equal(cu->end(gpu.stream, &graph), 901);
+    test_capture_end_invalid(gpu.device, gpu.stream);
     EXPECT_OK(reduce(comm));
     EXPECT_OK(tn_comm_wait(comm));
 }
 
 static void one_that_is_given_up_ends_after_its_graph(void **state) {
     (void)state;
-    captured made = {NULL, NULL, NULL};
+    captured made = {{NULL, NULL}, NULL};
     tn_comm *side = join();
     EXPECT_OK(reduce(side));
     begin_capture();
@@ -234,7 +225,7 @@ static void one_that_is_given_up_ends_after_its_graph(void **state) {
     EXPECT_OK(tn_comm_capture_end(side, &made.comm_graph));
     end_capture(&made);
     EXPECT_OK(tn_comm_graph_launch_begin(made.comm_graph, gpu.stream));
-    assert_int_equal(cu->launch(made.exec, gpu.stream), 0);
+    test_graph_launch(gpu.device, &made.graph, gpu.stream);
     EXPECT_OK(tn_comm_graph_launch_end(made.comm_graph));
     tn_comm_abort(side, "no more");
     EXPECT_STATUS(tn_comm_graph_launch_begin(made.comm_graph, gpu.stream), TN_COMM_ERROR);
@@ -246,7 +237,6 @@ static void one_that_is_given_up_ends_after_its_graph(void **state) {
 
 static int open_all(void **state) {
     (void)state;
-    cu = gpu_graph_load();
     EXPECT_OK(tn_stream_create(gpu.device, &other));
     comm = join();
     sent = test_take(gpu.pool, FLOATS * sizeof(float), gpu.stream);

@@ -117,7 +117,6 @@ static void check_replays(const battery_op *op) {
 static void every_op_replayed_100_times_gives_the_same_bits(void **state) {
     tn_scope_config scope_config = TN_SCOPE_CONFIG_INIT;
     (void)state;
-    (void)gpu_graph_load();
     capturing = gpu;
     EXPECT_OK(tn_graph_pool_create(gpu.device, NULL, &capturing.pool));
     scope_config.pool = capturing.pool;

@@ -65,6 +65,13 @@ void test_capture_end_invalid(tn_device *device, tn_stream stream) {
     assert_null(graph);
 }
 
+void test_capture_drop(tn_device *device, tn_stream stream) {
+    const graph_calls *calls = calls_on(device);
+    void *graph = NULL;
+    (void)calls->end(stream, &graph);
+    if (graph) assert_int_equal(calls->graph_destroy(graph), 0);
+}
+
 void test_capture_spoil(tn_device *device, tn_stream stream) {
     assert_int_equal(calls_on(device)->query(stream), 900);
 }

@@ -25,6 +25,9 @@ test_graph test_capture_end(tn_device *device, tn_stream stream);
 /* Ends a capture that is spoiled: no graph comes of it. */
 void test_capture_end_invalid(tn_device *device, tn_stream stream);
 
+/* Ends the stream's capture, whatever has become of it, and what comes of it. */
+void test_capture_drop(tn_device *device, tn_stream stream);
+
 /* Does what every capture forbids: the stream's capture is spoiled. */
 void test_capture_spoil(tn_device *device, tn_stream stream);
 
