@@ -153,6 +153,10 @@ tn_status tn__sharded_find(const tn_sharded_model *model, const char *call, int 
 /* TN_UNSUPPORTED where a stream of it captures a graph: asked before anything is done. */
 tn_status tn__sharded_check_streams(const tn_sharded_model *model, const char *call);
 
+/* TN_INVALID_STATE between a meeting of tn_sharded_abandon and its success: the other ranks have
+ * given the step up, and what this one puts for all they would take for the next step's. */
+tn_status tn__sharded_check_given_up(const tn_sharded_model *model, const char *call);
+
 /* Whether gradients of micro-batches meet in the rank's part, and not in the bucket. */
 int tn__sharded_adds_parts(const tn_sharded_model *model);
 

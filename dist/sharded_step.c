@@ -24,6 +24,7 @@ static tn_status require_phase(const tn_sharded_model *model, const char *call,
         return TN_FAIL(TN_INVALID_STATE, "%s: model %s is not sealed: call tn_sharded_seal first",
                        call, model->config.name);
     TN_TRY(tn__sharded_check_streams(model, call));
+    TN_TRY(tn__sharded_check_given_up(model, call));
     if (model->is_updating || model->is_normed)
         return TN_FAIL(
             TN_INVALID_STATE,
@@ -340,6 +341,13 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
     model->is_normed = model->is_taken = 0;
     model->is_update_ahead = model->is_step_counted = 0;
     return TN_OK;
+}
+
+tn_status tn__sharded_check_given_up(const tn_sharded_model *model, const char *call) {
+    if (!model->has_met) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE,
+                   "%s: tn_sharded_abandon of model %s has failed half-way: call it again", call,
+                   model->config.name);
 }
 
 /* Ranks that give up at different places would take each other's gathers for their own from here

@@ -47,6 +47,7 @@ static tn_status check_update(const tn_sharded_model *model, const tn_sharded_up
         return TN_FAIL(TN_INVALID_STATE, "tn_sharded_update: model %s is not sealed",
                        model->config.name);
     TN_TRY(tn__sharded_check_streams(model, call));
+    TN_TRY(tn__sharded_check_given_up(model, call));
     return check_units(model);
 }
 
@@ -54,6 +55,7 @@ static tn_status check_ahead(const tn_sharded_model *model, const tn_sharded_upd
     static const char call[] = "tn_sharded_update_ahead";
     TN_REQUIRE(model, "%s: model is NULL", call);
     TN_TRY(check_args(call, args));
+    TN_TRY(tn__sharded_check_given_up(model, call));
     TN_REQUIRE(
         args->max_norm == 0.0f,
         "%s: max_norm is %g, and a norm is of all gradients: call tn_sharded_update when all "

@@ -263,7 +263,8 @@ TN_API tn_tensor tn_sharded_norm(const tn_sharded_model *model);
 /* Gives up what the step has done so far: units that have begun end, gradients count for nothing.
  * All ranks call, at the same place of the step: it is a collective, by which ranks that are at
  * others find out, and then the communicator has failed. TN_IN_USE if a weight or a gradient is
- * leased. */
+ * leased. If it fails in the middle nothing else of the step can be called until it has succeeded
+ * (TN_INVALID_STATE): the others have given up. */
 TN_API TN_MUST_USE tn_status tn_sharded_abandon(tn_sharded_model *model);
 
 /* ---- what it takes -------------------------------------------------------------------------- */
