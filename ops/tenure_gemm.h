@@ -9,8 +9,9 @@
  *
  * A device keeps a plan for each shape, of which the sizes, the types, the scaling of both operands
  * and whether D is added to are part, and nothing else: not the tensors. Without tuning a shape
- * runs with what cuBLASLt's heuristic offers first. A device keeps 1024 plans; beyond that the one
- * that was used longest ago is given up, those that were not tuned first.
+ * runs with what cuBLASLt's heuristic offers first, or, if that is nothing, with our own product
+ * where that takes it. A device keeps 1024 plans; beyond that the one that was used longest ago is
+ * given up, those that were not tuned first.
  *
  * Which algorithm runs decides on the order of sums, so on the last bits of D. One algorithm gives
  * the same bits each time.

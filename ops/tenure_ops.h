@@ -162,7 +162,8 @@ TN_API TN_MUST_USE tn_status tn_transpose(const tn_transpose_args *args, tn_stre
 typedef enum tn_gemm_form { TN_GEMM_FPROP = 0, TN_GEMM_DGRAD, TN_GEMM_WGRAD } tn_gemm_form;
 
 /* Ways to multiply. AUTO is what TENURE_GEMM_ENGINE says, for layers too, else the device's own:
- * REFERENCE on the host; on CUDA CUBLASLT, or WGMMA where tn_gemm_tune has found it faster.
+ * REFERENCE on the host; on CUDA CUBLASLT, or WGMMA where tn_gemm_tune has found it faster, or
+ * where it takes a product for which cuBLASLt's heuristic has nothing.
  *
  * WGMMA is ours, on GPUs of compute capability 9.0 with a driver of CUDA 12.0 or later: FP8 with
  * 1x128 scales by FP8 with 1x128 or 128x128 scales; not where cuBLASLt itself adds a bias, or adds
