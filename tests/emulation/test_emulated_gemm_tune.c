@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "emulated_driver.h"
 #include "gpu_support.h"
 #include "host_alloc.h"
 #include "scripted_cublaslt.h"
@@ -25,6 +26,7 @@ static void script(int count, const scripted_algorithm *algorithms) {
 
 static int open_gpu(void **state) {
     (void)state;
+    emulated_has_products = 0;
     gpu_open(&gpu);
     return 0;
 }
@@ -515,7 +517,9 @@ static void a_file_with_other_lines_changes_nothing(void **state) {
 
 /* ---- threads -------------------------------------------------------------------------------- */
 
-enum { THREADS = 4, THREAD_TURNS = 60 };
+enum { THREADS = 4 };
+
+static int thread_turns;
 
 /* Each has scales of its own at the one plan, while another thread tunes it. */
 static void *multiply_again_and_again(void *argument) {
@@ -544,7 +548,7 @@ static void *multiply_again_and_again(void *argument) {
     args.d = gpu_plain(&own, TN_FP32, M, N);
     EXPECT_OK(tn_gemm(&args, stream));
     gpu_copy first = gpu_download(&own, args.d, TN_PLANE_DATA);
-    for (int turn = 0; turn < THREAD_TURNS; turn++) {
+    for (int turn = 0; turn < thread_turns; turn++) {
         if (seed == 0 && turn % 20 == 0) EXPECT_OK(tn_gemm_tune(&args, stream));
         EXPECT_OK(tn_gemm(&args, stream));
         gpu_copy again = gpu_download(&own, args.d, TN_PLANE_DATA);
@@ -559,17 +563,32 @@ static void *multiply_again_and_again(void *argument) {
     return NULL;
 }
 
-static void threads_share_a_plan_each_with_its_own_scales(void **state) {
+static void run_threads(int turns) {
     pthread_t threads[THREADS];
     uint64_t seeds[THREADS];
-    (void)state;
-    script(5, five);
+    thread_turns = turns;
     for (int i = 0; i < THREADS; i++) {
         seeds[i] = (uint64_t)i;
         assert_int_equal(pthread_create(&threads[i], NULL, multiply_again_and_again, &seeds[i]), 0);
     }
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
+static void threads_share_a_plan_each_with_its_own_scales(void **state) {
+    (void)state;
+    script(5, five);
+    run_threads(60);
+}
+
+/* Which is the fastest, as one of them finds out: what its launches are told is each call's own. */
+static void threads_share_our_own_product(void **state) {
+    (void)state;
+    script(5, five);
+    scripted.own_us = 100.0;
+    emulated_has_products = 1;
+    gpu_close(&gpu), gpu_open(&gpu);
+    run_threads(8);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, open_gpu, close_gpu)
@@ -594,6 +613,7 @@ int main(void) {
         TEST(a_file_that_is_not_whole_changes_nothing),
         TEST(a_file_with_other_lines_changes_nothing),
         TEST(threads_share_a_plan_each_with_its_own_scales),
+        TEST(threads_share_our_own_product),
     };
     int file = mkstemp(path);
     if (file < 0 || close(file) != 0) return EXIT_FAILURE;
