@@ -54,6 +54,14 @@ static const layer_step *step_named(const layer_side *side, const char *name) {
     return NULL;
 }
 
+/* An empty cell where there is none. */
+static void put_number(text_table *table, int is_there, int digits, double number) {
+    if (is_there)
+        text_table_cell(table, "%.*f", digits, number);
+    else
+        text_table_cell(table, "%s", "");
+}
+
 /* Every step of the FP8 side, and what has its name on the bf16 side. */
 static int print_steps(const layer_side *sides, FILE *stream) {
     const layer_side *fp8 = &sides[LAYER_FP8];
@@ -72,7 +80,7 @@ static int print_steps(const layer_side *sides, FILE *stream) {
         text_table_cell(table, "%.1f", step->limit * 1e6);
         text_table_cell(table, "%.1f", (step->seconds - step->limit) * 1e6);
         put_work(table, step->bytes, step->flop, step->seconds);
-        text_table_cell(table, other ? "%.1f" : "", other ? other->seconds * 1e6 : 0.0);
+        put_number(table, other != NULL, 1, other ? other->seconds * 1e6 : 0.0);
     }
     const int is_printed = text_table_print(table, stream);
     text_table_destroy(table);
@@ -88,7 +96,7 @@ static void put_kind(text_table *table, const char *name, const layer_side *side
     text_table_cell(table, "%.0f", fp8.limit * 1e6);
     text_table_cell(table, "%.0f", bf16.seconds * 1e6);
     text_table_cell(table, "%.0f", bf16.limit * 1e6);
-    text_table_cell(table, bf16.seconds > 0.0 ? "%.2f" : "", bf16.seconds / fp8.seconds);
+    put_number(table, bf16.seconds > 0.0, 2, bf16.seconds / fp8.seconds);
 }
 
 static int print_kinds(const layer_side *sides, double ratio, FILE *stream) {
