@@ -31,7 +31,7 @@ static void *find(const char *symbol, int version) {
     ({                                                                                             \
         static __typeof__(&function) _Atomic known;                                                \
         if (!known) known = (__typeof__(&function))find(base, RUNTIME_VERSION);                    \
-        known;                                                                                     \
+        (__typeof__(&function))known;                                                              \
     })
 
 static void start(void) {

@@ -1,6 +1,7 @@
 /* The world of a seed: devices, streams, pools, made and ended. See simulation.h. */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "driver.h"

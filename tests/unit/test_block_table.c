@@ -25,7 +25,7 @@ static uint64_t next_random(uint64_t *random) {
 }
 
 static void the_table_finds_what_is_in_it_and_nothing_else(void **state) {
-    tn__block_table table = {0};
+    tn__block_table table = {NULL, 0};
     uint64_t random = 99;
     size_t count = 0;
     (void)state;
@@ -55,7 +55,7 @@ static void the_table_finds_what_is_in_it_and_nothing_else(void **state) {
 }
 
 static void a_table_that_can_not_grow_stays_as_it_was(void **state) {
-    tn__block_table table = {0};
+    tn__block_table table = {NULL, 0};
     (void)state;
     EXPECT_OK(tn__block_table_reserve(&table, 1));
     tn__block_table_insert(&table, address_of(1), &pieces[1]);

@@ -155,8 +155,8 @@ static void a_product_by_hand(void **state) {
     const uint8_t a[] = {0x38, 0x40}, b[] = {0x3C, 0xB8};
     const float sa[] = {4.0f, NAN, NAN, NAN}, sb[] = {0.25f, NAN, NAN, NAN};
     float d = 3.0f;
-    tn__gemm_work work = {.a = {TN__OPERAND_VECTOR, TN_E4M3, a, 0, 1, sa, 4},
-                          .b = {TN__OPERAND_TILE, TN_E4M3, b, 0, 1, sb, 4},
+    tn__gemm_work work = {.a = {TN__OPERAND_VECTOR, TN_E4M3, a, 0, 1, sa, 4, 0},
+                          .b = {TN__OPERAND_TILE, TN_E4M3, b, 0, 1, sb, 4, 0},
                           .contracted = 2,
                           .d = {TN_FP32, &d, 1, 1}};
     run_gemm(&work, 0);
@@ -254,8 +254,8 @@ static void check_plain(tn_dtype dtype, tn_dtype to, int turned, int accumulate,
     tn__matrix a = test_matrix_make(dtype, a_turned ? depth : m, a_turned ? m : depth, 1);
     tn__matrix b = test_matrix_make(dtype, b_turned ? depth : n, b_turned ? n : depth, 2);
     tn__matrix d = test_matrix_make(to, m, n, 3), old = test_matrix_make(to, m, n, 3);
-    tn__gemm_work work = {.a = {TN__OPERAND_PLAIN, dtype, a.data, a_turned, m, NULL, 0},
-                          .b = {TN__OPERAND_PLAIN, dtype, b.data, b_turned, n, NULL, 0},
+    tn__gemm_work work = {.a = {TN__OPERAND_PLAIN, dtype, a.data, a_turned, m, NULL, 0, 0},
+                          .b = {TN__OPERAND_PLAIN, dtype, b.data, b_turned, n, NULL, 0, 0},
                           .contracted = depth,
                           .d = d,
                           .accumulate = accumulate};

@@ -23,8 +23,8 @@ class __attribute__((visibility("default"))) Error : public std::exception {
 
   private:
     std::string message_;
-    int *count_;          /* of the objects that are alive */
-    char more_[200] = {}; /* torch's has other members */
+    int *count_;                           /* of the objects that are alive */
+    [[maybe_unused]] char more_[200] = {}; /* torch's has other members */
 };
 
 class __attribute__((visibility("default"))) OutOfMemoryError : public Error {
