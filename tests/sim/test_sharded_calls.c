@@ -2,7 +2,7 @@
  * another library, whose uses are told to the driver at once: the call that failed is made again,
  * and nothing is left behind. And buffers whose stream is gone.
  */
-#include "tenure_sharded.h"
+#include "sharded_model_support.h"
 #include "tenure_simulated.h"
 #include "test_pools.h"
 #include "test_support.h"
@@ -32,33 +32,17 @@ static void open_comm(void) {
     EXPECT_OK(tn_comm_create(&config, &comm));
 }
 
-static tn_tensor initial_weight(void) {
-    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
-    tn_tensor tensor = {0};
-    config.rank = 2, config.shape[0] = ROWS, config.shape[1] = COLS;
-    EXPECT_OK(tn_tensor_create(scope, &config, &tensor));
-    EXPECT_OK(tn_plane_fill(tensor, TN_PLANE_DATA, 0, stream));
-    return tensor;
-}
-
 static void open_model(tn_gradient_wire wire) {
     tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
-    tn_sharded_tensor tensor = {.name = "w",
-                                .format = TN_FORMAT_FP8_BLOCK_2D,
-                                .dtype = TN_E4M3,
-                                .rows = ROWS,
-                                .cols = COLS};
-    tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
+    const tn_sharded_tensor weight = {.name = "w",
+                                      .format = TN_FORMAT_FP8_BLOCK_2D,
+                                      .dtype = TN_E4M3,
+                                      .rows = ROWS,
+                                      .cols = COLS};
     config.scope = scope, config.comm = comm, config.stream = stream;
     config.micro_batches = MICRO_BATCHES;
     config.gradient_wire = wire;
-    EXPECT_OK(tn_sharded_create(&config, &model));
-    tensor.initial = initial_weight();
-    unit.tensors = &tensor, unit.tensor_count = 1;
-    for (int i = 0, number; i < UNITS; i++)
-        EXPECT_OK(tn_sharded_unit_add(model, &unit, &number));
-    EXPECT_OK(tn_tensor_destroy(tensor.initial, stream));
-    EXPECT_OK(tn_sharded_seal(model));
+    model = sharded_model_open(&config, weight, UNITS);
 }
 
 static void open_all(tn_gradient_wire wire) {

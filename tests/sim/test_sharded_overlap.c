@@ -4,7 +4,7 @@
  * that nothing of a step comes to be in a captured graph. */
 #include <string.h>
 
-#include "tenure_sharded.h"
+#include "sharded_model_support.h"
 #include "tenure_simulated.h"
 #include "test_graphs.h"
 #include "test_pools.h"
@@ -62,30 +62,13 @@ static void open_comm(void) {
     EXPECT_OK(tn_comm_create(&config, &comm));
 }
 
-static tn_tensor initial_weight(void) {
-    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
-    tn_tensor tensor = {0};
-    config.dtype = TN_BF16;
-    config.rank = 2, config.shape[0] = ROWS, config.shape[1] = COLS;
-    EXPECT_OK(tn_tensor_create(scope, &config, &tensor));
-    EXPECT_OK(tn_plane_fill(tensor, TN_PLANE_DATA, 0, stream));
-    return tensor;
-}
-
 static void open_model(int shards_from_masters) {
     tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
-    tn_sharded_tensor tensor = {.name = "w", .dtype = TN_BF16, .rows = ROWS, .cols = COLS};
-    tn_sharded_unit_config unit = TN_SHARDED_UNIT_CONFIG_INIT;
+    const tn_sharded_tensor weight = {.name = "w", .dtype = TN_BF16, .rows = ROWS, .cols = COLS};
     config.scope = scope, config.comm = comm, config.stream = stream;
     config.gradient_dtype = TN_BF16;
     config.shards_from_masters = shards_from_masters;
-    EXPECT_OK(tn_sharded_create(&config, &model));
-    tensor.initial = initial_weight();
-    unit.tensors = &tensor, unit.tensor_count = 1;
-    for (int i = 0, number; i < UNITS; i++)
-        EXPECT_OK(tn_sharded_unit_add(model, &unit, &number));
-    EXPECT_OK(tn_tensor_destroy(tensor.initial, stream));
-    EXPECT_OK(tn_sharded_seal(model));
+    model = sharded_model_open(&config, weight, UNITS);
 }
 
 static void open_all(int shards_from_masters) {
