@@ -108,9 +108,12 @@ static void a_dead_connection_is_nobodys(void **state) {
     leave(one, 1), leave(zero, 0);
 }
 
-/* Who says nothing, the wrong word, or half of one and goes. */
+/* Who says nothing, half a word and goes, or that he is rank 1, by the wrong word. */
 static void strangers_are_shown_out(void **state) {
-    static const char words[] = "what is said here is no word of theirs";
+    static const struct {
+        uint64_t word;
+        int32_t rank, channel;
+    } words = {0x736579656B636162u, 1, 0};
     static const size_t said[] = {0, 5, sizeof words};
     enum { STRANGERS = sizeof said / sizeof *said };
     struct sockaddr_in address = {.sin_family = AF_INET};
@@ -126,7 +129,7 @@ static void strangers_are_shown_out(void **state) {
         files[i] = socket(AF_INET, SOCK_STREAM, 0);
         assert_true(files[i] >= 0);
         assert_int_equal(connect(files[i], (const struct sockaddr *)&address, sizeof address), 0);
-        assert_int_equal(send(files[i], words, said[i], 0), said[i]);
+        assert_int_equal(send(files[i], &words, said[i], 0), said[i]);
     }
     assert_int_equal(close(files[1]), 0);
     tn__tcp_mesh *one = come(1), *zero = come(0);
