@@ -1,5 +1,6 @@
 /* The layers on the emulated device: the bytes of the closed form, and the host's bits. */
 #include <stdio.h>
+#include <string.h>
 
 #include "emulated_driver.h"
 #include "emulator.h"
@@ -80,7 +81,9 @@ static void a_step_has_the_hosts_bits(void **state) {
 
 static int our_products;
 
-static void count_ours(const char *kernel) { our_products += kernel[0] == 'p' && kernel[1] == 'r'; }
+static void count_ours(const char *kernel) {
+    our_products += strncmp(kernel, "product_", strlen("product_")) == 0;
+}
 
 static void the_variable_pins_the_products_of_layers(void **state) {
     test_layer_config config = {
@@ -101,10 +104,28 @@ static void the_variable_pins_the_products_of_layers(void **state) {
     gpu_count_report("layers by our own product");
 }
 
+static void a_pin_that_takes_no_such_products_is_refused(void **state) {
+    static const tn_format formats[] = {TN_FORMAT_PLAIN, TN_FORMAT_FP8_TENSOR};
+    (void)state;
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        const test_layer_config config = {
+            .kind = TEST_LINEAR, .format = {formats[i], formats[i]}, .dtype = TN_BF16};
+        const test_ops ops = open_on(&device);
+        test_layer l = test_layer_open(&ops, &config);
+        test_pin_engine("wgmma");
+        EXPECT_STATUS(test_layer_forward(&l, ops.stream), TN_UNSUPPORTED);
+        EXPECT_ERROR_HAS("TENURE_GEMM_ENGINE pins the engine wgmma, which does not take");
+        test_pin_engine(NULL);
+        EXPECT_OK(test_layer_forward(&l, ops.stream));
+        EXPECT_OK(tn_scope_close(ops.scope));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_has_the_hosts_bits),
         cmocka_unit_test(the_variable_pins_the_products_of_layers),
+        cmocka_unit_test(a_pin_that_takes_no_such_products_is_refused),
     };
     char fault[EMULATED_FAULT_BYTES];
     scripted_cublaslt_begin();

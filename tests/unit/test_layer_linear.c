@@ -471,6 +471,12 @@ static void the_variable_pins_the_products_of_layers(void **state) {
     }
     test_pin_engine("reference");
     EXPECT_OK(tn_linear_forward(&args, &saved, l.ops.stream));
+    args.w.weight = test_tensor_of(&l.ops, l.ops.scope, &l.weight_values); /* PLAIN, of bf16 */
+    test_pin_engine("dequantize-fp32");
+    EXPECT_STATUS(tn_linear_forward(&args, &saved, l.ops.stream), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("does not take its product of bf16 by bf16");
+    test_pin_engine("dequantize-bf16");
+    EXPECT_OK(tn_linear_forward(&args, &saved, l.ops.stream));
     test_pin_engine(NULL);
     close_layer(&l);
 }
