@@ -47,6 +47,15 @@ template <> __device__ __forceinline__ uint32_t larger_pair<__half>(uint32_t a, 
 
 __device__ __forceinline__ uint32_t pair_sizes(uint32_t pair) { return pair & 0x7FFF7FFFu; }
 
+/* The larger of each half, as whole numbers. */
+__device__ __forceinline__ uint32_t larger_halves(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+    return __vmaxu2(a, b);
+#else
+    return max(a & 0xFFFFu, b & 0xFFFFu) | max(a >> 16, b >> 16) << 16;
+#endif
+}
+
 /* ---- of a patch ----------------------------------------------------------------------------- */
 
 /* Of the elements in 16 bytes. */
@@ -147,6 +156,28 @@ patch_maximum(const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
             most = fmaxf(most, row_maximum<T>(words[i]));
         return most;
     }
+}
+
+/* Whether a patch has neither an infinite number nor a NaN. */
+template <typename T>
+__device__ __forceinline__ bool
+patch_is_finite(const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    const uint32_t infinity = sizeof(T) == 4                        ? 0x7F800000u
+                              : element<T>::max_finite() > 65504.0f ? 0x7F80u
+                                                                    : 0x7C00u;
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+        for (int w = 0; w < patch_words<T>::COUNT; w++) {
+            if constexpr (sizeof(T) == 4)
+                most = max(most, words[i][w] & 0x7FFFFFFFu);
+            else
+                most = larger_halves(most, pair_sizes(words[i][w]));
+        }
+    }
+    if constexpr (sizeof(T) == 2) most = max(most & 0xFFFFu, most >> 16);
+    return most < infinity;
 }
 
 #endif

@@ -55,15 +55,18 @@ __device__ __forceinline__ void mx_rows(const tn__cuda_quantize_arguments &a, co
                                         uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     using factors = row_factors<T, MX_BLOCK>;
     const R rounding(a);
-    const auto factor_of = [&](int row, int block, float amax) {
-        const uint32_t scale = mx_scale<F>(a, amax);
-        const bool is_there =
-            at.tile_first_row + row < a.rows && at.tile_first_col + block * MX_BLOCK < a.cols;
-        ((unsigned char *)row_scale)[row * MX_BLOCKS + block] =
-            (unsigned char)(is_there ? scale : 0);
-        return mx_factor(scale);
+    const auto make = [&](int row, int block, float(&of)[factors::OWN]) {
+#pragma unroll
+        for (int r = 0; r < factors::OWN; r++) {
+            const uint32_t scale = mx_scale<F>(a, of[r]);
+            const bool is_there = at.tile_first_row + row + r < a.rows &&
+                                  at.tile_first_col + block * MX_BLOCK < a.cols;
+            ((unsigned char *)row_scale)[(row + r) * MX_BLOCKS + block] =
+                (unsigned char)(is_there ? scale : 0);
+            of[r] = mx_factor(scale);
+        }
     };
-    const factors made(at, words, factor_of);
+    const factors made(at, words, make);
     store_patch_rows<T>(
         a.row, a.rows, a.cols, at, [&](int i) { return made.of_row(i); },
         [&](int i, const typename factors::of_pieces &of_row) {

@@ -143,17 +143,47 @@ __device__ __forceinline__ float row_scale_put(const tn__cuda_quantize_arguments
 /* Each of LANES neighbours gives maxima of 8 rows and is left with those of its 8 / LANES rows over
  * all of them. Each step halves the rows that a lane is still concerned with. */
 template <int LANES>
-__device__ __forceinline__ void group_row_max(float (&row_max)[PATCH], int lane) {
+__device__ __forceinline__ void group_row_max(float (&own)[PATCH / LANES],
+                                              const float (&row_max)[PATCH], int lane) {
+    float most[PATCH];
     int kept = PATCH / 2;
+#pragma unroll
+    for (int r = 0; r < PATCH; r++)
+        most[r] = row_max[r];
 #pragma unroll
     for (int lanes = LANES / 2; lanes > 0; lanes /= 2, kept /= 2) {
         const bool is_upper = lane & lanes;
 #pragma unroll
         for (int r = 0; r < kept; r++) {
-            const float keep = is_upper ? row_max[r + kept] : row_max[r];
-            const float give = is_upper ? row_max[r] : row_max[r + kept];
-            row_max[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, lanes));
+            const float keep = is_upper ? most[r + kept] : most[r];
+            const float give = is_upper ? most[r] : most[r + kept];
+            most[r] = fmaxf(keep, __shfl_xor_sync(0xFFFFFFFFu, give, lanes));
         }
+    }
+#pragma unroll
+    for (int r = 0; r < PATCH / LANES; r++)
+        own[r] = most[r];
+}
+
+/* The same of pair_maxima's rows: of two lanes each has one half of all pairs in the end, and of
+ * four one half of two pairs. */
+template <typename T, int LANES>
+__device__ __forceinline__ void group_pair_max(float (&own)[PATCH / LANES],
+                                               const uint32_t (&pairs)[PATCH / 2], int lane) {
+    static_assert(LANES == 2 || LANES == 4, "lanes of a block");
+    enum { OWN = PATCH / LANES };
+    const bool is_upper = lane & (LANES / 2);
+#pragma unroll
+    for (int r = 0; r < OWN; r++) {
+        uint32_t most = pairs[r];
+        if (LANES == 4) {
+            const uint32_t keep = lane & 1 ? pairs[r + OWN % 4] : pairs[r];
+            const uint32_t give = lane & 1 ? pairs[r] : pairs[r + OWN % 4];
+            most = larger_pair<T>(keep, __shfl_xor_sync(0xFFFFFFFFu, give, 1));
+        }
+        most = larger_pair<T>(most, __shfl_xor_sync(0xFFFFFFFFu, most, LANES / 2));
+        most = is_upper ? most >> 16 : most;
+        own[r] = element<T>::value(&most, 0);
     }
 }
 
@@ -168,24 +198,30 @@ template <typename T, int BLOCK> struct row_factors {
     };
     float factor[PIECES][OWN];
 
-    /* `factor_of(row, block, amax)`: of a row of the tile, and a block of that row. */
-    template <typename FactorOf>
+    row_factors() = default;
+
+    /* `make(row, block, amax)` makes factors of the amaxes of some rows of the tile, from `row` on,
+     * and a block of each. */
+    template <typename Make>
     __device__ __forceinline__ row_factors(const patch_place &at,
-                                           uint32_t (&words)[PATCH][patch_words<T>::COUNT],
-                                           FactorOf factor_of) {
+                                           const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                           Make make) {
         const int lane = at.lane16 % LANES;
 #pragma unroll
         for (int p = 0; p < PIECES; p++) {
             const int block = patch_column<T>(at.lane16, p * VECTOR) / BLOCK;
-            float row_max[PATCH];
+            if constexpr (sizeof(T) == 2) {
+                uint32_t rows[PATCH / 2], columns[PATCH / 2];
+                pair_maxima<T>(rows, columns, words);
+                group_pair_max<T, LANES>(factor[p], rows, lane);
+            } else {
+                float row_max[PATCH];
 #pragma unroll
-            for (int i = 0; i < PATCH; i++)
-                row_max[i] = piece_maximum<T>(words[i] + 4 * p);
-            patch_stay_packed<T>(words);
-            group_row_max<LANES>(row_max, lane);
-#pragma unroll
-            for (int r = 0; r < OWN; r++)
-                factor[p][r] = factor_of(at.unit * PATCH + lane * OWN + r, block, row_max[r]);
+                for (int i = 0; i < PATCH; i++)
+                    row_max[i] = piece_maximum<T>(words[i] + 4 * p);
+                group_row_max<LANES>(factor[p], row_max, lane);
+            }
+            make(at.unit * PATCH + lane * OWN, block, factor[p]);
         }
     }
 
@@ -252,6 +288,22 @@ __device__ __forceinline__ void column_pairs_share(unsigned short (*warp_max)[TN
     }
     *(uint2 *)&warp_max[at.unit / 2][patch_column<T>(at.lane16, upper * 4)] =
         make_uint2(kept[0], kept[1]);
+}
+
+template <typename T>
+__device__ __forceinline__ void
+column_max_put(unsigned short (*warp_max)[TN__TILE], const patch_place &at,
+               const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    uint32_t rows[PATCH / 2], columns[PATCH / 2];
+    pair_maxima<T>(rows, columns, words);
+    column_pairs_share<T>(warp_max, at, columns);
+}
+
+/* A size that is shared, as a number. */
+template <typename T> __device__ __forceinline__ float shared_value(float size) { return size; }
+template <typename T> __device__ __forceinline__ float shared_value(unsigned short size) {
+    const uint32_t bits = size;
+    return element<T>::value(&bits, 0);
 }
 
 /* The largest of a column's 8 maxima, one from each warp. */
@@ -396,19 +448,29 @@ patch_maxima_share(typename shared_size<T>::type (*warp_max)[TN__TILE], const pa
     }
 }
 
-/* Casts the tile with scales of rows and of columns into the planes that are wanted, each element
- * with one number for both. All threads. */
-template <typename T, __nv_fp8_interpretation_t F, typename ScaleOf>
-__device__ __forceinline__ void store_drawn(const tn__cuda_quantize_arguments &a, uint4 *tile,
-                                            const patch_place &at,
-                                            const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
-                                            ScaleOf scale_of, const float *column_scale) {
-    const stochastically rounding(a);
-    float of_column[PATCH];
-    uint2 codes[PATCH], column_codes[PATCH];
+/* The signs of row i of the patch as the highest bits of bytes; no element is a NaN. */
+template <typename T>
+__device__ __forceinline__ uint2 row_signs(const uint32_t (&words)[patch_words<T>::COUNT]) {
+    const int half = patch_words<T>::COUNT / 2;
+    uint32_t bytes[2];
 #pragma unroll
-    for (int j = 0; j < PATCH; j++)
-        of_column[j] = a.col.data ? column_scale[patch_column<T>(at.lane16, j)] : 1.0f;
+    for (int h = 0; h < 2; h++) {
+        const uint32_t *of = words + h * half;
+        bytes[h] =
+            0x80808080u & (half == 2 ? __byte_perm(of[0], of[1], 0x7531)
+                                     : bytes_of(of[0], of[1], of[half - 2], of[half - 1], 3));
+    }
+    return make_uint2(bytes[0], bytes[1]);
+}
+
+/* The codes of the patch's rows, scaled by rows and by columns, each element with one number for
+ * both. Where all elements of the tile are finite (IS_FINITE), no scale lifts one beyond what the
+ * type holds, and nothing is asked for each. */
+template <typename T, __nv_fp8_interpretation_t F, bool IS_FINITE, typename ScaleOf>
+__device__ __forceinline__ void draw_patch(const stochastically &rounding, const patch_place &at,
+                                           const uint32_t (&words)[PATCH][patch_words<T>::COUNT],
+                                           ScaleOf scale_of, const float (&of_column)[PATCH],
+                                           uint2 (&codes)[PATCH], uint2 (&column_codes)[PATCH]) {
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
         const stochastically::numbers numbers = rounding.of_row<T>(at, i);
@@ -420,13 +482,52 @@ __device__ __forceinline__ void store_drawn(const tn__cuda_quantize_arguments &a
             by_row[j] = __fmul_rn(value, scale);
             by_column[j] = __fmul_rn(value, of_column[j]);
         }
-        codes[i] = stochastically::codes<F>(by_row, numbers);
-        column_codes[i] = stochastically::codes<F>(by_column, numbers);
+        if constexpr (IS_FINITE) {
+            const uint2 sign = row_signs<T>(words[i]);
+            codes[i] = stochastically::size_codes<F>(by_row, numbers);
+            column_codes[i] = stochastically::size_codes<F>(by_column, numbers);
+            codes[i] = make_uint2(codes[i].x | sign.x, codes[i].y | sign.y);
+            column_codes[i] = make_uint2(column_codes[i].x | sign.x, column_codes[i].y | sign.y);
+        } else {
+            codes[i] = stochastically::codes<F>(by_row, numbers);
+            column_codes[i] = stochastically::codes<F>(by_column, numbers);
+        }
     }
+}
+
+/* Whether all elements of the tile are finite; found so that the compiler knows that all lanes
+ * branch alike. All threads. */
+template <typename T>
+__device__ __forceinline__ bool
+is_finite_block(const uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
+    const int others = __syncthreads_or(!patch_is_finite<T>(words));
+    return !__reduce_or_sync(0xFFFFFFFFu, (uint32_t)others);
+}
+
+/* Casts the tile with scales of rows and of columns into the planes that are wanted. All
+ * threads. */
+template <typename T, __nv_fp8_interpretation_t F, typename ScaleOf>
+__device__ __forceinline__ void
+store_drawn(const tn__cuda_quantize_arguments &a, uint4 *tile, const patch_place &at,
+            const uint32_t (&words)[PATCH][patch_words<T>::COUNT], ScaleOf scale_of,
+            const float *column_scale, bool is_finite) {
+    const stochastically rounding(a);
+    float of_column[PATCH];
+    uint2 codes[PATCH], column_codes[PATCH];
+#pragma unroll
+    for (int j = 0; j < PATCH; j++)
+        of_column[j] = a.col.data ? column_scale[patch_column<T>(at.lane16, j)] : 1.0f;
+    if (is_finite)
+        draw_patch<T, F, true>(rounding, at, words, scale_of, of_column, codes, column_codes);
+    else
+        draw_patch<T, F, false>(rounding, at, words, scale_of, of_column, codes, column_codes);
+    /* The place is found anew: there are no registers to keep it in. */
+    const patch_place place = patch_in_tile(at.tile_row, at.tile_col);
     if (a.row.data)
         store_patch_rows<T>(
-            a.row, a.rows, a.cols, at, [](int) { return 0; }, [&](int i, int) { return codes[i]; });
-    if (a.col.data) store_turned<T>(a, tile, at, column_codes);
+            a.row, a.rows, a.cols, place, [](int) { return 0; },
+            [&](int i, int) { return codes[i]; });
+    if (a.col.data) store_turned<T>(a, tile, place, column_codes);
 }
 
 /* The tile whose patches the threads hold in `words`, which a producer may have made. Of the planes
@@ -451,13 +552,15 @@ quantize_patches_1d(const tn__cuda_quantize_arguments &a, const patch_place &at,
             patch_stay_packed<T>(words);
         }
     }
+    bool is_finite = false;
+    if constexpr (R::IS_STOCHASTIC) is_finite = is_finite_block<T>(words);
     if (has_col) {
-        __syncthreads();
+        if constexpr (!R::IS_STOCHASTIC) __syncthreads();
         column_scale_put<T, F>(a, at, warp_max, column_scale);
         __syncthreads();
     }
     if constexpr (R::IS_STOCHASTIC) {
-        store_drawn<T, F>(a, transposed, at, words, scale_of, column_scale);
+        store_drawn<T, F>(a, transposed, at, words, scale_of, column_scale, is_finite);
     } else if (has_col) {
         store_columns_cast<T, F>(a, transposed, at, words, [&](int j) {
             return *(const float4 *)&column_scale[patch_column<T>(at.lane16, j)];

@@ -65,6 +65,24 @@ __device__ __forceinline__ uint2 cast_patch_row(const float (&scaled)[PATCH]) {
                       cast_four<F>(scaled[4], scaled[5], scaled[6], scaled[7]));
 }
 
+/* Byte `which` of each of four words. */
+__device__ __forceinline__ uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                             uint32_t which) {
+    const uint32_t pair = which | (which + 4) << 4;
+    return __byte_perm(__byte_perm(a, b, pair), __byte_perm(c, d, pair), 0x5410);
+}
+
+/* The signs of 8 numbers, each the highest bit of a byte. */
+__device__ __forceinline__ uint2 sign_bytes(const float (&of)[PATCH]) {
+    uint32_t bytes[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        bytes[h] = 0x80808080u &
+                   bytes_of(__float_as_uint(of[4 * h]), __float_as_uint(of[4 * h + 1]),
+                            __float_as_uint(of[4 * h + 2]), __float_as_uint(of[4 * h + 3]), 3);
+    return make_uint2(bytes[0], bytes[1]);
+}
+
 /* ---- roundings ---------------------------------------------------------------------------- */
 
 /* A rounding is a type that a kernel is compiled for. It gives the random numbers of the 8 elements
@@ -90,30 +108,29 @@ struct stochastically {
     };
     tn__random state;
     int64_t cols;
+    uint64_t groups; /* of a row */
 
     __device__ explicit stochastically(const tn__cuda_quantize_arguments &a)
-        : state(*a.random), cols(a.cols) {
+        : state(*a.random), cols(a.cols), groups(tn__random_group_of(1, 0, a.cols)) {
         state.seed = of_all_lanes(state.seed);
+        state.offset = of_all_lanes(state.offset);
     }
 
     /* The same number, of which the compiler now knows that all lanes have it: what follows from it
      * alone is computed once for a warp. */
     static __device__ uint64_t of_all_lanes(uint64_t number) {
-        return __shfl_sync(0xFFFFFFFFu, (uint32_t)number, 0) |
-               (uint64_t)__shfl_sync(0xFFFFFFFFu, (uint32_t)(number >> 32), 0) << 32;
+        return __reduce_or_sync(0xFFFFFFFFu, (uint32_t)number) |
+               (uint64_t)__reduce_or_sync(0xFFFFFFFFu, (uint32_t)(number >> 32)) << 32;
     }
 
     /* Of 16-bit elements a lane holds one group; of fp32 the same half of two. */
     template <typename T> __device__ numbers of_row(const patch_place &at, int i) const {
         numbers made;
-        const int64_t row = at.row + i;
-        const int64_t col = at.tile_first_col + patch_column<T>(at.lane16, 0);
-        tn__random_words(state, tn__random_group_of(row, col, cols), made.words);
+        draw<T>(made.words, first_group<T>(at, 0) + (uint64_t)i * groups);
         if constexpr (sizeof(T) == 4) {
-            const int64_t other = at.tile_first_col + patch_column<T>(at.lane16, 4);
             const bool is_upper = at.lane16 % 2;
             uint32_t second[4];
-            tn__random_words(state, tn__random_group_of(row, other, cols), second);
+            draw<T>(second, first_group<T>(at, 4) + (uint64_t)i * groups);
             made.words[0] = is_upper ? made.words[2] : made.words[0];
             made.words[1] = is_upper ? made.words[3] : made.words[1];
             made.words[2] = is_upper ? second[2] : second[0];
@@ -122,40 +139,62 @@ struct stochastically {
         return made;
     }
 
+    /* As tn__random_words. All rounds lie one behind the other only where there are registers for
+     * their keys, which are the same for all draws. */
+    template <typename T> __device__ void draw(uint32_t (&words)[4], uint64_t group) const {
+        constexpr int AT_ONCE = is_bf16<T>::VALUE ? TN__PHILOX_ROUNDS : TN__PHILOX_ROUNDS / 2;
+        tn__random_begin(words, state, group);
+#pragma unroll AT_ONCE
+        for (uint32_t round = 0; round < TN__PHILOX_ROUNDS; round++)
+            tn__philox_round(words, state.seed, round);
+    }
+
+    /* That of element j of the patch's first row. */
+    template <typename T> __device__ uint64_t first_group(const patch_place &at, int j) const {
+        return tn__random_group_of(at.row, at.tile_first_col + patch_column<T>(at.lane16, j), cols);
+    }
+
+    /* What is added behind the bits that element j keeps: 2^7 (2 r + 1), with r its number. */
+    static __device__ uint32_t part_of(const numbers &random, int j) {
+        return __byte_perm(random.words[j / 2], 0x80, j % 2 ? 0x5324 : 0x5104);
+    }
+
+    /* The code of a size, as tn__round_stochastically gives it, in the highest byte: of a size that
+     * is no NaN and not beyond the type's largest. Multiplied so that the type's smallest normal
+     * number becomes that of fp32, a size has the code and what is behind it as its bits, also
+     * where it is denormal; what has no place there is cut off. */
+    template <int KEPT, int BIAS> static __device__ uint32_t drawn(float size, uint32_t part) {
+        const float moved = __fmul_rz(size, __uint_as_float((uint32_t)BIAS << 23));
+        return (__float_as_uint(moved) << (KEPT + 1)) + part;
+    }
+
     template <__nv_fp8_interpretation_t F>
-    static __device__ uint2 codes(const float (&scaled)[PATCH], const numbers &random) {
-        float rounded[PATCH];
+    static __device__ uint32_t drawn_fp8(float size, uint32_t part) {
+        return F == __NV_E4M3 ? drawn<3, 7>(size, part) : drawn<2, 15>(size, part);
+    }
+
+    /* The codes of sizes as drawn() takes them. */
+    template <__nv_fp8_interpretation_t F>
+    static __device__ uint2 size_codes(const float (&size)[PATCH], const numbers &random) {
+        uint32_t code[PATCH];
 #pragma unroll
         for (int j = 0; j < PATCH; j++)
-            rounded[j] = F == __NV_E4M3
-                             ? rounded_to<3, 7>(scaled[j], tn__random_number(random.words, j))
-                             : rounded_to<2, 15>(scaled[j], tn__random_number(random.words, j));
-        return cast_patch_row<F>(rounded);
+            code[j] = drawn_fp8<F>(fabsf(size[j]), part_of(random, j));
+        return make_uint2(bytes_of(code[0], code[1], code[2], code[3], 3),
+                          bytes_of(code[4], code[5], code[6], code[7], 3));
     }
 
-    /* A size with the number added to what is behind its KEPT bits of mantissa, as bits: above the
-     * type's smallest normal number, and below it where that number has been added, so that the
-     * same bits are behind. A NaN stays one. */
-    template <int KEPT> static __device__ uint32_t drawn_sum(float size, uint32_t random) {
-        const uint32_t part = (2 * random + 1) << (6 - KEPT);
-#ifdef __CUDA_ARCH__
-        return __viaddmin_u32(__float_as_uint(size), part, 0x7FFFFFFFu);
-#else
-        return min(__float_as_uint(size) + part, 0x7FFFFFFFu);
-#endif
-    }
-
-    template <int BIAS> static __device__ float anchor_of(float size) {
-        const float normal = __uint_as_float((uint32_t)(128 - BIAS) << 23);
-        return size < normal ? normal : 0.0f;
-    }
-
-    /* As tn__round_stochastically, but the number itself, of the type or beyond its largest. */
-    template <int KEPT, int BIAS> static __device__ float rounded_to(float value, uint32_t random) {
-        const float size = fabsf(value), anchor = anchor_of<BIAS>(size);
-        const uint32_t sum = drawn_sum<KEPT>(__fadd_rz(size, anchor), random);
-        return copysignf(__fsub_rn(__uint_as_float(sum & 0xFFFFFFFFu << (23 - KEPT)), anchor),
-                         value);
+    /* Any numbers as sizes: what is larger is the largest, and a NaN the number whose code would be
+     * that of a NaN. */
+    template <__nv_fp8_interpretation_t F>
+    static __device__ uint2 codes(const float (&scaled)[PATCH], const numbers &random) {
+        const float nan = F == __NV_E4M3 ? 480.0f : 114688.0f;
+        float size[PATCH];
+#pragma unroll
+        for (int j = 0; j < PATCH; j++)
+            size[j] = isnan(scaled[j]) ? nan : fminf(fabsf(scaled[j]), format_max<F>());
+        const uint2 codes = size_codes<F>(size, random), sign = sign_bytes(scaled);
+        return make_uint2(codes.x | sign.x, codes.y | sign.y);
     }
 };
 

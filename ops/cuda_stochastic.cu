@@ -26,9 +26,9 @@ extern "C" __global__ void random_advance(const __grid_constant__ tn__cuda_quant
 /* ---- the kernels by name ------------------------------------------------------------------ */
 
 #define QUANTIZE(source, T, format, F)                                                             \
-    TILE_KERNEL(quantize_1d_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2,     \
+    TILE_KERNEL(quantize_1d_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 3,     \
                 (quantize_1d_stochastic<T, F>))                                                    \
-    TILE_KERNEL(quantize_2d_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2,     \
+    TILE_KERNEL(quantize_2d_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 3,     \
                 (quantize_2d_stochastic<T, F>))
 
 QUANTIZE(fp32, float, e4m3, __NV_E4M3)

@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
                 (quantize_tensor<T, F, false, true>))                                              \
     TILE_KERNEL(quantize_tensor_both_##source##_##format, tn__cuda_quantize_arguments, T, 3,       \
                 (quantize_tensor<T, F, true, true>))                                               \
-    TILE_KERNEL(quantize_tensor_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 2, \
+    TILE_KERNEL(quantize_tensor_stochastic_##source##_##format, tn__cuda_quantize_arguments, T, 3, \
                 (quantize_tensor<T, F, true, true, stochastically>))
 #define SOURCE(source, T)                                                                          \
     TILE_KERNEL(amax_##source, tn__cuda_quantize_arguments, T, 3, amax_of_tile<T>)                 \

@@ -126,6 +126,13 @@ template <> struct element<__half> {
     static __device__ float max_finite() { return 65504.0f; }
 };
 
+template <typename T> struct is_bf16 {
+    enum { VALUE = 0 };
+};
+template <> struct is_bf16<__nv_bfloat16> {
+    enum { VALUE = 1 };
+};
+
 /* Any NaN is stored as the canonical one; bf16 and fp16 conversions do so by themselves. */
 template <typename T> __device__ __forceinline__ float canonical_of(float value) {
     return sizeof(T) == 4 && isnan(value) ? __uint_as_float(0x7FFFFFFFu) : value;
@@ -302,6 +309,13 @@ __device__ __forceinline__ void patch_load(uint32_t (&words)[PATCH][patch_words<
         }
         from += cols;
     }
+}
+
+/* Makes the compiler compute a word here, not once in each branch that uses it. */
+__device__ __forceinline__ void make_here(uint32_t &word) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(word));
+#endif
 }
 
 /* Makes the compiler forget that it has unpacked the words before: it would keep 64 floats alive

@@ -169,13 +169,6 @@ __device__ __forceinline__ void embed_gradient(const tn__cuda_embed_gradient_arg
 
 /* ---- products over rows ------------------------------------------------------------------- */
 
-template <typename T> struct is_bf16 {
-    enum { VALUE = 0 };
-};
-template <> struct is_bf16<__nv_bfloat16> {
-    enum { VALUE = 1 };
-};
-
 template <typename T>
 __device__ __forceinline__ void row_products(const tn__cuda_row_products_arguments &a) {
     const int64_t row = (int64_t)blockIdx.x * (TN__FLAT_THREADS / 32) + threadIdx.x / 32;

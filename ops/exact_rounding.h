@@ -87,31 +87,23 @@ typedef struct tn__random {
     uint64_t offset;
 } tn__random;
 
-TN__EXACT void tn__philox_round(uint32_t counter[4], uint32_t key_low, uint32_t key_high) {
+enum { TN__PHILOX_ROUNDS = 10 };
+
+TN__EXACT void tn__philox_round(uint32_t counter[4], uint64_t key, uint32_t round) {
     const uint64_t first = (uint64_t)0xD2511F53u * counter[0];
     const uint64_t second = (uint64_t)0xCD9E8D57u * counter[2];
+    const uint32_t key_low = (uint32_t)key + round * 0x9E3779B9u;
+    const uint32_t key_high = (uint32_t)(key >> 32) + round * 0xBB67AE85u;
     counter[0] = (uint32_t)(second >> 32) ^ counter[1] ^ key_low;
     counter[1] = (uint32_t)second;
     counter[2] = (uint32_t)(first >> 32) ^ counter[3] ^ key_high;
     counter[3] = (uint32_t)first;
 }
 
-/* Rounds of a kernel that lie one behind the other in its code. All 10 of several draws at once
- * would take more registers than there are. */
-#if defined(__CUDACC__)
-#define TN__TWO_ROUNDS_EACH _Pragma("unroll 2")
-#else
-#define TN__TWO_ROUNDS_EACH
-#endif
-
 /* The counter becomes the numbers. */
 TN__EXACT void tn__philox(uint32_t counter[4], uint64_t key) {
-    uint32_t key_low = (uint32_t)key, key_high = (uint32_t)(key >> 32);
-    TN__TWO_ROUNDS_EACH for (int round = 0; round < 10; round++) {
-        tn__philox_round(counter, key_low, key_high);
-        key_low += 0x9E3779B9u;
-        key_high += 0xBB67AE85u;
-    }
+    for (uint32_t round = 0; round < TN__PHILOX_ROUNDS; round++)
+        tn__philox_round(counter, key, round);
 }
 
 /* Elements that one counter serves: columns 8 g ... 8 g + 7 of a row. */
@@ -122,11 +114,16 @@ TN__EXACT uint64_t tn__random_group_of(int64_t row, int64_t col, int64_t cols) {
     return (uint64_t)(row * groups + col / TN__RANDOM_GROUP);
 }
 
-TN__EXACT void tn__random_words(tn__random state, uint64_t group, uint32_t words[4]) {
+/* The counter of a group. */
+TN__EXACT void tn__random_begin(uint32_t words[4], tn__random state, uint64_t group) {
     words[0] = (uint32_t)group;
     words[1] = (uint32_t)(group >> 32);
     words[2] = (uint32_t)state.offset;
     words[3] = (uint32_t)(state.offset >> 32);
+}
+
+TN__EXACT void tn__random_words(tn__random state, uint64_t group, uint32_t words[4]) {
+    tn__random_begin(words, state, group);
     tn__philox(words, state.seed);
 }
 

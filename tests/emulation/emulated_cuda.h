@@ -139,13 +139,13 @@ static inline double emulated_canonical(double value) {
 }
 
 static inline float __fadd_rn(float a, float b) { return tn__canonical(a + b); }
-static inline float __fadd_rz(float a, float b) { /* of numbers that are not negative */
-    const float sum = a + b;
-    const double beyond = (double)sum - (double)(a < b ? b : a) - (double)(a < b ? a : b);
-    return tn__canonical(beyond > 0.0 ? nextafterf(sum, 0.0f) : sum);
-}
 static inline float __fsub_rn(float a, float b) { return tn__canonical(a - b); }
 static inline float __fmul_rn(float a, float b) { return tn__canonical(a * b); }
+static inline float __fmul_rz(float a, float b) { /* of numbers that are not negative */
+    const double product = (double)a * (double)b;
+    const float nearest = (float)product;
+    return tn__canonical((double)nearest > product ? nextafterf(nearest, 0.0f) : nearest);
+}
 static inline float __fdiv_rn(float a, float b) { return tn__canonical(a / b); }
 static inline float __frcp_rn(float a) { return tn__canonical(1.0f / a); }
 static inline float __fsqrt_rn(float a) { return tn__canonical(sqrtf(a)); }
