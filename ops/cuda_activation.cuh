@@ -1,15 +1,15 @@
 /* How the kernels of activations and of their gradients make the values of a tile.
  *
- * A block of threads makes one 128 x 128 tile after another, reads what that takes once, and writes
- * the value, the planes and the sums of the columns from registers. Bytes that must move for each
- * element of y with elements of s bytes, all outputs wanted, next to 1/32 for each plane's scales:
+ * A block of threads makes one 128 x 128 tile, reads what that takes once, and writes the value,
+ * the planes and the sums of the columns from registers. Bytes that must move for each element of y
+ * with elements of s bytes, all outputs wanted, next to 1/32 for each plane's scales:
  *
  *     activation   2 s + 2               gated  3 s + 2
  *     gradient     3 s + 2               gated  5 s + 4
  *
  * A GPU has some 8 instructions for each byte, which is less than a sigmoid takes: of bf16 it is
- * looked up in shared memory, in a table that each block makes for itself once, while its first
- * tile is on its way; so where there is a table, few more blocks are launched than run at once.
+ * looked up in shared memory, in a table that each block makes for itself while its tile is on its
+ * way. Blocks that make several tiles make fewer tables, but are slower by 1 to 4 %.
  *
  * A gated gradient of bf16 whose halves are whole tiles makes two tiles at a time, one
  * of each half, from one read of dy, x and gate (`make_pair`). Otherwise the tiles of both halves
@@ -83,7 +83,8 @@ template <> struct sigmoids<__nv_bfloat16> {
 
 /* ---- values -------------------------------------------------------------------------------- */
 
-enum curve_class { OF_SIGMOID, OF_CORNER };
+/* OF_RELU: of ReLU itself, of rows without weights. */
+enum curve_class { OF_SIGMOID, OF_RELU, OF_CORNER };
 
 /* What is loaded for VECTOR neighbours of one row, and the weight of the row. */
 template <typename T> struct inputs { piece_values<T> x, gate, dy; };
@@ -96,6 +97,7 @@ __device__ __forceinline__ points<T> points_of(tn__curve curve, uint4 piece,
     points<T> at;
     piece_values<T> s;
     if (CLASS == OF_SIGMOID) s = sigmoids<T>::of(curve, piece, x);
+    if (CLASS == OF_RELU) curve.kind = TN__CURVE_RELU;
 #pragma unroll
     for (int v = 0; v < element<T>::VECTOR; v++) {
         const tn__curve_point point = CLASS == OF_SIGMOID
@@ -126,13 +128,12 @@ __device__ __forceinline__ void weigh(piece_values<T> &values, bool is_weighted,
 
 /* ---- rows ---------------------------------------------------------------------------------- */
 
-/* Before the block's first use of shared memory for a tile: what its threads still read of the last
- * one is read, and the table is there. */
-__device__ __forceinline__ bool is_first_tile(uint32_t tile) { return tile == blockIdx.x; }
-
+/* After all that is read is asked for: makes the table, if one is looked up in. As if that depended
+ * on something, or what begins with the pieces would be placed before it, and wait for them. */
 template <typename T, int CLASS>
-__device__ __forceinline__ void start_tile(const tn__cuda_produce_arguments &a, uint32_t tile) {
-    if (CLASS == OF_SIGMOID && is_first_tile(tile)) sigmoids<T>::prepare(a.curve);
+__device__ __forceinline__ void start_tile(const tn__cuda_produce_arguments &a) {
+    if (CLASS != OF_SIGMOID || !sigmoids<T>::HAS_TABLE) return;
+    if (a.cast.tiles_across > 0) sigmoids<T>::prepare(a.curve);
     __syncthreads();
 }
 
@@ -169,7 +170,7 @@ __device__ __forceinline__ piece_values<T> made_of(const tn__cuda_produce_argume
 
 /* One piece of the patch, for all its rows, AT_ONCE of them read before the first is made. */
 template <typename T, typename Make, int CLASS, bool IS_WEIGHTED>
-__device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a, uint32_t tile,
+__device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a,
                                             const patch_place &at, int p,
                                             uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     enum { AT_ONCE = Make::AT_ONCE, SYNC_EACH = 2 };
@@ -190,7 +191,7 @@ __device__ __forceinline__ void make_pieces(const tn__cuda_produce_arguments &a,
                          of_gate ? 0 : height - first);
         if (Make::IS_GRADIENT)
             load_rows<T>(dy_pieces, dy + first * a.half_cols, a.half_cols, height - first);
-        if (first == 0 && p == 0) start_tile<T, CLASS>(a, tile);
+        if (first == 0 && p == 0) start_tile<T, CLASS>(a);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             inputs<T> in;
@@ -229,20 +230,20 @@ __device__ __forceinline__ float make_element(const tn__cuda_produce_arguments &
 }
 
 template <typename T, typename Make, int CLASS>
-__device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a, uint32_t tile,
+__device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a,
                                            const patch_place &at,
                                            uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     if (a.cast.src_vectors) {
 #pragma unroll
         for (int p = 0; p < patch_words<T>::PIECES; p++) {
-            if (a.weights)
-                make_pieces<T, Make, CLASS, true>(a, tile, at, p, words);
+            if (CLASS != OF_RELU && a.weights)
+                make_pieces<T, Make, CLASS, true>(a, at, p, words);
             else
-                make_pieces<T, Make, CLASS, false>(a, tile, at, p, words);
+                make_pieces<T, Make, CLASS, false>(a, at, p, words);
         }
         return;
     }
-    start_tile<T, CLASS>(a, tile);
+    start_tile<T, CLASS>(a);
 #pragma unroll
     for (int i = 0; i < PATCH; i++) {
 #pragma unroll
@@ -265,29 +266,30 @@ __device__ __forceinline__ void make_patch(const tn__cuda_produce_arguments &a, 
     }
 }
 
-/* Tiles in the order in which they are made: of a gated gradient a tile of the lower columns, then
- * the one of the upper columns that reads the same. */
-__device__ __forceinline__ patch_place place_of_tile(const tn__cuda_produce_arguments &a,
-                                                     uint32_t tile, bool in_turns) {
-    const uint32_t across = a.cast.tiles_across, row = tile / across;
-    const uint32_t col = tile - row * across;
+/* Of the block's tile. Those of a gated gradient are in turns one of the lower columns and the one
+ * of the upper columns that reads the same. */
+__device__ __forceinline__ patch_place place_of_block(const tn__cuda_produce_arguments &a,
+                                                      bool in_turns) {
+    const uint32_t across = a.cast.tiles_across, row = blockIdx.x / across;
+    const uint32_t col = blockIdx.x - row * across;
     if (!in_turns) return patch_in_tile(row, col);
     return patch_in_tile(row, col % 2 ? (across + 1) / 2 + col / 2 : col / 2);
 }
 
 /* A tile into the patches of the block's threads. */
 template <typename T, typename Make>
-__device__ __forceinline__ void make_tile(const tn__cuda_produce_arguments &a, uint32_t tile,
+__device__ __forceinline__ void make_tile(const tn__cuda_produce_arguments &a,
                                           const patch_place &at,
                                           uint32_t (&words)[PATCH][patch_words<T>::COUNT]) {
     const bool is_copy = !Make::IS_GRADIENT && !Make::IS_GATED && !a.weights && !a.value;
     if (a.curve.kind == TN__CURVE_SIGMOID) {
-        make_patch<T, Make, OF_SIGMOID>(a, tile, at, words);
+        make_patch<T, Make, OF_SIGMOID>(a, at, words);
+    } else if (a.curve.kind == TN__CURVE_RELU && !a.weights) {
+        make_patch<T, Make, OF_RELU>(a, at, words);
     } else if (is_copy && a.curve.kind == TN__CURVE_IDENTITY) {
         patch_load<T>(words, a.cast.src, a.cast.rows, a.cast.cols, a.cast.src_vectors, at);
-        start_tile<T, OF_CORNER>(a, tile);
     } else {
-        make_patch<T, Make, OF_CORNER>(a, tile, at, words);
+        make_patch<T, Make, OF_CORNER>(a, at, words);
     }
 }
 
@@ -295,11 +297,9 @@ template <typename T, __nv_fp8_interpretation_t F, bool IS_1D, typename Make>
 __device__ __forceinline__ void produce(const tn__cuda_produce_arguments &a) {
     uint32_t words[PATCH][patch_words<T>::COUNT];
     if (is_skipped(a.skip)) return;
-    for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
-        const patch_place at = place_of_tile(a, tile, Make::IS_GRADIENT && Make::IS_GATED);
-        make_tile<T, Make>(a, tile, at, words);
-        store_produced<T, F, IS_1D>(a, at, words);
-    }
+    const patch_place at = place_of_block(a, Make::IS_GRADIENT && Make::IS_GATED);
+    make_tile<T, Make>(a, at, words);
+    store_produced<T, F, IS_1D>(a, at, words);
 }
 
 /* ---- the kernels of a file ---------------------------------------------------------------- */

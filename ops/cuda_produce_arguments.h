@@ -10,12 +10,11 @@ enum {
     TN__TILE_SUMS = 8,    /* in which it adds up the tiles of a column */
 
     /* Blocks of activations and gradients that run at once on a multiprocessor, for which their
-     * kernels are given registers. Of those that make a table first, so many turns are launched for
-     * a GPU of so many multiprocessors: one would leave no choice where a tile is made, and more
-     * would make more tables. On another GPU that is only less even. */
+     * kernels are given registers. */
     TN__PRODUCE_BLOCKS = 2,
     TN__LIGHT_PRODUCE_BLOCKS = 3, /* without gates or gradients, bf16 */
-    TN__PRODUCE_TURNS = 8,
+
+    /* Of an H200: how far ahead of a block one asks for what a later one reads. */
     TN__MULTIPROCESSORS = 132
 };
 
@@ -30,7 +29,6 @@ typedef struct tn__cuda_produce_arguments {
     float *tile_sums;     /* NULL: none */
     const float *skip;    /* NULL: never */
     tn__curve curve;
-    uint32_t tiles; /* to be made by all blocks */
 } tn__cuda_produce_arguments;
 
 typedef struct tn__cuda_column_sums_arguments {

@@ -34,16 +34,6 @@ static int family_of(const tn__produce_work *work, const tn__cuda_produce_argume
     return work->is_gated ? TN__KERNEL_ACTIVATE_GATED : TN__KERNEL_ACTIVATE;
 }
 
-/* One for each tile; but if each makes a table of sigmoids first, no more than a few for each that
- * runs at once. */
-static int64_t blocks_of(const tn__produce_work *work, int64_t tiles) {
-    const int is_light = work->producer == TN__PRODUCE_ACTIVATION && !work->is_gated;
-    const int64_t at_once = is_light ? TN__LIGHT_PRODUCE_BLOCKS : TN__PRODUCE_BLOCKS;
-    const int64_t most = at_once * TN__MULTIPROCESSORS * TN__PRODUCE_TURNS;
-    const int has_table = work->x.dtype == TN_BF16 && work->curve.kind == TN__CURVE_SIGMOID;
-    return has_table && tiles > most ? most : tiles;
-}
-
 tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_stream stream) {
     const tn__quantize_work *cast = &work->cast;
     const tn__matrix *x = &work->x;
@@ -64,12 +54,10 @@ tn_status tn__cuda_produce(tn_device *device, const tn__produce_work *work, tn_s
     if (tiles > INT32_MAX)
         return TN_FAIL(TN_UNSUPPORTED, "%lld tiles of 128 x 128 are more than a kernel counts",
                        (long long)tiles);
-    argument.tiles = (uint32_t)tiles;
     TN_TRY(tn__cuda_context_of(device, &context));
     const int kernel = tn__kernel_of_produce(family, cast->format == TN_FORMAT_FP8_BLOCK_1D,
                                              x->dtype, cast->dtype);
-    return tn__kernel_launch(context, kernel, blocks_of(work, tiles), TN__TILE_THREADS, &argument,
-                             stream);
+    return tn__kernel_launch(context, kernel, tiles, TN__TILE_THREADS, &argument, stream);
 }
 
 tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *work,
