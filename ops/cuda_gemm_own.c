@@ -79,9 +79,13 @@ tn_status tn__gemm_own_multiply(const tn__gemm_preparation *by, const tn__gemm_p
     const int64_t steps = (shape->contracted + TN__TILE - 1) / TN__TILE;
     const int64_t tiles = tn__gemm_own_tiles(shape);
     const int processors = shape->processors > 0 ? shape->processors : by->gemm->own_processors;
-    const tn__grid grid = {.blocks = at_most(tiles, processors),
+    const int blocks = at_most(tiles, processors);
+    /* Two by two, as what is to run on those that are spared (cuda_gemm_spare.c). */
+    const int is_paired = shape->processors > 0 && blocks % TN__NARROW_CLUSTER == 0;
+    const tn__grid grid = {.blocks = blocks,
                            .threads = TN__WGMMA_THREADS,
-                           .shared_bytes = TN__WGMMA_SHARED_BYTES};
+                           .shared_bytes = TN__WGMMA_SHARED_BYTES,
+                           .cluster = is_paired ? TN__NARROW_CLUSTER : 0};
     tn__cuda_wgmma_arguments argument = {
         .a = placed->a,
         .b = placed->b,

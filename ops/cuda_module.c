@@ -683,6 +683,7 @@ tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn
     tn__launch launch = {.grid = {(unsigned)grid->blocks, 1, 1},
                          .block = {grid->threads, 1, 1},
                          .shared_bytes = grid->shared_bytes,
+                         .cluster = grid->cluster,
                          .parameters = parameters,
                          .starts_early = waits};
     return context->driver->launch(context->state, context->kernels[kernel], &launch, stream);

@@ -177,6 +177,7 @@ typedef struct tn__grid {
     int64_t blocks;
     unsigned threads;
     unsigned shared_bytes;
+    unsigned cluster; /* as tn__launch's */
 } tn__grid;
 tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn__grid *grid,
                                  void *argument, tn_stream stream);

@@ -210,13 +210,16 @@ enum { DEPTH = 16, COLS = 1792 }; /* 140 tiles of 192 x 128: two rounds on 132 a
 
 extern tn__driver tn__driver_emulated;
 static tn_status (*launch_all)(tn__driver_device *, tn__function, const tn__launch *, tn_stream);
-static unsigned product_blocks; /* of the last product of ours */
+static unsigned product_blocks, product_neighbours; /* of the last product of ours */
 static int narrow_launches;
 
 static tn_status launch_and_look(tn__driver_device *state, tn__function function,
                                  const tn__launch *launch, tn_stream stream) {
     const char *name = ((const emulated_kernel *)function)->name;
-    if (strncmp(name, "product_", 8) == 0) product_blocks = launch->grid[0];
+    if (strncmp(name, "product_", 8) == 0) {
+        product_blocks = launch->grid[0];
+        product_neighbours = launch->cluster;
+    }
     narrow_launches += strcmp(name, "transpose_plane_narrow") == 0;
     return launch_all(state, function, launch, stream);
 }
@@ -263,9 +266,11 @@ static void our_own_leaves_multiprocessors_and_gives_the_same_bits(void **state)
     const int products = scripted.products;
     gpu_copy alone = backward(dy, weights[0], none, NULL);
     assert_int_equal(product_blocks, EMULATED_MULTIPROCESSORS);
+    assert_int_equal(product_neighbours, 0);
     assert_int_equal(narrow_launches, 0);
     gpu_copy shared = backward(dy, weights[0], weights[1], side);
     assert_int_equal(product_blocks, EMULATED_MULTIPROCESSORS - 8);
+    assert_int_equal(product_neighbours, 2); /* what is left is pairs of neighbours, too */
     assert_int_equal(narrow_launches, 1);
     assert_true(gpu_copies_equal(&shared, &alone, "dx"));
     gpu_copy again = backward(dy, weights[1], none, NULL);
