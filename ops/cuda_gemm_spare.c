@@ -12,10 +12,10 @@
  * are taken: so they are spared two by two (tn__kernel_launch_narrow). Those of our own product go
  * so where it spares some: else the derivation finds few pairs and waits for the product's end,
  * which on an H200 made a layer's step 3.4 % longer. cuBLASLt keeps to a number of multiprocessors
- * that its descriptor says; that is a plan of its own, which is never tuned: it takes the algorithm
- * that is chosen for the product alone, so that what runs beside it changes no bit. A variation that
- * tuning has chosen and cuBLASLt does not offer by itself is put to the offers of that plan; if
- * cuBLASLt does not take it there, no multiprocessor is spared.
+ * that its descriptor says; that is a plan of its own, which is never tuned: it takes the
+ * algorithm that is chosen for the product alone, so that what runs beside it changes no bit. A
+ * variation that tuning has chosen and cuBLASLt does not offer by itself is put to the offers of
+ * that plan; if cuBLASLt does not take it there, no multiprocessor is spared.
  */
 #include "cuda_gemm.h"
 
