@@ -69,4 +69,18 @@ tn__cuda_dequantize_argument(const tn__dequantize_work *work) {
     return argument;
 }
 
+/* What of a norm's scratch (tn__norm_parts_bytes) is what. */
+static inline tn__cuda_held tn__cuda_held_of(const tn__matrix *x, void *parts, int numbers) {
+    tn__cuda_held held = {.parts = parts};
+    held.given = (int *)(held.parts + tn__matrix_tiles(x) * numbers * TN__TILE);
+    held.turn = held.given + tn__tiles_of(x->rows) * (TN__TILE_THREADS / 32);
+    return held;
+}
+
+/* Blocks wait for parts of each other (cuda_norm_held.cuh): half of those that a device holds at
+ * once are enough for a band, should others not find a place beside another kernel. */
+static inline int tn__cuda_can_hold(const tn__matrix *x, int64_t blocks) {
+    return blocks >= 2 * tn__tiles_of(x->cols);
+}
+
 #endif

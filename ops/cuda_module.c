@@ -31,6 +31,8 @@ extern const unsigned char tn__cuda_requantize_image[];
 extern const unsigned char tn__cuda_stochastic_image[];
 extern const unsigned char tn__cuda_norm_gradient_image[];
 extern const unsigned char tn__cuda_norm_gradient_rows_image[];
+extern const unsigned char tn__cuda_norm_gradient_held_image[];
+extern const unsigned char tn__cuda_norm_held_image[];
 extern const unsigned char tn__cuda_train_image[];
 extern const unsigned char tn__cuda_attention_image[];
 extern const unsigned char tn__cuda_attention_gradient_image[];
@@ -57,6 +59,8 @@ enum {
     STOCHASTIC_IMAGE,
     NORM_GRADIENT_IMAGE,
     NORM_GRADIENT_ROWS_IMAGE,
+    NORM_GRADIENT_HELD_IMAGE,
+    NORM_HELD_IMAGE,
     TRAIN_IMAGE,
     ATTENTION_IMAGE,
     ATTENTION_GRADIENT_IMAGE,
@@ -85,6 +89,8 @@ static const unsigned char *const images[IMAGE_COUNT] = {
     [STOCHASTIC_IMAGE] = tn__cuda_stochastic_image,
     [NORM_GRADIENT_IMAGE] = tn__cuda_norm_gradient_image,
     [NORM_GRADIENT_ROWS_IMAGE] = tn__cuda_norm_gradient_rows_image,
+    [NORM_GRADIENT_HELD_IMAGE] = tn__cuda_norm_gradient_held_image,
+    [NORM_HELD_IMAGE] = tn__cuda_norm_held_image,
     [TRAIN_IMAGE] = tn__cuda_train_image,
     [ATTENTION_IMAGE] = tn__cuda_attention_image,
     [ATTENTION_GRADIENT_IMAGE] = tn__cuda_attention_gradient_image,
@@ -185,6 +191,10 @@ int tn__norm_gradient_rows_index(int64_t cols, int is_layer, tn_dtype x) {
         if (rows->x == x && cols <= rows->columns) return !!is_layer * TN__NORM_GRADIENT_ROWS + i;
     }
     return -1;
+}
+
+int tn__kernel_of_norm_held(int family, int is_1d, tn_dtype x, tn_dtype format) {
+    return family + (!is_1d * 2 + float_index(x) - 1) * 2 + fp8_index(format);
 }
 
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to) {
@@ -405,6 +415,19 @@ static void norm_gradient_rows_name(int index, char name[TN__KERNEL_NAME_BYTES])
              norm_names[index / TN__NORM_GRADIENT_ROWS], float_names[float_index(rows->x)]);
 }
 
+static void held_name(const char *family, int index, char name[TN__KERNEL_NAME_BYTES]) {
+    snprintf(name, TN__KERNEL_NAME_BYTES, "%s_%s_%s_%s", family, index / 4 ? "2d" : "1d",
+             float_names[1 + index / 2 % 2], fp8_names[index % 2]);
+}
+
+static void norm_gradient_held_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    held_name("norm_gradient_held", index, name);
+}
+
+static void norm_held_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
+    held_name("norm_held", index, name);
+}
+
 static void adamw_name(int index, char name[TN__KERNEL_NAME_BYTES]) {
     snprintf(name, TN__KERNEL_NAME_BYTES, "adamw_%s_%s", index / 2 ? "2d" : "1d",
              fp8_names[index % 2]);
@@ -508,6 +531,8 @@ static const struct kernel_family {
     {TN__KERNEL_NORM_GRADIENT, NORM_GRADIENT_IMAGE, norm_gradient_name},
     {TN__KERNEL_NORM_GRADIENT_MEANS, NORM_GRADIENT_IMAGE, norm_gradient_means_name},
     {TN__KERNEL_NORM_GRADIENT_ROWS, NORM_GRADIENT_ROWS_IMAGE, norm_gradient_rows_name},
+    {TN__KERNEL_NORM_GRADIENT_HELD, NORM_GRADIENT_HELD_IMAGE, norm_gradient_held_name},
+    {TN__KERNEL_NORM_HELD, NORM_HELD_IMAGE, norm_held_name},
     {TN__KERNEL_ADAMW, TRAIN_IMAGE, adamw_name},
     {TN__KERNEL_ADAMW_FLAT, TRAIN_IMAGE, adamw_flat_name},
     {TN__KERNEL_ADAMW_ADVANCE, TRAIN_IMAGE, adamw_advance_name},
@@ -659,10 +684,15 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out) {
 static int is_waiting(int kernel) {
     static const struct {
         int first, count;
-    } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},    {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
-                   {TN__KERNEL_AMAX, 3},         {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
-                   {TN__KERNEL_SCALE_FINISH, 2}, {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
-                   {TN__KERNEL_NVFP4_FINISH, 1}, {TN__KERNEL_NORM_BANDS, TN__PRODUCE_KERNELS}};
+    } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},
+                   {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
+                   {TN__KERNEL_AMAX, 3},
+                   {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
+                   {TN__KERNEL_SCALE_FINISH, 2},
+                   {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
+                   {TN__KERNEL_NVFP4_FINISH, 1},
+                   {TN__KERNEL_NORM_BANDS, TN__PRODUCE_KERNELS},
+                   {TN__KERNEL_NORM_GRADIENT_HELD, 2 * TN__NORM_HELD_KERNELS}};
     for (size_t f = 0; f < sizeof waiting / sizeof *waiting; f++)
         if (kernel >= waiting[f].first && kernel < waiting[f].first + waiting[f].count) return 1;
     return 0;

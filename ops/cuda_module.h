@@ -7,7 +7,7 @@
 #ifndef TENURE_CUDA_MODULE_H
 #define TENURE_CUDA_MODULE_H
 
-#include "cuda_arguments.h"
+#include "cuda_norm_arguments.h"
 #include "cuda_wgmma_arguments.h"
 #include "op_kernels.h"
 
@@ -25,6 +25,7 @@ enum {
     TN__NORM_LENGTHS = 4,                                 /* of rows: tn__norm_columns */
     TN__NORM_ROWS_KERNELS = TN__NORM_LENGTHS * 2 * 3 * 2, /* RMS or LAYER, type, FP8 type */
     TN__NORM_GRADIENT_ROWS = 8,         /* types and lengths of rows: tn__norm_gradient_rows_of */
+    TN__NORM_HELD_KERNELS = 2 * 2 * 2,  /* kind of blocks, 16-bit type, FP8 type */
     TN__REQUANTIZE_KERNELS = 2 * 2 * 2, /* kind of blocks, from, to */
     TN__PRODUCT_KERNELS = 2 * 3,
 
@@ -76,7 +77,9 @@ enum {
     TN__KERNEL_NORM_GRADIENT,
     TN__KERNEL_NORM_GRADIENT_MEANS = TN__KERNEL_NORM_GRADIENT + TN__PRODUCE_KERNELS,
     TN__KERNEL_NORM_GRADIENT_ROWS = TN__KERNEL_NORM_GRADIENT_MEANS + 3,
-    TN__KERNEL_ADAMW = TN__KERNEL_NORM_GRADIENT_ROWS + 2 * TN__NORM_GRADIENT_ROWS,
+    TN__KERNEL_NORM_GRADIENT_HELD = TN__KERNEL_NORM_GRADIENT_ROWS + 2 * TN__NORM_GRADIENT_ROWS,
+    TN__KERNEL_NORM_HELD = TN__KERNEL_NORM_GRADIENT_HELD + TN__NORM_HELD_KERNELS,
+    TN__KERNEL_ADAMW = TN__KERNEL_NORM_HELD + TN__NORM_HELD_KERNELS,
     TN__KERNEL_ADAMW_FLAT = TN__KERNEL_ADAMW + 2 * 2,
     TN__KERNEL_ADAMW_ADVANCE = TN__KERNEL_ADAMW_FLAT + 3,
     TN__KERNEL_CLIP_FACTOR,
@@ -129,13 +132,15 @@ typedef struct tn__norm_gradient_rows {
 extern const tn__norm_gradient_rows tn__norm_gradient_rows_of[TN__NORM_GRADIENT_ROWS];
 /* -1: there is none for rows of so many columns. */
 int tn__norm_gradient_rows_index(int64_t cols, int is_layer, tn_dtype x);
+/* family: NORM_HELD or NORM_GRADIENT_HELD; x is bf16 or fp16. */
+int tn__kernel_of_norm_held(int family, int is_1d, tn_dtype x, tn_dtype format);
 
 int tn__kernel_of_requantize(int is_1d, tn_dtype from, tn_dtype to);
 int tn__kernel_of_shift(tn_dtype format);
 /* family: FINISH, CONVERT, AXPY or CROSS_ENTROPY. */
 int tn__kernel_of_pair(int family, tn_dtype from, tn_dtype to);
 
-enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 24, TN__REFUSAL_BYTES = 200 };
+enum { TN__KERNEL_NAME_BYTES = 64, TN__CUDA_IMAGE_COUNT = 26, TN__REFUSAL_BYTES = 200 };
 void tn__kernel_name(int kernel, char name[TN__KERNEL_NAME_BYTES]);
 
 typedef struct tn__cuda_gemm tn__cuda_gemm; /* cuda_gemm.c and its parts: cuda_gemm.h */
@@ -158,7 +163,10 @@ typedef struct tn__cuda_context {
     tn__norm_blocks norm_blocks[TN__NORM_ROWS_KERNELS];
     int64_t norm_gradient_blocks[2 * TN__NORM_GRADIENT_ROWS]
                                 [2]; /* likewise; without, with `added` */
-    tn__cuda_gemm *gemm;             /* NULL until the first GEMM; see tn__cuda_gemm_of */
+    /* The same of kernels that hold tiles; 0: there is no room for one. */
+    int64_t norm_held_blocks[TN__NORM_HELD_KERNELS];
+    int64_t norm_gradient_held_blocks[TN__NORM_HELD_KERNELS];
+    tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
 } tn__cuda_context;
 
 /* Loads the kernels at the first call for a device. */
@@ -208,6 +216,10 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
 
 /* cuda_norm_table.c */
 void tn__cuda_norm_fit(tn__cuda_context *context);
+/* How many blocks of such a kernel the device holds at once; 0: none, and then no error. */
+int64_t tn__cuda_held_fit(tn__cuda_context *context, int kernel);
+tn_status tn__cuda_norm_begin(tn__cuda_context *context, tn__cuda_norm_begin_arguments *begin,
+                              tn_stream stream);
 tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream stream);
 
 /* cuda_norm_gradient_table.c */

@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     norm_begin(const __grid_constant__ tn__cuda_norm_begin_arguments a) {
     const int64_t row = (int64_t)blockIdx.x * TN__FLAT_THREADS + threadIdx.x;
     if (is_skipped(a.skip)) return;
-    if (row == 0) *a.turn = 0;
+    if (row < a.count) a.counts[row] = 0;
     if (row >= a.rows) return;
     if (a.numbers[0]) a.numbers[0][row] = __uint_as_float(TN__NOT_YET);
     if (a.numbers[1]) a.numbers[1][row] = __uint_as_float(TN__NOT_YET);

@@ -50,6 +50,13 @@ __device__ __forceinline__ band_part next_part(const tn__cuda_bands &bands, uint
 
 /* ---- numbers of rows ------------------------------------------------------------------------ */
 
+/* On a CPU threads of a block take turns. */
+__device__ __forceinline__ void let_others_run() {
+#ifndef __CUDACC__
+    emulated_let_others();
+#endif
+}
+
 __device__ __forceinline__ void row_number_put(float *numbers, int64_t row, float value) {
     *(volatile float *)(numbers + row) = canonical_of<float>(value);
 }
@@ -58,15 +65,18 @@ __device__ __forceinline__ void row_number_put(float *numbers, int64_t row, floa
  * which take a row each. 0 beyond the matrix, and of NULL. */
 __device__ __forceinline__ void row_numbers_get(float *shared, const float *numbers, int64_t rows,
                                                 int64_t tile_first_row) {
-    const int64_t row = tile_first_row + threadIdx.x;
-    if (threadIdx.x >= TN__TILE) return;
+    const uint32_t thread = thread_of_block();
+    const int64_t row = tile_first_row + thread;
+    if (thread >= TN__TILE) return;
     float number = 0.0f;
     if (numbers && row < rows) {
-        do
+        for (;;) {
             number = *(const volatile float *)(numbers + row);
-        while (__float_as_uint(number) == TN__NOT_YET);
+            if (__float_as_uint(number) != TN__NOT_YET) break;
+            let_others_run();
+        }
     }
-    shared[threadIdx.x] = number;
+    shared[thread] = number;
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* The CUDA table's gradient of a norm: by whole rows, which reads everything once; or, if a plane
- * is wanted or rows are not such as that takes, the means of the rows first, and behind them tiles.
+/* The CUDA table's gradient of a norm: by whole rows or, if a plane is wanted, by tiles that are
+ * held until their rows are known, which reads everything once; or, where rows are not such as
+ * these take, the means of the rows first, and behind them tiles.
  */
 #include "cuda_launch.h"
 #include "cuda_train_arguments.h"
@@ -33,6 +34,9 @@ void tn__cuda_norm_gradient_fit(tn__cuda_context *context) {
     tn__error_save(&error);
     for (int index = 0; index < 2 * TN__NORM_GRADIENT_ROWS; index++)
         fit(context, index);
+    for (int index = 0; index < TN__NORM_HELD_KERNELS; index++)
+        context->norm_gradient_held_blocks[index] =
+            tn__cuda_held_fit(context, TN__KERNEL_NORM_GRADIENT_HELD + index);
     tn__error_restore(&error);
 }
 
@@ -111,13 +115,29 @@ static int rows_kernel_of(const tn__cuda_context *context, const tn__norm_gradie
     return index;
 }
 
+/* The kernel that holds tiles, as an index; -1: there is none for these. */
+static int held_kernel_of(const tn__cuda_context *context, const tn__norm_gradient_work *work,
+                          const tn__cuda_norm_gradient_arguments *argument) {
+    const tn__quantize_work *cast = &work->cast;
+    if (!work->parts || work->x.dtype == TN_FP32 || !argument->of.cast.src_vectors) return -1;
+    if (work->gamma.data && !argument->gamma_vectors) return -1;
+    const int index = tn__kernel_of_norm_held(TN__KERNEL_NORM_GRADIENT_HELD,
+                                              cast->format == TN_FORMAT_FP8_BLOCK_1D, work->x.dtype,
+                                              cast->dtype) -
+                      TN__KERNEL_NORM_GRADIENT_HELD;
+    const int64_t blocks = context->norm_gradient_held_blocks[index];
+    return tn__cuda_can_hold(&work->x, blocks) ? index : -1;
+}
+
 tn_status tn__cuda_norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
                                        tn_stream stream) {
     const int64_t at_once = TN__FLAT_THREADS / 32; /* a warp takes a row */
     tn__cuda_context *context;
     tn__cuda_norm_gradient_arguments argument = argument_of(work);
     TN_TRY(tn__cuda_context_of(device, &context));
-    if (rows_kernel_of(context, work, &argument) >= 0) return TN_OK; /* it makes them itself */
+    if (rows_kernel_of(context, work, &argument) >= 0 ||
+        held_kernel_of(context, work, &argument) >= 0)
+        return TN_OK; /* it makes them itself */
     return tn__kernel_launch(context, TN__KERNEL_NORM_GRADIENT_MEANS + float_number(work->x.dtype),
                              (work->x.rows + at_once - 1) / at_once, TN__FLAT_THREADS, &argument,
                              stream);
@@ -135,6 +155,25 @@ static tn_status launch_rows(tn__cuda_context *context, int index,
                                   stream);
 }
 
+static tn_status launch_held(tn__cuda_context *context, int index,
+                             const tn__norm_gradient_work *work,
+                             tn__cuda_norm_gradient_arguments *argument, tn_stream stream) {
+    const int64_t tiles = tn__matrix_tiles(&work->x);
+    const int64_t blocks = context->norm_gradient_held_blocks[index];
+    argument->held = tn__cuda_held_of(&work->x, work->parts, work->shift ? 2 : 1);
+    tn__cuda_norm_begin_arguments begin = {.numbers = {work->tilt, work->shift},
+                                           .rows = work->x.rows,
+                                           .counts = argument->held.given,
+                                           .count = argument->held.turn + 1 - argument->held.given,
+                                           .skip = work->skip};
+    const tn__grid grid = {.blocks = blocks < tiles ? blocks : tiles,
+                           .threads = TN__TILE_THREADS,
+                           .shared_bytes = TN__HELD_BYTES};
+    TN_TRY(tn__cuda_norm_begin(context, &begin, stream));
+    return tn__kernel_launch_grid(context, TN__KERNEL_NORM_GRADIENT_HELD + index, &grid, argument,
+                                  stream);
+}
+
 tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work *work,
                                  tn_stream stream) {
     tn__cuda_context *context;
@@ -142,6 +181,8 @@ tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work
     TN_TRY(tn__cuda_context_of(device, &context));
     const int rows = rows_kernel_of(context, work, &argument);
     if (rows >= 0) return launch_rows(context, rows, work, &argument, stream);
+    const int held = held_kernel_of(context, work, &argument);
+    if (held >= 0) return launch_held(context, held, work, &argument, stream);
     const int kernel =
         tn__kernel_of_produce(TN__KERNEL_NORM_GRADIENT, work->cast.format == TN_FORMAT_FP8_BLOCK_1D,
                               work->x.dtype, work->cast.dtype);

@@ -2,6 +2,7 @@
 #ifndef TENURE_CUDA_TRAIN_ARGUMENTS_H
 #define TENURE_CUDA_TRAIN_ARGUMENTS_H
 
+#include "cuda_norm_arguments.h"
 #include "cuda_produce_arguments.h"
 #include "exact_adamw.h"
 #include "exact_clip.h"
@@ -20,6 +21,7 @@ typedef struct tn__cuda_norm_gradient_arguments {
     float *tilt;
     float *gamma_sums; /* of tiles, as of.tile_sums; NULL: not wanted */
     float *beta_sums;
+    tn__cuda_held held; /* of norm_gradient_held */
 } tn__cuda_norm_gradient_arguments;
 
 /* A warp takes a row. */

@@ -241,7 +241,14 @@ static tn_status produce(tn_device *device, const tn__produce_work *work, tn_str
     return launch(device, "produce", &kernel, stream);
 }
 
-/* As the kernels have it: tiles read what is normalised again. */
+/* What rows give to tiles goes by the L2 cache. */
+static void touch_parts(ghost *kernel, void *parts, const tn__matrix *x, int numbers) {
+    const double bytes = kernel->bytes;
+    if (parts) touch(kernel, parts, tn__norm_parts_bytes(x->rows, x->cols, numbers), 1);
+    kernel->bytes = bytes;
+}
+
+/* As the kernels have it: without parts tiles read what is normalised again. */
 static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream stream) {
     const tn__row_statistics_work *statistics = &work->statistics;
     const tn__matrix *x = &statistics->x;
@@ -256,8 +263,10 @@ static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream st
     if (work->made.beta.data) touch_matrix(&kernel, &work->made.beta, 0);
     touch_floats(&kernel, statistics->skip, 1, 0);
     touch_produced(&kernel, &work->made);
-    if (work->made.cast.has_col ||
-        (work->made.cast.has_row && work->made.cast.format == TN_FORMAT_FP8_BLOCK_2D))
+    touch_parts(&kernel, work->parts, x, statistics->mean ? 2 : 1);
+    if (!work->parts &&
+        (work->made.cast.has_col ||
+         (work->made.cast.has_row && work->made.cast.format == TN_FORMAT_FP8_BLOCK_2D)))
         kernel.bytes += (double)bytes;
     return launch(device, "norm", &kernel, stream);
 }
@@ -288,6 +297,7 @@ static void touch_norm_gradient(ghost *kernel, const tn__norm_gradient_work *wor
 static tn_status norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
                                      tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
+    if (work->parts) return TN_OK; /* all is made at once */
     touch_norm_gradient(&kernel, work);
     touch_floats(&kernel, work->shift, work->x.rows, 1);
     touch_floats(&kernel, work->tilt, work->x.rows, 1);
@@ -307,8 +317,9 @@ static tn_status norm_gradient(tn_device *device, const tn__norm_gradient_work *
     const int64_t sums = (x->rows + TN__BLOCK - 1) / TN__BLOCK * x->cols;
     ghost kernel = {.bytes = 0.0};
     touch_norm_gradient(&kernel, work);
-    touch_floats(&kernel, work->shift, x->rows, 0);
-    touch_floats(&kernel, work->tilt, x->rows, 0);
+    touch_floats(&kernel, work->shift, x->rows, work->parts != NULL);
+    touch_floats(&kernel, work->tilt, x->rows, work->parts != NULL);
+    touch_parts(&kernel, work->parts, x, work->shift ? 2 : 1);
     if (work->added) touch(&kernel, work->added, bytes, 0);
     touch_cast(&kernel, &work->cast);
     touch_floats(&kernel, work->gamma_sums, sums, 1);

@@ -80,6 +80,7 @@ tn_status tn__layer_prepare_norm(tn__op_call *call, const tn__layer_product *p,
 
 tn_status tn__layer_run_norm(tn__op_call *call, tn__layer_norm *norm) {
     TN_TRY(tn__norm_run(call, &norm->args, &norm->norm, &norm->work));
+    TN_TRY(tn__op_let_go_bytes(call, norm->work.parts));
     return tn__layer_cast_made(call, &norm->made);
 }
 
@@ -198,6 +199,7 @@ tn_status tn__layer_back_norm(tn__op_call *call, tn__layer_norm_back *back, tn_t
     TN_TRY(tn__op_lease_produced(call, &back->gradient.out, NULL, &work.cast));
     work.gamma_sums = sums[0].sums.tile_sums;
     work.beta_sums = sums[1].sums.tile_sums;
+    TN_TRY(tn__norm_gradient_lease_parts(call, scope, &work));
     TN_TRY(tn__norm_gradient_run(call, &work));
     return tn__op_let_go(call, dn);
 }

@@ -20,7 +20,7 @@
 #include "op_kernels.h"
 
 enum {
-    TN__OP_LEASES_MAX = 16,
+    TN__OP_LEASES_MAX = 18,
     TN__OP_SCRATCH_MAX = 24,
     TN__OP_SAVED_MAX = 6,
     TN__OP_SPENT_MAX = 6,

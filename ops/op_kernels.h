@@ -268,7 +268,15 @@ typedef struct tn__row_statistics_work {
 typedef struct tn__norm_work {
     tn__row_statistics_work statistics;
     tn__produce_work made;
+    void *parts; /* of tn__norm_parts_bytes: all may be made from one read; NULL: from two */
 } tn__norm_work;
+
+/* What a norm's planes, or those of its gradient, take for one read: `numbers` of each row in each
+ * tile of 128 x 128, 8 counts for each 128 rows, and one more. */
+static inline size_t tn__norm_parts_bytes(int64_t rows, int64_t cols, int numbers) {
+    const size_t bands = (size_t)((rows + 127) / 128), across = (size_t)((cols + 127) / 128);
+    return (bands * across * 128 * (size_t)numbers + bands * 8 + 1) * 4;
+}
 
 /* The gradient of a norm: see tn_norm_backward. The means of a row are made first, then the rest.
  * dx is cast.src, of x's type, and written unless it has no data; the planes may be none. */
@@ -285,6 +293,7 @@ typedef struct tn__norm_gradient_work {
     tn__quantize_work cast;
     float *gamma_sums; /* [ceil(M/128), N]; NULL: not wanted */
     float *beta_sums;  /* likewise */
+    void *parts;       /* as of a norm */
     const float *skip;
 } tn__norm_gradient_work;
 

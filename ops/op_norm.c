@@ -108,6 +108,16 @@ static tn_status lease_statistic(tn__op_call *call, const char *role, tn_tensor 
     return TN_OK;
 }
 
+/* Of RMS beside a value or a sum, and only where a scope is given: else two reads do. */
+static tn_status lease_parts(tn__op_call *call, const tn_norm_args *args, tn__norm_work *work) {
+    const tn__matrix *x = &work->statistics.x;
+    const tn__quantize_work *cast = &work->made.cast;
+    if (args->scope.value == 0 || args->norm != TN_NORM_RMS || x->dtype == TN_FP32) return TN_OK;
+    if (!tn__norm_needs_rows_first(cast) || !(cast->src.data || work->statistics.sum)) return TN_OK;
+    return tn__op_scratch_bytes(call, args->scope, tn__norm_parts_bytes(x->rows, x->cols, 1),
+                                &work->parts);
+}
+
 tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                          tn__norm_work *norm_work) {
     tn__row_statistics_work *statistics = &norm_work->statistics;
@@ -123,6 +133,7 @@ tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__
                                &statistics->mean));
     TN_TRY(lease_statistic(call, "rstd", args->rstd, n, args, statistics->skip, &statistics->rstd));
     TN_TRY(tn__op_lease_produced(call, &n->out, statistics->skip, &work->cast));
+    TN_TRY(lease_parts(call, args, norm_work));
     work->x = statistics->x;
     if (statistics->sum) work->x.data = statistics->sum;
     work->mean = statistics->mean;

@@ -16,6 +16,12 @@ typedef struct tn__norm {
     tn__produced out;
 } tn__norm;
 
+/* Whether planes are wanted with blocks of 128 rows, for which rows are known first. */
+static inline int tn__norm_needs_rows_first(const tn__quantize_work *cast) {
+    return cast->src.rows > 0 && cast->src.cols > 0 &&
+           (cast->has_col || (cast->has_row && cast->format == TN_FORMAT_FP8_BLOCK_2D));
+}
+
 /* All but that there is an output; `out` can be given another one before the leases. */
 tn_status tn__norm_check(tn__op_call *call, const tn_norm_args *args, const tn__norm_roles *roles,
                          tn__norm *out);
@@ -38,6 +44,10 @@ tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args
 /* What is read, and scratch for the means of the rows. */
 tn_status tn__norm_gradient_lease(tn__op_call *call, const tn_norm_backward_args *args,
                                   const tn__norm_gradient *n, tn__norm_gradient_work *work);
+
+/* If planes are wanted, scratch to make all from one read; `work->cast` is leased. */
+tn_status tn__norm_gradient_lease_parts(tn__op_call *call, tn_scope scope,
+                                        tn__norm_gradient_work *work);
 
 /* dx and the sums of tiles; nothing without elements. */
 tn_status tn__norm_gradient_run(tn__op_call *call, const tn__norm_gradient_work *work);

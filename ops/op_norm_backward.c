@@ -104,6 +104,15 @@ tn_status tn__norm_gradient_lease(tn__op_call *call, const tn_norm_backward_args
     return lease_means(call, args, work);
 }
 
+tn_status tn__norm_gradient_lease_parts(tn__op_call *call, tn_scope scope,
+                                        tn__norm_gradient_work *work) {
+    const tn__matrix *x = &work->x;
+    if (x->rows == 0 || x->cols == 0 || x->dtype == TN_FP32) return TN_OK;
+    if (!work->cast.has_row && !work->cast.has_col) return TN_OK;
+    return tn__op_scratch_bytes(
+        call, scope, tn__norm_parts_bytes(x->rows, x->cols, work->shift ? 2 : 1), &work->parts);
+}
+
 typedef struct sums_of_columns {
     tn__column_sums gamma, beta;
 } sums_of_columns;
@@ -121,7 +130,7 @@ static tn_status lease_outputs(tn__op_call *call, const tn_norm_backward_args *a
     TN_TRY(tn__op_tile_sums(call, args->scope, n->x.rows, &sums->beta));
     work->gamma_sums = sums->gamma.tile_sums;
     work->beta_sums = sums->beta.tile_sums;
-    return TN_OK;
+    return tn__norm_gradient_lease_parts(call, args->scope, work);
 }
 
 /* ---- the op -------------------------------------------------------------------------------- */

@@ -181,9 +181,10 @@ typedef enum tn_norm { TN_NORM_RMS = 0, TN_NORM_LAYER, TN_NORM_COUNT } tn_norm;
  * or over the residual if sum is {0}.
  *
  * Bytes for M x K elements of s bytes: s to read x, s for y, 1 for each plane; with a residual s to
- * read it and s to write the sum more. COL and 2D planes have x (or the sum) read again. Rows of
- * more than 16384 columns, and such as can not be read 16 bytes at a time, are read again for each
- * of statistics and values. */
+ * read it and s to write the sum more. COL and 2D planes have x (or the sum) read again, but not
+ * those that RMS makes beside y or a sum, of bf16 or fp16, in large matrices and with a scope. Rows
+ * of more than 16384 columns, and such as can not be read 16 bytes at a time, are read again for
+ * each of statistics and values. */
 typedef struct tn_norm_args {
     size_t size;
     tn_norm norm;
@@ -199,7 +200,8 @@ typedef struct tn_norm_args {
     tn_tensor mean;             /* fp32, M elements, of LAYER only; {0}: not wanted */
     tn_tensor rstd;             /* fp32, M elements; {0}: not wanted */
     tn_tensor skip;
-    tn_scope scope; /* scratch: 4 bytes for each row and statistic that is not wanted */
+    tn_scope scope; /* scratch: 4 bytes for each row and statistic that is not wanted; of RMS, for
+                       COL or 2D planes beside y or a sum, 4 for each 128 elements of x */
 } tn_norm_args;
 #define TN_NORM_ARGS_INIT                                                                          \
     {                                                                                              \

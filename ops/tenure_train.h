@@ -42,9 +42,10 @@ extern "C" {
  * to what dgamma and dbeta hold, in fp32, before their one rounding.
  *
  * Any output may be {0}, but not all. Bytes for each element of s bytes: 2 s for x and dy, s for
- * `added`, s for dx and 1 for each plane. With planes x and dy are read twice, and so they are in
- * rows of more than 8192 columns (of more than 4096, if fp32 or not of whole 256), in rows that can
- * not be read 16 bytes at a time, and in matrices of few rows. */
+ * `added`, s for dx and 1 for each plane. x and dy are read twice in rows that can not be read 16
+ * bytes at a time; with planes, of fp32 and of rows of too many columns (25344 on an H200); without
+ * planes, of rows of more than 8192 columns (of more than 4096, if fp32 or not of whole 256) and in
+ * matrices of few rows. */
 typedef struct tn_norm_backward_args {
     size_t size;
     tn_norm norm;
@@ -61,7 +62,8 @@ typedef struct tn_norm_backward_args {
     tn_tensor dbeta;  /* likewise, LAYER only */
     int accumulate;   /* dgamma and dbeta */
     tn_tensor skip;
-    tn_scope scope; /* scratch: 8 bytes for each row, 4 for each 128 elements of a sum */
+    tn_scope scope; /* scratch: 8 bytes for each row, 4 for each 128 elements of a sum; with planes
+                       4 (LAYER 8) for each 128 elements of x */
 } tn_norm_backward_args;
 #define TN_NORM_BACKWARD_ARGS_INIT                                                                 \
     {                                                                                              \

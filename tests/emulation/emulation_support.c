@@ -108,6 +108,13 @@ twin_matrix twin_matrix_fill(tn_dtype dtype, int64_t rows, int64_t cols, gpu_fil
     return made;
 }
 
+void *emulation_parts(int64_t rows, int64_t cols, int numbers) {
+    const size_t bytes = tn__norm_parts_bytes(rows, cols, numbers);
+    void *parts = malloc(bytes);
+    assert_non_null(parts);
+    return memset(parts, 0xFF, bytes);
+}
+
 void twin_matrix_end(twin_matrix *of) { twin_end(&of->memory); }
 
 void twin_matrix_compare(const twin_matrix *of, const char *name, const char *what) {

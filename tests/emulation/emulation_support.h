@@ -75,6 +75,9 @@ void twin_plane_share(twin_plane *of);
 void twin_plane_end(twin_plane *of);
 void twin_plane_compare(const twin_plane *of, const char *name, const char *what);
 
+/* A norm's scratch; free() ends it. */
+void *emulation_parts(int64_t rows, int64_t cols, int numbers);
+
 /* ---- shapes --------------------------------------------------------------------------------- */
 
 /* Calls check for tails in both dimensions: every `step`-th of 1 ... 129 as the number of rows and

@@ -36,13 +36,14 @@ static struct {
     int ready[EMULATED_THREADS_MAX]; /* a ring */
     int ready_first, ready_count;
     int in_block; /* threads at the barrier */
+    int idle;     /* times that a thread let others run, one after the other */
     int done;
     int barrier_result;
     int is_faulted;                                      /* this launch */
     char sync[EMULATED_THREADS_MAX / EMULATED_WARP + 1]; /* TSan: a warp's, then the block's */
 } emulator = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-enum { BLOCK_SYNC = EMULATED_THREADS_MAX / EMULATED_WARP };
+enum { BLOCK_SYNC = EMULATED_THREADS_MAX / EMULATED_WARP, IDLE_MAX = 1 << 22 };
 
 /* ---- who runs next -------------------------------------------------------------------------- */
 
@@ -59,6 +60,7 @@ static int *ready_at(int index) {
 
 static void make_ready(int thread) {
     emulator.threads[thread].state = READY;
+    emulator.idle = 0;
     *ready_at(emulator.ready_count++) = thread;
 }
 
@@ -210,6 +212,20 @@ int emulated_in_block(int predicate) {
     return emulator.barrier_result;
 }
 
+/* In falling order the ring's first is the last one of all. */
+void emulated_let_others(void) {
+    if (++emulator.idle > IDLE_MAX) emulated_fault("a wait for what nobody writes");
+    if (emulator.order == 1) {
+        emulator.ready_first =
+            (emulator.ready_first + EMULATED_THREADS_MAX - 1) % EMULATED_THREADS_MAX;
+        emulator.ready_count++;
+        *ready_at(0) = self();
+    } else {
+        *ready_at(emulator.ready_count++) = self();
+    }
+    wait_for_others();
+}
+
 /* A fiber is a CUDA thread of one block after another. */
 static void run_thread(int thread) {
     for (;;) {
@@ -242,7 +258,7 @@ static void tell_deadlock(void) {
 static void run_block(unsigned block) {
     int threads = (int)emulator.launch->threads;
     emulated_current.block = (emulated_dim){block, 0, 0};
-    emulator.in_block = emulator.done = 0;
+    emulator.in_block = emulator.done = emulator.idle = 0;
     emulator.ready_first = emulator.ready_count = 0;
     emulator_fiber_release(&emulator.sync[BLOCK_SYNC]);
     for (int thread = 0; thread < threads; thread++)

@@ -66,6 +66,9 @@ int emulated_lane(void);
 /* All threads of the block; returns how many came with a predicate that is not 0. */
 int emulated_in_block(int predicate);
 
+/* Other threads run: this one waits for what one of them writes. */
+void emulated_let_others(void);
+
 /* The kernel has done what it must not. Does not return. */
 __attribute__((noreturn)) void emulated_fault(const char *words);
 

@@ -1,6 +1,8 @@
 /* The kernels of the norms against the host's definition, bit for bit, on the emulated device:
  * statistics, the sum with a residual, the value and both planes. */
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "cuda_module.h"
 #include "emulation_support.h"
@@ -10,7 +12,7 @@ typedef struct norm_case {
     tn_dtype dtype, fp8;
     tn_format format;
     int is_layer, has_residual, is_in_place, has_gamma, has_beta;
-    int has_value, has_row, has_col;
+    int has_value, has_row, has_col, has_parts;
     tn_dtype gamma;
     gpu_fill fill;
     uint64_t seed;
@@ -31,6 +33,7 @@ static norm_case case_of(unsigned way, int64_t rows, int64_t cols, uint64_t seed
                       .has_value = way % 11 != 4,
                       .has_row = way % 8 != 1,
                       .has_col = way % 13 < 8,
+                      .has_parts = way % 9 != 5,
                       .fill = (gpu_fill)(way % GPU_FILL_COUNT),
                       .seed = seed};
     return made;
@@ -122,8 +125,10 @@ static void check_case(const norm_case *c) {
     tn__host_row_statistics(&work.statistics);
     tn__host_produce(&work.made);
     work = work_of(c, &o, 1);
+    if (c->has_parts) work.parts = emulation_parts(c->rows, c->cols, c->is_layer ? 2 : 1);
     EXPECT_OK(tn__op_table_cuda.norm(emulation.device, &work, emulation.stream));
     emulation_wait(what);
+    free(work.parts);
     twin_matrix_compare(&o.residual, "sum of a residual", what);
     twin_matrix_compare(&o.sum, "sum of a residual", what);
     twin_matrix_compare(&o.mean, "statistics", what);
@@ -173,11 +178,35 @@ static void rows_of_any_length_equal_the_host(void **state) {
     gpu_count_report("norms, long and short rows");
 }
 
+/* Of at most two tiles across: the blocks that run one after the other here hold no more. They have
+ * 8 tiles each, or none are held. */
+static void held_tiles_equal_the_host_in_every_order(void **state) {
+    static const uint64_t orders[] = {0, 1, 20261201};
+    static const int64_t cols[] = {200, 136, 256, 8};
+    (void)state;
+    for (unsigned way = 0; way < 12; way++) {
+        const int64_t bands = cols[way % 4] > 128 ? 16 : 32;
+        norm_case c = case_of(way, bands * 128 - way % 3 * 16, cols[way % 4], way + 3);
+        c.dtype = way % 2 ? TN_FP16 : TN_BF16;
+        c.is_layer = c.has_beta = 0;
+        c.has_parts = 1;
+        c.has_value |= !c.has_residual;
+        c.has_col |= !(c.has_row && c.format == TN_FORMAT_FP8_BLOCK_2D);
+        c.rows -= way % 16;
+        emulated_set_order(orders[way / 4]);
+        check_case(&c);
+        assert_int_equal(strncmp(emulated_last_kernel(), "norm_held", 9), 0);
+    }
+    emulated_set_order(0);
+    gpu_count_report("norms, held tiles");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rows_of_any_length_equal_the_host),
         cmocka_unit_test(every_tail_equals_the_host),
         cmocka_unit_test(every_way_equals_the_host_in_every_order),
+        cmocka_unit_test(held_tiles_equal_the_host_in_every_order),
     };
     emulation_begin();
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * for bit, on the emulated device: dx and the sums of the columns. What the two that read twice
  * make is in the battery. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cuda_module.h"
@@ -12,6 +13,9 @@ typedef struct gradient_case {
     int64_t rows, cols;
     tn_dtype dtype, gamma;
     int is_layer, has_added, has_gamma, has_value, has_sums;
+    int has_row, has_col; /* else no planes */
+    tn_format format;
+    tn_dtype fp8;
     gpu_fill fill;
     uint64_t seed;
 } gradient_case;
@@ -26,21 +30,25 @@ static gradient_case case_of(unsigned way, int64_t rows, int64_t cols) {
                                 .has_gamma = cols % 8 == 0 && way % 7 != 3,
                                 .has_value = way % 11 != 5,
                                 .has_sums = way % 13 != 6,
+                                .format = TN_FORMAT_FP8_BLOCK_1D,
+                                .fp8 = TN_E4M3,
                                 .fill = (gpu_fill)(way % GPU_FILL_COUNT),
                                 .seed = way};
     return made;
 }
 
 static void describe(const gradient_case *c, char *text, size_t bytes) {
-    snprintf(text, bytes, "%s%s%s to%s%s, %s, %lld x %lld %s way %llu",
+    snprintf(text, bytes, "%s%s%s to%s%s%s%s, %s, %lld x %lld %s way %llu",
              c->is_layer ? "layer" : "rms", c->has_added ? " added" : "",
              c->has_gamma ? " gamma" : "", c->has_value ? " dx" : "", c->has_sums ? " sums" : "",
-             tn_dtype_name(c->dtype), (long long)c->rows, (long long)c->cols,
-             gpu_fill_name(c->fill), (unsigned long long)c->seed);
+             c->has_row ? " row" : "", c->has_col ? " col" : "", tn_dtype_name(c->dtype),
+             (long long)c->rows, (long long)c->cols, gpu_fill_name(c->fill),
+             (unsigned long long)c->seed);
 }
 
 typedef struct operands {
     twin_matrix x, dy, added, gamma, mean, rstd, shift, tilt, dx, gamma_sums, beta_sums;
+    twin_plane row, col;
 } operands;
 
 static operands make_operands(const gradient_case *c) {
@@ -57,6 +65,8 @@ static operands make_operands(const gradient_case *c) {
     o.dx = twin_matrix_make(c->dtype, c->rows, c->cols);
     o.gamma_sums = twin_matrix_make(TN_FP32, tiles, c->cols);
     o.beta_sums = twin_matrix_make(TN_FP32, tiles, c->cols);
+    o.row = twin_plane_make(c->format, TN_PLANE_ROW, c->fp8, c->rows, c->cols);
+    o.col = twin_plane_make(c->format, TN_PLANE_COL, c->fp8, c->rows, c->cols);
     return o;
 }
 
@@ -65,6 +75,7 @@ static void end_operands(operands *o) {
     twin_matrix_end(&o->gamma), twin_matrix_end(&o->mean), twin_matrix_end(&o->rstd);
     twin_matrix_end(&o->shift), twin_matrix_end(&o->tilt), twin_matrix_end(&o->dx);
     twin_matrix_end(&o->gamma_sums), twin_matrix_end(&o->beta_sums);
+    twin_plane_end(&o->row), twin_plane_end(&o->col);
 }
 
 static void *data_of(const twin_matrix *of, int emulated) {
@@ -78,7 +89,14 @@ static tn__norm_gradient_work work_of(const gradient_case *c, const operands *o,
         .rstd = data_of(&o->rstd, emulated),
         .tilt = data_of(&o->tilt, emulated),
         .gamma_base = c->seed % 2 ? 1.0f : 0.0f,
-        .cast = {.src = emulated ? o->dx.emulated : o->dx.host, .dtype = TN_E4M3}};
+        .cast = {.src = emulated ? o->dx.emulated : o->dx.host,
+                 .format = c->format,
+                 .scale_mode = c->seed % 3 ? TN_SCALE_POW2 : TN_SCALE_FP32,
+                 .dtype = c->fp8,
+                 .has_row = c->has_row,
+                 .has_col = c->has_col,
+                 .row = emulated ? o->row.emulated : o->row.host,
+                 .col = emulated ? o->col.emulated : o->col.host}};
     if (c->has_added) work.added = data_of(&o->added, emulated);
     if (c->has_gamma) work.gamma = emulated ? o->gamma.emulated : o->gamma.host;
     if (!c->has_value) work.cast.src.data = NULL;
@@ -100,7 +118,8 @@ static void compare_sums(const twin_matrix *of, const char *name, const char *wh
     twin_matrix_compare(of, name, what);
 }
 
-static void check_case(const gradient_case *c) {
+/* Whether everything was read once, by a kernel of this name, `launches` of them in all. */
+static void check_case(const gradient_case *c, const char *kernel, uint64_t launches) {
     char what[192];
     operands o = make_operands(c);
     describe(c, what, sizeof what);
@@ -108,12 +127,17 @@ static void check_case(const gradient_case *c) {
     tn__host_norm_gradient_means(&work);
     tn__host_norm_gradient(&work);
     work = work_of(c, &o, 1);
+    if (c->has_row || c->has_col)
+        work.parts = emulation_parts(c->rows, c->cols, c->is_layer ? 2 : 1);
     const uint64_t before = emulated_launch_count();
     EXPECT_OK(tn__op_table_cuda.norm_gradient_means(emulation.device, &work, emulation.stream));
     EXPECT_OK(tn__op_table_cuda.norm_gradient(emulation.device, &work, emulation.stream));
     emulation_wait(what);
-    assert_int_equal(emulated_launch_count() - before, 1);
-    assert_int_equal(strncmp(emulated_last_kernel(), "norm_gradient_rows", 18), 0);
+    free(work.parts);
+    assert_int_equal(emulated_launch_count() - before, launches);
+    assert_int_equal(strncmp(emulated_last_kernel(), kernel, strlen(kernel)), 0);
+    twin_plane_compare(&o.row, "planes", what);
+    twin_plane_compare(&o.col, "planes", what);
     twin_matrix_compare(&o.dx, "dx", what);
     compare_sums(&o.gamma_sums, "sums of dgamma", what);
     compare_sums(&o.beta_sums, "sums of dbeta", what);
@@ -127,7 +151,7 @@ static void every_way_equals_the_host_in_every_order(void **state) {
     for (unsigned way = 0; way < 42; way++) {
         const gradient_case c = case_of(way, rows[way % 7], way % 2 ? 264 : 136);
         emulated_set_order(orders[way / 3 % 3]);
-        check_case(&c);
+        check_case(&c, "norm_gradient_rows", 1);
     }
     emulated_set_order(0);
     gpu_count_report("gradients of norms, every way");
@@ -140,20 +164,40 @@ static void rows_of_any_length_equal_the_host(void **state) {
     for (unsigned i = 0; i < 4 * sizeof lengths / sizeof *lengths; i++) {
         gradient_case c = case_of(i * 5 + 1, i % 3 ? 11 : 18, lengths[i / 4]);
         if (c.cols % 8 != 0) c.dtype = TN_FP32;
-        check_case(&c);
+        check_case(&c, "norm_gradient_rows", 1);
     }
     for (unsigned i = 0; i < 4 * sizeof long_lengths / sizeof *long_lengths; i++) {
         gradient_case c = case_of(i * 5 + 2, i % 3 ? 9 : 17, long_lengths[i / 4]);
         c.dtype = i % 2 ? TN_FP16 : TN_BF16;
-        check_case(&c);
+        check_case(&c, "norm_gradient_rows", 1);
     }
     gpu_count_report("gradients of norms, long and short rows");
+}
+
+/* Of a tile across: the blocks that run one after the other here hold no more. */
+static void held_tiles_equal_the_host_in_every_order(void **state) {
+    static const uint64_t orders[] = {0, 1, 20261201};
+    static const int64_t rows[] = {16, 144, 48, 304, 128, 272, 256}, cols[] = {8, 120, 128, 64, 72};
+    (void)state;
+    for (unsigned way = 0; way < 36; way++) {
+        gradient_case c = case_of(way, rows[way % 7], cols[way % 5]);
+        c.dtype = way % 2 ? TN_FP16 : TN_BF16;
+        c.format = way / 2 % 2 ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_BLOCK_1D;
+        c.fp8 = way / 4 % 2 ? TN_E5M2 : TN_E4M3;
+        c.has_row = way % 5 != 1, c.has_col = way % 5 != 2;
+        c.rows -= way % 16;
+        emulated_set_order(orders[way / 3 % 3]);
+        check_case(&c, "norm_gradient_held", 2);
+    }
+    emulated_set_order(0);
+    gpu_count_report("gradients of norms, held tiles");
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_way_equals_the_host_in_every_order),
         cmocka_unit_test(rows_of_any_length_equal_the_host),
+        cmocka_unit_test(held_tiles_equal_the_host_in_every_order),
     };
     emulation_begin();
     int failures = cmocka_run_group_tests(tests, NULL, NULL);

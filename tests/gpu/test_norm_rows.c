@@ -1,7 +1,7 @@
-/* Gradients of norms of so many rows that a GPU reads everything once (the battery's matrices are
- * too low for that): against the host where that is quick, else against what the GPU makes when a
- * plane is wanted too, which it reads everything twice for and the battery holds to the host. Bit
- * for bit. */
+/* Norms and gradients of norms of so many rows that a GPU reads everything once (the battery's
+ * matrices are too low for that): against the host where that is quick, else against what the GPU
+ * makes by kernels that the battery holds to the host: gradients when a plane is wanted too, norms
+ * without a scope for scratch. Bit for bit. */
 #include "op_battery_support.h"
 #include "tenure_train.h"
 
@@ -41,7 +41,7 @@ static void short_rows_equal_the_host(void **state) {
     gpu_count_report("gradients of norms, many short rows");
 }
 
-/* ---- against two reads ----------------------------------------------------------------------- */
+/* ---- against other kernels ------------------------------------------------------------------- */
 
 typedef struct gradient_case {
     int64_t rows, cols;
@@ -96,9 +96,9 @@ static void check_case(const gradient_case *c) {
         if (twice) args.quantized.tensor = planes, args.quantized.planes = TN_QUANTIZE_ROW;
         EXPECT_OK(tn_norm_backward(&args, gpu.stream));
     }
-    compare(dx[0], dx[1], "dx, against two reads");
-    compare(dgamma[0], dgamma[1], "dgamma, against two reads");
-    if (is_layer) compare(dbeta[0], dbeta[1], "dbeta, against two reads");
+    compare(dx[0], dx[1], "dx, against that of planes");
+    compare(dgamma[0], dgamma[1], "dgamma, likewise");
+    if (is_layer) compare(dbeta[0], dbeta[1], "dbeta, likewise");
     gpu_destroy(&gpu, planes);
     gpu_destroy(&gpu, args.dy), gpu_destroy(&gpu, args.x), gpu_destroy(&gpu, args.rstd);
     gpu_destroy(&gpu, args.gamma);
@@ -106,7 +106,7 @@ static void check_case(const gradient_case *c) {
     if (is_layer) gpu_destroy(&gpu, args.mean);
 }
 
-static void rows_of_any_length_equal_two_reads(void **state) {
+static void rows_of_any_length_equal_planes(void **state) {
     static const int64_t shapes[][2] = {{8575, 1032}, {8448, 2048}, {6783, 4096},
                                         {6784, 4088}, {6783, 7168}, {6784, 8192}};
     static const tn_dtype types[] = {TN_BF16, TN_FP16, TN_FP32};
@@ -124,9 +124,60 @@ static void rows_of_any_length_equal_two_reads(void **state) {
     gpu_count_report("gradients of norms, many rows");
 }
 
+/* ---- norms ----------------------------------------------------------------------------------- */
+
+static void compare_planes(tn_tensor once, tn_tensor twice) {
+    static const tn_plane planes[] = {TN_PLANE_ROW, TN_PLANE_COL};
+    for (int p = 0; p < 2; p++) {
+        gpu_copy actual = gpu_download(&gpu, once, planes[p]);
+        gpu_copy expected = gpu_download(&gpu, twice, planes[p]);
+        gpu_count("planes", gpu_copies_equal(&actual, &expected, "planes"));
+        gpu_copy_end(&actual);
+        gpu_copy_end(&expected);
+    }
+    gpu_destroy(&gpu, once);
+    gpu_destroy(&gpu, twice);
+}
+
+static void check_norm(tn_dtype dtype, int64_t rows, int64_t cols, int way) {
+    const tn_format format = way % 2 ? TN_FORMAT_FP8_BLOCK_2D : TN_FORMAT_FP8_BLOCK_1D;
+    tn_norm_args args = TN_NORM_ARGS_INIT;
+    const int has_residual = way % 3 != 0, has_value = way % 3 != 1;
+    tn_tensor sum[2] = {{0}, {0}}, y[2] = {{0}, {0}}, rstd[2], planes[2];
+    args.x = filled(dtype, rows, cols, 1);
+    if (has_residual) args.residual = filled(dtype, rows, cols, 2);
+    args.gamma = filled(TN_BF16, 1, cols, 3);
+    for (int twice = 0; twice < 2; twice++) {
+        if (has_residual) sum[twice] = args.sum = gpu_plain(&gpu, dtype, rows, cols);
+        if (has_value) y[twice] = args.y = gpu_plain(&gpu, dtype, rows, cols);
+        rstd[twice] = args.rstd = gpu_plain(&gpu, TN_FP32, rows, 1);
+        planes[twice] = args.quantized.tensor =
+            gpu_fp8(&gpu, format, TN_E4M3, TN_SCALE_POW2, rows, cols);
+        args.quantized.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+        args.scope = twice ? (tn_scope){0} : gpu.scope;
+        EXPECT_OK(tn_norm_forward(&args, gpu.stream));
+    }
+    if (has_residual) compare(sum[0], sum[1], "sums");
+    if (has_value) compare(y[0], y[1], "y");
+    compare(rstd[0], rstd[1], "rstd");
+    compare_planes(planes[0], planes[1]);
+    gpu_destroy(&gpu, args.x), gpu_destroy(&gpu, args.gamma);
+    if (has_residual) gpu_destroy(&gpu, args.residual);
+}
+
+static void norms_equal_two_reads(void **state) {
+    static const int64_t shapes[][2] = {{54400, 1032}, {8560, 7168}};
+    (void)state;
+    for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
+        for (int way = 0; way < 6; way++)
+            check_norm((way + s) % 2 ? TN_BF16 : TN_FP16, shapes[s][0], shapes[s][1], way);
+    gpu_count_report("norms with planes, many rows");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(short_rows_equal_the_host),
-                                       cmocka_unit_test(rows_of_any_length_equal_two_reads)};
+                                       cmocka_unit_test(rows_of_any_length_equal_planes),
+                                       cmocka_unit_test(norms_equal_two_reads)};
     gpu_open(&gpu);
     gpu_open_host(&host, (size_t)4 << 30);
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
