@@ -56,7 +56,7 @@ template <> struct sigmoids<__nv_bfloat16> {
     }
     static __device__ __forceinline__ void prepare(tn__curve curve) {
         float *to = table();
-#pragma unroll 1
+#pragma unroll 4
         for (int i = (int)threadIdx.x; i < TN__SIGMOID_COUNT; i += TN__TILE_THREADS) {
             const tn__sigmoid_pair both =
                 tn__exact_sigmoids(tn__curve_argument(curve, tn__sigmoid_entry(i)));
