@@ -240,6 +240,10 @@ typedef struct tn__cu_launch_config {
       (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
        unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **parameters, \
        void **extra))                                                                              \
+    X(OPTIONAL, launch_together, "cuLaunchCooperativeKernel",                                      \
+      (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,        \
+       unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream,                    \
+       void **parameters))                                                                         \
     X(OPTIONAL, launch_config, "cuLaunchKernelEx",                                                 \
       (const tn__cu_launch_config *config, void *function, void **parameters, void **extra))       \
     X(OPTIONAL, function_attribute_set, "cuFuncSetAttribute",                                      \

@@ -57,6 +57,8 @@ typedef struct tn__launch {
     unsigned shared_bytes; /* beyond what the kernel declares; above 48 KiB: see shared_max_set */
     unsigned cluster;      /* blocks in a row that get multiprocessors next to each other; 0: any */
     void **parameters;     /* addresses of the kernel's arguments, as cuLaunchKernel takes them */
+    int is_together;  /* its blocks wait for each other: all of them get their places at once, or
+                      * none yet. More than the device holds fail. Not with the two others */
     int starts_early; /* the kernel waits itself for the one ahead of it on the stream, and may be
                         * put on the device before that has ended, where the driver can */
 } tn__launch;

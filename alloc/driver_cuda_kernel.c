@@ -150,6 +150,21 @@ static int launch_with_attributes(const tn__driver_device *device, tn__function 
     return device->cu->launch_config(&config, function, launch->parameters, NULL);
 }
 
+static tn_status launch_together(tn__driver_device *device, tn__function function,
+                                 const tn__launch *launch, tn_stream stream) {
+    const unsigned *grid = launch->grid, *block = launch->block;
+    tn__cuda_call call;
+    TN__CUDA_NEED(device, launch_together, "cuLaunchCooperativeKernel");
+    TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
+    int code =
+        device->cu->launch_together(function, grid[0], grid[1], grid[2], block[0], block[1],
+                                    block[2], launch->shared_bytes, stream, launch->parameters);
+    return tn__cuda_end(
+        &call, code,
+        "cuLaunchCooperativeKernel(grid %ux%ux%u, block %ux%ux%u, %u bytes shared, stream %p)",
+        grid[0], grid[1], grid[2], block[0], block[1], block[2], launch->shared_bytes, stream);
+}
+
 /* Without the newer call kernels start when the one ahead has ended, and anywhere. */
 tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
                           const tn__launch *launch, tn_stream stream) {
@@ -159,6 +174,7 @@ tn_status tn__cuda_launch(tn__driver_device *device, tn__function function,
         (launch->starts_early || launch->cluster > 0) && device->cu->launch_config != NULL;
     TN_TRY(require_real(device, "launch"));
     TN__CUDA_NEED(device, launch, "cuLaunchKernel");
+    if (launch->is_together) return launch_together(device, function, launch, stream);
     TN_TRY(tn__cuda_begin(device, TN_CALL_LAUNCH, &call));
     int code = has_attributes ? launch_with_attributes(device, function, launch, stream)
                               : device->cu->launch(function, grid[0], grid[1], grid[2], block[0],

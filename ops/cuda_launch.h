@@ -77,8 +77,8 @@ static inline tn__cuda_held tn__cuda_held_of(const tn__matrix *x, void *parts, i
     return held;
 }
 
-/* Blocks wait for parts of each other (cuda_norm_held.cuh): half of those that a device holds at
- * once are enough for a band, should others not find a place beside another kernel. */
+/* Blocks wait for parts of each other (cuda_norm_held.cuh), and are all there at once: those of two
+ * bands, so that one is made while the other is read. */
 static inline int tn__cuda_can_hold(const tn__matrix *x, int64_t blocks) {
     return blocks >= 2 * tn__tiles_of(x->cols);
 }

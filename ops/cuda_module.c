@@ -684,15 +684,10 @@ tn_status tn__cuda_context_of(tn_device *device, tn__cuda_context **out) {
 static int is_waiting(int kernel) {
     static const struct {
         int first, count;
-    } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},
-                   {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
-                   {TN__KERNEL_AMAX, 3},
-                   {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
-                   {TN__KERNEL_SCALE_FINISH, 2},
-                   {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
-                   {TN__KERNEL_NVFP4_FINISH, 1},
-                   {TN__KERNEL_NORM_BANDS, TN__PRODUCE_KERNELS},
-                   {TN__KERNEL_NORM_GRADIENT_HELD, 2 * TN__NORM_HELD_KERNELS}};
+    } waiting[] = {{TN__KERNEL_TRANSPOSE, 1},    {TN__KERNEL_QUANTIZE_LIST, TN__QUANTIZE_KERNELS},
+                   {TN__KERNEL_AMAX, 3},         {TN__KERNEL_QUANTIZE_TENSOR, TN__FORMAT_KERNELS},
+                   {TN__KERNEL_SCALE_FINISH, 2}, {TN__KERNEL_QUANTIZE_NVFP4, TN__NVFP4_KERNELS},
+                   {TN__KERNEL_NVFP4_FINISH, 1}, {TN__KERNEL_NORM_BANDS, TN__PRODUCE_KERNELS}};
     for (size_t f = 0; f < sizeof waiting / sizeof *waiting; f++)
         if (kernel >= waiting[f].first && kernel < waiting[f].first + waiting[f].count) return 1;
     return 0;
@@ -715,6 +710,7 @@ tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn
                          .shared_bytes = grid->shared_bytes,
                          .cluster = grid->cluster,
                          .parameters = parameters,
+                         .is_together = grid->is_together,
                          .starts_early = waits};
     return context->driver->launch(context->state, context->kernels[kernel], &launch, stream);
 }

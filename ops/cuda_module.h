@@ -186,6 +186,7 @@ typedef struct tn__grid {
     unsigned threads;
     unsigned shared_bytes;
     unsigned cluster; /* as tn__launch's */
+    int is_together;  /* likewise */
 } tn__grid;
 tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn__grid *grid,
                                  void *argument, tn_stream stream);

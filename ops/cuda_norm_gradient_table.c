@@ -168,7 +168,8 @@ static tn_status launch_held(tn__cuda_context *context, int index,
                                            .skip = work->skip};
     const tn__grid grid = {.blocks = blocks < tiles ? blocks : tiles,
                            .threads = TN__TILE_THREADS,
-                           .shared_bytes = TN__HELD_BYTES};
+                           .shared_bytes = TN__HELD_BYTES,
+                           .is_together = 1};
     TN_TRY(tn__cuda_norm_begin(context, &begin, stream));
     return tn__kernel_launch_grid(context, TN__KERNEL_NORM_GRADIENT_HELD + index, &grid, argument,
                                   stream);

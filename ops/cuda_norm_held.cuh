@@ -13,8 +13,9 @@
  * (norm_begin) has left them there.
  *
  * A block that waits has given the parts of all it holds. So a band's parts are all given when its
- * tiles are all taken, and they are unless every block waits: there must be more blocks at once
- * than a band has tiles.
+ * tiles are all taken, and they are unless every block waits: a launch has more blocks than a band
+ * has tiles, and all of them have their places at once (tn__launch.is_together), whatever else runs
+ * on the device.
  *
  * A slot holds a thread's pieces of its patch (cuda_tile.cuh), where no other thread reads them;
  * its upper half is the transposed tile's when all patches are in registers.

@@ -209,7 +209,8 @@ static tn_status launch_held(tn__cuda_context *context, int index, const tn__nor
                                            .skip = argument->skip};
     const tn__grid grid = {.blocks = context->norm_held_blocks[index],
                            .threads = TN__TILE_THREADS,
-                           .shared_bytes = TN__HELD_BYTES};
+                           .shared_bytes = TN__HELD_BYTES,
+                           .is_together = 1};
     TN_TRY(tn__cuda_norm_begin(context, &begin, stream));
     return tn__kernel_launch_grid(context, TN__KERNEL_NORM_HELD + index, &grid, argument, stream);
 }

@@ -211,6 +211,7 @@ TAKES(cuModuleLoadData(ANY, ANY));
 TAKES(cuModuleUnload(ANY));
 TAKES(cuModuleGetFunction(ANY, ANY, (const char *)0));
 TAKES(cuLaunchKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0, (void **)0));
+TAKES(cuLaunchCooperativeKernel(ANY, 1u, 1u, 1u, 1u, 1u, 1u, 0u, ANY, (void **)0));
 TAKES(cuLaunchKernelEx(ANY, ANY, (void **)0, (void **)0));
 TAKES(cuFuncSetAttribute(ANY, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 0));
 TAKES(cuTensorMapEncodeTiled(ANY, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2u, ANY, (const cuuint64_t *)0,
