@@ -154,7 +154,8 @@ tn_status tn__sharded_find(const tn_sharded_model *model, const char *call, int 
 tn_status tn__sharded_check_streams(const tn_sharded_model *model, const char *call);
 
 /* TN_INVALID_STATE between a meeting of tn_sharded_abandon and its success: the other ranks have
- * given the step up, and what this one puts for all they would take for the next step's. */
+ * given the step up, and what this one puts for all they would take for the next step's. Likewise
+ * when tn_sharded_destroy has failed behind the end of all units. */
 tn_status tn__sharded_check_given_up(const tn_sharded_model *model, const char *call);
 
 /* Whether gradients of micro-batches meet in the rank's part, and not in the bucket. */

@@ -344,9 +344,9 @@ tn_status tn__sharded_give_up(tn_sharded_model *model) {
 }
 
 tn_status tn__sharded_check_given_up(const tn_sharded_model *model, const char *call) {
-    if (!model->has_met) return TN_OK;
-    return TN_FAIL(TN_INVALID_STATE,
-                   "%s: tn_sharded_abandon of model %s has failed half-way: call it again", call,
+    if (!model->has_met && !model->is_ending) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE, "%s: %s of model %s has failed half-way: call it again", call,
+                   model->is_ending ? "tn_sharded_destroy" : "tn_sharded_abandon",
                    model->config.name);
 }
 
