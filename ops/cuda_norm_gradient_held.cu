@@ -316,7 +316,6 @@ template <typename T, __nv_fp8_interpretation_t F, bool IS_1D>
 __device__ __forceinline__ void norm_gradient_held(const tn__cuda_norm_gradient_arguments &a) {
     DYNAMIC_SHARED(shared, TN__HELD_BYTES);
     __shared__ held_turn turns[2];
-    wait_for_the_kernel_ahead();
     if (is_skipped(a.of.skip)) return;
     const uint32_t across = a.of.cast.tiles_across;
     const held_pair<T> pair = {(uint4 *)shared,

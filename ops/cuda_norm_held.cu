@@ -180,7 +180,6 @@ __device__ __forceinline__ void norm_held(const tn__cuda_norm_arguments &a) {
     enum { SLOTS = held_slots<T>::COUNT };
     DYNAMIC_SHARED(shared, TN__HELD_BYTES);
     __shared__ uint32_t turns[SLOTS];
-    wait_for_the_kernel_ahead();
     if (is_skipped(a.skip)) return;
     const held_slots<T> slots = {
         (uint4 *)shared, (uint32_t)((a.cast.rows + TN__TILE - 1) / TN__TILE) * a.cast.tiles_across};
