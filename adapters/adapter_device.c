@@ -241,19 +241,28 @@ tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *block, int is_p
 }
 
 int tn__adapters_settle(void) {
-    int is_settled;
+    int is_idle = 0;
+    tn_status status;
     tn__error_scope_begin();
-    is_settled = !tn__captures_are_open() && tn__adapters_wait_idle() == TN_OK;
+    status = tn__adapters_wait_idle(&is_idle);
     (void)tn__error_scope_end(TN_OK);
-    return is_settled;
+    return status == TN_OK && is_idle;
 }
 
-tn_status tn__adapters_wait_idle(void) {
+static tn_status synchronize_all(void) {
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *adapter = atomic_load(&adapters[i]);
         if (adapter) TN_TRY(tn_device_synchronize(adapter->device));
     }
     return TN_OK;
+}
+
+tn_status tn__adapters_wait_idle(int *is_idle) {
+    int is_legal = tn__captures_lock();
+    tn_status status = is_legal ? synchronize_all() : TN_OK;
+    tn__captures_unlock();
+    *is_idle = is_legal && status == TN_OK;
+    return status;
 }
 
 /* ---- numbers, trim --------------------------------------------------------------------------- */

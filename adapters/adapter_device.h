@@ -55,7 +55,8 @@ void tn__adapter_befriend(tn__adapter *adapter, tn_pool *pool);
 /* The tn__settle of all pools here: waits for the devices, unless a framework captures a graph. */
 int tn__adapters_settle(void);
 
-/* Waits until no device of the adapters has work. */
-TN_MUST_USE tn_status tn__adapters_wait_idle(void);
+/* Waits until no device of the adapters has work; no capture begins meanwhile. *is_idle 0 and
+ * TN_OK: a framework captures or will, nothing was waited for. */
+TN_MUST_USE tn_status tn__adapters_wait_idle(int *is_idle);
 
 #endif

@@ -3,9 +3,22 @@
 #include "driver.h"
 #include "host_alloc.h"
 
-static atomic_size_t open_routes; /* of all devices, that are not doubted */
+/* Taken after a device's mutex. */
+static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
+static size_t open_routes; /* of all devices, that are not doubted */
 
-int tn__captures_are_open(void) { return atomic_load(&open_routes) > 0; }
+int tn__captures_lock(void) {
+    pthread_mutex_lock(&open_mutex);
+    return open_routes == 0;
+}
+
+void tn__captures_unlock(void) { pthread_mutex_unlock(&open_mutex); }
+
+static void add_open(int change) {
+    pthread_mutex_lock(&open_mutex);
+    open_routes += (size_t)change;
+    pthread_mutex_unlock(&open_mutex);
+}
 
 void tn__graph_memories_init(tn__graph_memories *captures) {
     pthread_mutex_init(&captures->mutex, NULL);
@@ -132,7 +145,7 @@ static void remove_route(tn__graph_memories *captures, tn__graph_route *route) {
     *at = route->next;
     if (route->filter.end) route->filter.end(route->filter.context);
     atomic_fetch_sub(&captures->route_count, 1);
-    if (!route->is_doubted) atomic_fetch_sub(&open_routes, 1);
+    if (!route->is_doubted) add_open(-1);
     tn__host_free(route);
 }
 
@@ -175,7 +188,7 @@ void tn__graph_memories_doubt(tn__adapter *adapter) {
     for (tn__graph_route *route = captures->routes; route; route = route->next) {
         if (route->is_bound || route->is_doubted || !is_mine(route)) continue;
         route->is_doubted = 1;
-        atomic_fetch_sub(&open_routes, 1);
+        add_open(-1);
     }
     pthread_mutex_unlock(&captures->mutex);
 }
@@ -184,7 +197,7 @@ void tn__graph_memories_doubt(tn__adapter *adapter) {
 static int takes(tn__graph_route *route, tn_stream stream, uint64_t capture_id) {
     if (route->is_bound) return route->capture_id == capture_id;
     if (!route->filter.accepts(route->filter.context, stream)) return 0;
-    if (route->is_doubted) atomic_fetch_add(&open_routes, 1);
+    if (route->is_doubted) add_open(1);
     route->is_doubted = 0;
     route->is_bound = 1;
     route->stream = stream;
@@ -231,7 +244,7 @@ static tn_status begin_locked(tn__adapter *adapter, const uint64_t key[2],
         at = &(*at)->next;
     *at = route;
     atomic_fetch_add(&captures->route_count, 1);
-    atomic_fetch_add(&open_routes, 1);
+    add_open(1);
     return TN_OK;
 }
 
@@ -353,8 +366,9 @@ static tn__graph_memory *find_unused(const tn__graph_memories *captures) {
 
 static tn_status collect_locked(tn__graph_memories *captures) {
     tn__graph_memory *memory = find_unused(captures);
-    if (!memory || tn__captures_are_open()) return TN_OK;
-    TN_TRY(tn__adapters_wait_idle());
+    int is_idle = 0;
+    if (memory) TN_TRY(tn__adapters_wait_idle(&is_idle));
+    if (!is_idle) return TN_OK;
     for (; memory; memory = find_unused(captures)) {
         if (memory->pool) TN_TRY(end_pool(memory));
         remove_memory(captures, memory);

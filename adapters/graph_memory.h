@@ -71,8 +71,10 @@ typedef struct tn__graph_memories {
 void tn__graph_memories_init(tn__graph_memories *captures);
 void tn__graph_memories_deinit(tn__graph_memories *captures); /* after a close */
 
-/* 1 while a route of any device exists that is not doubted: a framework captures or will. */
-int tn__captures_are_open(void);
+/* 1 if no route of any device exists but doubted ones: no framework captures, and none begins to
+ * until the unlock, so that a wait for a device spoils no capture. Unlock in either case. */
+int tn__captures_lock(void);
+void tn__captures_unlock(void);
 
 /* Owns the filter's context from success on. TN_OUT_OF_HOST_MEMORY. */
 TN_MUST_USE tn_status tn__graph_memory_begin(struct tn__adapter *adapter, const uint64_t key[2],

@@ -130,9 +130,7 @@ size_t tn__late_frees_flush(tn__adapter *adapter, int may_wait) {
     int is_idle = 0;
     if (!list) return 0;
     tn__error_scope_begin();
-    if (may_wait && bytes > 0 && !tn__captures_are_open()) {
-        is_idle = tn__adapters_wait_idle() == TN_OK;
-    }
+    if (may_wait && bytes > 0) is_idle = tn__adapters_settle();
     freed = free_list(adapter, list, is_idle);
     (void)tn__error_scope_end(TN_OK);
     return freed;
