@@ -174,13 +174,17 @@ static int run(bench_options *options) {
 
 /* ---- options --------------------------------------------------------------------------------- */
 
+static void print_usage(FILE *out) {
+    fprintf(out,
+            "usage: [mpirun -n RANKS] tenure-bench-dist [--driver host|cuda] [--engine "
+            "mpi|tcp|nccl]\n       [--ranks 1-%d] [--parts steps,gathers,wire,planes] [--buffers "
+            "NAME,...] [--csv FILE]\n       [--share-gpu] [--small] [--rounds 1-%d]\n",
+            RANKS_MAX, DIST_BENCH_ROUNDS_MAX);
+}
+
 static int bad_usage(const char *what, const char *value) {
-    fprintf(stderr,
-            "tenure-bench-dist: %s%s\nusage: [mpirun -n RANKS] tenure-bench-dist [--driver "
-            "host|cuda] [--engine mpi|tcp|nccl]\n       [--ranks 1-%d] [--parts "
-            "steps,gathers,wire,planes] [--buffers NAME,...] [--csv FILE]\n       [--share-gpu] "
-            "[--small] [--rounds 1-%d]\n",
-            what, value, RANKS_MAX, DIST_BENCH_ROUNDS_MAX);
+    fprintf(stderr, "tenure-bench-dist: %s%s\n", what, value);
+    print_usage(stderr);
     return EXIT_BAD_USAGE;
 }
 
@@ -218,17 +222,23 @@ static int parse_option(int option, bench_options *options) {
     case 'r': return option_count(optarg, 1, DIST_BENCH_ROUNDS_MAX, &options->wire.rounds);
     case 'g': return options->config.shares_gpu = 1;
     case 's': return options->wire.is_small = options->config.is_small = 1;
+    case 'h': print_usage(stdout); exit(EXIT_SUCCESS);
     default: return 0;
     }
 }
 
 static int parse(int argc, char **argv, bench_options *options) {
-    static const struct option names[] = {
-        {"driver", required_argument, NULL, 'd'},  {"engine", required_argument, NULL, 'e'},
-        {"ranks", required_argument, NULL, 'n'},   {"parts", required_argument, NULL, 'p'},
-        {"buffers", required_argument, NULL, 'b'}, {"csv", required_argument, NULL, 'c'},
-        {"rounds", required_argument, NULL, 'r'},  {"share-gpu", no_argument, NULL, 'g'},
-        {"small", no_argument, NULL, 's'},         {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"driver", required_argument, NULL, 'd'},
+                                          {"engine", required_argument, NULL, 'e'},
+                                          {"ranks", required_argument, NULL, 'n'},
+                                          {"parts", required_argument, NULL, 'p'},
+                                          {"buffers", required_argument, NULL, 'b'},
+                                          {"csv", required_argument, NULL, 'c'},
+                                          {"rounds", required_argument, NULL, 'r'},
+                                          {"share-gpu", no_argument, NULL, 'g'},
+                                          {"small", no_argument, NULL, 's'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
     int option;
     opterr = 0;
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1)

@@ -48,15 +48,19 @@ typedef struct bench_options {
 
 /* ---- options --------------------------------------------------------------------------------- */
 
+static void print_usage(FILE *out) {
+    fprintf(out,
+            "usage: mpirun -n RANKS tenure-bench-sharded [--driver host|cuda] [--engine mpi|nccl]\n"
+            "       [--weights fp8|bf16|both] [--prefetch on|off|both]\n"
+            "       [--layout auto|tiles|ragged|flat] [--shards kept|made] [--update end|ahead]\n"
+            "       [--layers N] [--hidden N] [--heads N] [--ffn N] [--tokens N] [--sequence N]\n"
+            "       [--gradients bf16|fp32] [--rounds 1-%d] [--tune] [--check] [--share-gpu]\n",
+            SHARDED_ROUNDS_MAX);
+}
+
 static int bad_usage(const char *what, const char *value) {
-    fprintf(stderr,
-            "tenure-bench-sharded: %s%s\nusage: mpirun -n RANKS tenure-bench-sharded "
-            "[--driver host|cuda] [--engine mpi|nccl] [--weights fp8|bf16|both] "
-            "[--prefetch on|off|both] [--layout auto|tiles|ragged|flat] [--shards kept|made] "
-            "[--update end|ahead] [--layers N] [--hidden N] [--heads N] [--ffn N] [--tokens N] "
-            "[--sequence N] [--gradients bf16|fp32] [--rounds 1-%d] [--tune] [--check] "
-            "[--share-gpu]\n",
-            what, value, SHARDED_ROUNDS_MAX);
+    fprintf(stderr, "tenure-bench-sharded: %s%s\n", what, value);
+    print_usage(stderr);
     return EXIT_BAD_USAGE;
 }
 
@@ -136,6 +140,7 @@ static const struct option option_names[] = {{"driver", required_argument, NULL,
                                              {"tune", no_argument, NULL, 'T'},
                                              {"check", no_argument, NULL, 'C'},
                                              {"share-gpu", no_argument, NULL, 'G'},
+                                             {"help", no_argument, NULL, 'H'},
                                              {NULL, 0, NULL, 0}};
 
 static const char *name_of(int option) {
@@ -174,6 +179,10 @@ static int parse(int argc, char **argv, bench_options *options) {
     while ((option = getopt_long(argc, argv, "", option_names, NULL)) != -1) {
         int is_taken = 1;
         if (option == '?') return bad_usage("not understood: ", argv[optind - 1]);
+        if (option == 'H') {
+            print_usage(stdout);
+            exit(EXIT_SUCCESS);
+        }
         if (option == 'T')
             options->tunes = 1;
         else if (option == 'C')

@@ -104,3 +104,5 @@ refused --buffers plain,frobnicate
 refused --ranks 0
 refused --engine frobnicate
 refused --engine mpi --ranks 2
+"$program" --help >"$work/out" || fail "--help: status $?"
+grep -q "^usage: .*tenure-bench-dist" "$work/out" || fail "no help: $(cat "$work/out")"

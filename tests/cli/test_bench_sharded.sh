@@ -127,3 +127,5 @@ refused --update never
 refused --heads 3
 refused --heads 5 --hidden 256
 refused --tokens 64 --sequence 48
+"$program" --help >"$work/out" || fail "--help: status $?"
+grep -q "^usage: .*tenure-bench-sharded" "$work/out" || fail "no help: $(cat "$work/out")"
