@@ -175,7 +175,7 @@ void tn__sharded_unit_delete(tn__sharded_unit *unit); /* its tensors are gone, o
 tn_status tn__sharded_made_shard_make(tn_sharded_model *model);
 tn_status tn__sharded_make_shard(void *unit, tn_stream stream);
 
-/* TN_INVALID_STATE if a shard would be made of masters that are not those of the last update. */
+/* TN_INVALID_STATE if a shard is made of masters that are not those of the last update. */
 tn_status tn__sharded_check_master(tn__sharded_unit *unit);
 /* They are, from here on. */
 tn_status tn__sharded_keep_master(tn__sharded_unit *unit);

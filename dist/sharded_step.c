@@ -290,6 +290,7 @@ tn_status tn_sharded_backward_end(tn_sharded_model *model, int unit) {
     tn__sharded_unit *of = NULL;
     TN_TRY(tn__sharded_find(model, call, unit, &of));
     TN_TRY(require_phase(model, call, of, TN__SHARDED_BACKWARD));
+    if (model->is_update_ahead) TN_TRY(tn__sharded_check_master(of));
     if (!model->sent) {
         TN_TRY(tn__sharded_bucket_check(model, of));
         TN_TRY(tn__sharded_catch_up(model));

@@ -402,7 +402,6 @@ tn_status tn__sharded_cast_update(tn_sharded_model *model, tn__sharded_unit *uni
                                   float amax_epsilon, tn_stream stream) {
     if (!unit->is_shard_made) return cast_masters(model, unit, amax_epsilon, stream);
     unit->amax_epsilon = amax_epsilon;
-    TN_TRY(tn__sharded_keep_master(unit));
     return tn_plane_fill(unit->version, TN_PLANE_DATA, 0, stream);
 }
 

@@ -11,7 +11,8 @@
 
 static tn_status check_units(const tn_sharded_model *model) {
     for (int i = 0; i < model->unit_count; i++) {
-        const tn__sharded_unit *unit = model->units[i];
+        tn__sharded_unit *unit = model->units[i];
+        TN_TRY(tn__sharded_check_master(unit));
         if (unit->phase != TN__SHARDED_IDLE)
             return TN_FAIL(TN_INVALID_STATE,
                            "tn_sharded_update: unit %s of model %s has begun and not ended",
@@ -135,6 +136,7 @@ static tn_status update_unit(tn_sharded_model *model, tn__sharded_unit *unit,
         adamw.gradient_scale = model->factor;
         TN_TRY(tn_adamw(&adamw, stream));
         model->is_stepped = 1;
+        TN_TRY(tn__sharded_keep_master(unit));
     }
     if (!model->is_update_ahead) TN_TRY(tn__sharded_plane_drop(unit->gradient, stream));
     TN_TRY(tn__sharded_cast_update(model, unit, args->amax_epsilon, stream));

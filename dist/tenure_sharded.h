@@ -115,8 +115,8 @@ typedef struct tn_sharded_config {
      * to the same bits, in memory that all units share, for a cast more a step. So it is where all
      * tensors train and no scale depends on what other ranks have: of PLAIN weights, and FP8 that
      * is not FLAT. Other units keep theirs. From the first gather on a master is then written by
-     * updates only, as what was gathered ahead is not gathered again for other writes: the begin of
-     * such a unit is TN_INVALID_STATE on the ranks that have a part of it. */
+     * updates only, as what was gathered ahead is not gathered again for other writes: the unit's
+     * begin, and an update with it, is TN_INVALID_STATE on the ranks that have a part of it. */
     int shards_from_masters;
 } tn_sharded_config;
 #define TN_SHARDED_CONFIG_INIT                                                                     \

@@ -1,6 +1,7 @@
 /* Every driver call of giving up a sharded model's step, and of its end, fails once, on a stream of
  * another library, whose uses are told to the driver at once: the call that failed is made again,
- * and nothing is left behind. And buffers whose stream is gone.
+ * and nothing is left behind. Masters that others write where no begin comes to see it. And buffers
+ * whose stream is gone.
  */
 #include "sharded_model_support.h"
 #include "tenure_simulated.h"
@@ -15,7 +16,8 @@ enum { UNITS = 3, ROWS = 136, COLS = 72, MICRO_BATCHES = 2, CODE_OUT_OF_MEMORY =
 
 static tn_device *device;
 static tn_pool *pool;
-static tn_stream stream; /* another library's */
+static tn_stream stream; /* another library's, or is_own */
+static int is_own;
 static tn_comm *comm;
 static tn_scope scope;
 static tn_sharded_model *model;
@@ -46,16 +48,29 @@ static void open_model(tn_gradient_wire wire) {
     model = sharded_model_open(&config, weight, UNITS);
 }
 
-static void open_all(tn_gradient_wire wire) {
+/* Whose shards are made of its masters, with one micro-batch a step. */
+static void open_made_model(void) {
+    tn_sharded_config config = TN_SHARDED_CONFIG_INIT;
+    const tn_sharded_tensor weight = {.name = "w", .dtype = TN_BF16, .rows = ROWS, .cols = COLS};
+    config.scope = scope, config.comm = comm, config.stream = stream;
+    config.shards_from_masters = 1;
+    model = sharded_model_open(&config, weight, UNITS);
+}
+
+static void open_device(void) {
     tn_scope_config of_scope = TN_SCOPE_CONFIG_INIT;
     device = test_open_sim(0, 0);
     pool = test_open_pool(device, TN_BACKING_AUTO, 0);
-    stream = test_open_foreign_stream(device);
+    stream = is_own ? test_open_stream(device) : test_open_foreign_stream(device);
     of_scope.pool = pool;
     EXPECT_OK(tn_scope_create(&of_scope, &scope));
     open_comm();
-    open_model(wire);
     calls_failed = 0;
+}
+
+static void open_all(tn_gradient_wire wire) {
+    open_device();
+    open_model(wire);
 }
 
 /* The model has ended. */
@@ -66,7 +81,8 @@ static void close_all(int is_lost) {
     EXPECT_OK(tn_device_synchronize(device));
     EXPECT_OK(tn_pool_check(pool));
     EXPECT_OK(tn_pool_destroy(pool));
-    test_close_foreign_stream(device, stream);
+    if (is_own) EXPECT_OK(tn_stream_destroy(device, stream));
+    if (!is_own) test_close_foreign_stream(device, stream);
     test_close_sim(device);
 }
 
@@ -175,17 +191,23 @@ static int ended(long nth) {
     return 1;
 }
 
+/* What all lives begin and end with. 1: its communicator was lost. */
+static int live(int (*life)(long nth), long nth) {
+    const int is_lost = !life(nth);
+    if (is_lost) disarm();
+    const tn_status ends = tn_sharded_destroy(model);
+    if (!is_lost) EXPECT_OK(ends);
+    close_all(is_lost);
+    return is_lost;
+}
+
 /* The N-th driver call from some point of a model's life on, for each N. */
 static void fail_each(const char *name, tn_gradient_wire wire, int (*life)(long nth)) {
     long lives = 0, failed = 0, lost = 0;
     for (has_come = 1; has_come; lives++) {
         open_all(wire);
-        const int is_lost = !life(lives + 1);
-        if (is_lost) disarm();
-        const tn_status ends = tn_sharded_destroy(model);
-        if (!is_lost) EXPECT_OK(ends);
-        close_all(is_lost);
-        failed += calls_failed > 0, lost += is_lost;
+        lost += live(life, lives + 1);
+        failed += calls_failed > 0;
     }
     printf("  %s: %ld lives, %ld with a call that failed, %ld communicators lost\n", name, lives,
            failed, lost);
@@ -204,6 +226,117 @@ static void an_end_is_called_again(void **state) {
     fail_each("ended", TN_GRADIENT_WIRE_PLAIN, ended);
     fail_each("ended, gradients in FP8", TN_GRADIENT_WIRE_FP8, ended);
     assert_true(half_ends > 0);
+}
+
+/* ---- masters that others write --------------------------------------------------------------- */
+
+/* Within a step, where no begin of a unit comes any more. */
+typedef enum moment { IN_LAST_BACKWARD, BEHIND_IT, MOMENTS } moment;
+
+static int write_master(int unit) {
+    tn_sharded_unit_info info = TN_SHARDED_UNIT_INFO_INIT;
+    EXPECT_OK(tn_sharded_unit_info_get(model, unit, &info));
+    MAKE(tn_plane_fill(info.master, TN_PLANE_DATA, 0, stream));
+    return 1;
+}
+
+/* As far as the last backward's end. */
+static int step_to_last_backward(void) {
+    for (int i = 0; i < UNITS; i++) {
+        MAKE(tn_sharded_forward_begin(model, i));
+        MAKE(tn_sharded_forward_end(model, i));
+    }
+    for (int i = UNITS; i-- > 1;)
+        if (!backward(i)) return 0;
+    MAKE(tn_sharded_backward_begin(model, 0));
+    MAKE(tn_plane_fill(tn_sharded_gradient(model, 0, 0), TN_PLANE_DATA, 0, stream));
+    return 1;
+}
+
+static int step_with_write(int unit, moment when) {
+    if (!step_to_last_backward()) return 0;
+    if (when == IN_LAST_BACKWARD && !write_master(unit)) return 0;
+    MAKE(tn_sharded_backward_end(model, 0));
+    return when == IN_LAST_BACKWARD || write_master(unit);
+}
+
+static void expect_foreign(tn_status status, int unit) {
+    char words[64];
+    snprintf(words, sizeof words, "the masters of unit unit %d were written by", unit);
+    EXPECT_STATUS(status, TN_INVALID_STATE);
+    EXPECT_ERROR_HAS(words);
+}
+
+/* With an update of all in turn, and ahead. */
+static int made_step(long nth) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    const int is_ahead = nth % 2 != 0;
+    update.max_norm = is_ahead ? 0.0f : 1.0f;
+    if (is_ahead) MAKE(tn_sharded_update_ahead(model, &update));
+    if (!pass()) return 0;
+    MAKE(tn_sharded_update(model, is_ahead ? NULL : &update));
+    return 1;
+}
+
+static int made_steps(long nth) {
+    if (!made_step(nth)) return 0;
+    arm(nth);
+    if (!made_step(nth)) return 0;
+    disarm();
+    return made_step(nth);
+}
+
+/* A call that is made again takes what the model itself wrote for no other's. */
+static void a_step_is_gone_on_with(void **state) {
+    long lives = 0, failed = 0;
+    (void)state;
+    is_own = 1;
+    for (has_come = 1; has_come; lives++) {
+        open_device();
+        open_made_model();
+        if (!live(made_steps, lives + 1)) failed += calls_failed > 0;
+    }
+    is_own = 0;
+    printf("  gone on with: %ld lives, %ld with a call that failed\n", lives, failed);
+    assert_true(failed > 0);
+}
+
+/* The update takes nothing that others wrote; nor does a step after one that was given up. */
+static void an_update_is_of_the_masters_that_were_gathered(void **state) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    (void)state;
+    for (int when = 0; when < MOMENTS; when++) {
+        for (int unit = 0; unit < UNITS; unit++) {
+            open_device();
+            open_made_model();
+            assert_true(step_with_write(unit, (moment)when));
+            for (int tries = 0; tries < 2; tries++)
+                expect_foreign(tn_sharded_update(model, &update), unit);
+            EXPECT_OK(tn_sharded_abandon(model));
+            expect_foreign(tn_sharded_forward_begin(model, unit), unit);
+            EXPECT_OK(tn_sharded_destroy(model));
+            close_all(0);
+        }
+    }
+}
+
+/* Those of units that were updated with their backward's end are found by the update of all. */
+static void so_is_an_update_ahead(void **state) {
+    tn_sharded_update_args update = TN_SHARDED_UPDATE_ARGS_INIT;
+    (void)state;
+    for (int unit = 0; unit < UNITS; unit++) {
+        open_device();
+        open_made_model();
+        EXPECT_OK(tn_sharded_update_ahead(model, &update));
+        assert_true(step_to_last_backward() && write_master(unit));
+        if (unit == 0) expect_foreign(tn_sharded_backward_end(model, 0), 0);
+        if (unit > 0) {
+            EXPECT_OK(tn_sharded_backward_end(model, 0));
+            expect_foreign(tn_sharded_update(model, NULL), unit);
+        }
+        EXPECT_OK(tn_sharded_destroy(model));
+        close_all(0);
+    }
 }
 
 /* ---- a buffer -------------------------------------------------------------------------------- */
@@ -266,6 +399,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_is_given_up_again),
         cmocka_unit_test(an_end_is_called_again),
+        cmocka_unit_test(a_step_is_gone_on_with),
+        cmocka_unit_test(an_update_is_of_the_masters_that_were_gathered),
+        cmocka_unit_test(so_is_an_update_ahead),
         cmocka_unit_test(a_buffer_ends_the_next_time),
         cmocka_unit_test(a_buffer_whose_stream_is_gone_is_given_up),
     };
