@@ -13,6 +13,7 @@
 
 #include "error.h"
 #include "host_alloc.h"
+#include "lease.h"
 #include "shard_plan.h"
 #include "tenure_ops.h"
 
@@ -297,7 +298,7 @@ tn_status tn__sharded_end_write(tn_lease lease, tn_status status) {
     tn__error_save(&saved);
     const tn_status ended = tn_lease_end(lease);
     if (ended != TN_OK && status == TN_OK) tn__error_save(&saved);
-    if (ended != TN_OK) TN_CHECK(tn_lease_abandon(lease) == TN_OK);
+    if (ended != TN_OK) tn__lease_end_surely(lease);
     if (status == TN_OK) status = ended;
     if (status != TN_OK) tn__error_restore(&saved);
     return status;

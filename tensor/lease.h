@@ -12,7 +12,7 @@ void tn__lease_mark_export(tn_lease lease);
  * made it. Fails only for a handle that is not alive. */
 TN_SISTER_API TN_MUST_USE tn_status tn__lease_undo(tn_lease lease);
 
-/* Ends an export's READ or UPDATE, whatever happens. */
-void tn__lease_end_surely(tn_lease lease);
+/* Ends a READ or UPDATE whatever happens: what the driver refuses to note is waited for later. */
+TN_SISTER_API void tn__lease_end_surely(tn_lease lease);
 
 #endif

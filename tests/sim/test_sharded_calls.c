@@ -339,6 +339,34 @@ static void so_is_an_update_ahead(void **state) {
     }
 }
 
+/* ---- what a collective was put under --------------------------------------------------------- */
+
+/* Valid whether the driver notes its use or not: what was put will write it, and is put once. */
+static void what_a_collective_writes_is_valid(void **state) {
+    long nth = 1, failed = 0;
+    (void)state;
+    open_all(TN_GRADIENT_WIRE_PLAIN);
+    tn_tensor to = {0};
+    EXPECT_OK(tn__sharded_zeros(model, scope, TN_FP32, 1, 128, "to", &to));
+    for (has_come = 1; has_come; nth++) {
+        tn_plane_view view;
+        tn_lease lease;
+        tn_plane_state is = TN_PLANE_ABSENT;
+        EXPECT_OK(tn_lease_begin(to, TN_PLANE_DATA, TN_UPDATE, stream, &lease, &view));
+        test_sim_write(device, stream, view.data, 128 * sizeof(float), 5.0);
+        arm(nth);
+        const tn_status status = tn__sharded_end_write(lease, TN_OK);
+        disarm();
+        failed += status != TN_OK;
+        EXPECT_OK(tn_plane_state_get(to, TN_PLANE_DATA, &is));
+        assert_int_equal(is, TN_PLANE_VALID);
+        EXPECT_STATUS(tn_lease_end(lease), TN_STALE_HANDLE);
+    }
+    assert_true(failed > 0);
+    EXPECT_OK(tn_sharded_destroy(model));
+    close_all(0);
+}
+
 /* ---- a buffer -------------------------------------------------------------------------------- */
 
 static tn__sharded_buffer make_buffer(tn_stream on) {
@@ -402,6 +430,7 @@ int main(void) {
         cmocka_unit_test(a_step_is_gone_on_with),
         cmocka_unit_test(an_update_is_of_the_masters_that_were_gathered),
         cmocka_unit_test(so_is_an_update_ahead),
+        cmocka_unit_test(what_a_collective_writes_is_valid),
         cmocka_unit_test(a_buffer_ends_the_next_time),
         cmocka_unit_test(a_buffer_whose_stream_is_gone_is_given_up),
     };
