@@ -14,6 +14,7 @@
  */
 #include "driver_state.h"
 #include "host_alloc.h"
+#include "no_wait.h"
 #include "options.h"
 
 #include <pthread.h>
@@ -525,6 +526,41 @@ tn_status tn_fill(tn_device *device, void *dst, unsigned char byte, size_t bytes
     if (!bytes) return TN_OK;
     TN_REQUIRE(dst, "tn_fill of %zu bytes at NULL", bytes);
     return device->driver->fill(device->state, dst, byte, bytes, stream);
+}
+
+/* ---- waits for all work ------------------------------------------------------------------- */
+
+static int is_capturing(const tn_device *device, tn_stream stream) {
+    int is_capturing = 0;
+    (void)device->driver->stream_is_capturing(device->state, stream, &is_capturing);
+    return is_capturing;
+}
+
+static int is_any_capturing(tn_device *device) {
+    int any = tn__is_capture_open() || is_capturing(device, NULL);
+    pthread_mutex_lock(&device->lock);
+    for (size_t i = 0; i < device->stream_count && !any; i++) {
+        const own_stream *own = &device->streams[i];
+        any = !own->is_ending && is_capturing(device, own->stream);
+    }
+    pthread_mutex_unlock(&device->lock);
+    return any;
+}
+
+/* The captures are looked at last: one that a user began before he began a no-wait time, which has
+ * ended since, is seen. */
+tn_status tn__device_wait_begin(tn_device *device) {
+    if (!tn__driver_wait_begin()) {
+        return TN_FAIL(TN_INVALID_STATE, "a use that no event is behind must be waited for with "
+                                         "the device, which is not to be waited for now");
+    }
+    tn__error_scope_begin();
+    int any = is_any_capturing(device);
+    (void)tn__error_scope_end(TN_OK);
+    if (!any) return TN_OK;
+    tn__driver_wait_end();
+    return TN_FAIL(TN_INVALID_STATE, "a use that no event is behind must be waited for with "
+                                     "the device: not while a stream captures");
 }
 
 /* ---- watchers ------------------------------------------------------------------------------ */

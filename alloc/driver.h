@@ -158,6 +158,10 @@ typedef struct tn__driver {
     tn_status (*event_create)(tn__driver_device *device, tn__event *out);
     tn_status (*event_destroy)(tn__driver_device *device, tn__event event);
     tn_status (*event_record)(tn__driver_device *device, tn__event event, tn_stream stream);
+    /* Of a stream that did not capture when it was asked last. TN_INVALID_STATE if it does by now,
+     * since another thread has begun a capture: the event may be the capture's, which whoever waits
+     * for it would join, and whoever queries it spoils. It can be recorded anew, or destroyed. */
+    tn_status (*event_record_outside)(tn__driver_device *device, tn__event event, tn_stream stream);
     /* CUDA only, else NULL: behind all work that any stream of the device has now, those too that
      * nobody here can name. Spoils every capture that is under way on the device. TN_UNSUPPORTED
      * where the driver lacks the call (before CUDA 12.5). */
@@ -230,6 +234,13 @@ TN_SISTER_API extern const tn__driver tn__driver_host;
 /* What a tn_device is, for the layers of this library: see device.c. */
 TN_SISTER_API const tn__driver *tn__device_driver(const tn_device *device);
 TN_SISTER_API tn__driver_device *tn__device_state(const tn_device *device);
+
+/* Before a wait for all work of the device, in a call that otherwise never waits; after TN_OK the
+ * wait is made and tn__driver_wait_end (no_wait.h) follows. TN_INVALID_STATE in a no-wait time, and
+ * while a capture is known of that the wait would spoil: one that is open in a graph pool, and any
+ * that a stream is in that was made or adopted here or that the legacy stream comes after. Streams
+ * that may be gone are not asked. */
+tn_status tn__device_wait_begin(tn_device *device);
 
 /* Counts users (pools) that keep tn_device_destroy from closing the device. */
 TN_SISTER_API void tn__device_retain(tn_device *device);

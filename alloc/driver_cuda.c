@@ -274,6 +274,7 @@ const tn__driver tn__driver_cuda = {
     .event_create = tn__cuda_event_create,
     .event_destroy = tn__cuda_event_destroy,
     .event_record = tn__cuda_event_record,
+    .event_record_outside = tn__cuda_event_record_outside,
     .event_record_all = tn__cuda_event_record_all,
     .event_is_done = tn__cuda_event_is_done,
     .event_synchronize = tn__cuda_event_synchronize,

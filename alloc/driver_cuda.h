@@ -139,6 +139,8 @@ tn_status tn__cuda_stream_capture(tn__driver_device *device, tn_stream stream,
 tn_status tn__cuda_event_create(tn__driver_device *device, tn__event *out);
 tn_status tn__cuda_event_destroy(tn__driver_device *device, tn__event event);
 tn_status tn__cuda_event_record(tn__driver_device *device, tn__event event, tn_stream stream);
+tn_status tn__cuda_event_record_outside(tn__driver_device *device, tn__event event,
+                                        tn_stream stream);
 tn_status tn__cuda_event_record_all(tn__driver_device *device, tn__event event);
 tn_status tn__cuda_event_is_done(tn__driver_device *device, tn__event event, int *out);
 tn_status tn__cuda_event_synchronize(tn__driver_device *device, tn__event event);

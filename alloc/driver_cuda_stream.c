@@ -219,6 +219,25 @@ tn_status tn__cuda_event_record(tn__driver_device *device, tn__event event, tn_s
     return tn__cuda_end(&call, code, "cuEventRecord(%p, stream %p)", event, stream);
 }
 
+tn_status tn__cuda_event_record_outside(tn__driver_device *device, tn__event event,
+                                        tn_stream stream) {
+    const tn__cu_calls *cu = device->cu;
+    tn__cuda_call call;
+    int status = TN__CU_STREAM_CAPTURE_STATUS_NONE;
+    TN_TRY(tn__cuda_begin(device, TN_CALL_EVENT_RECORD, &call));
+    int code = cu->event_record(event, stream);
+    if (code != TN__CU_SUCCESS || !cu->stream_is_capturing) {
+        return tn__cuda_end(&call, code, "cuEventRecord(%p, stream %p)", event, stream);
+    }
+    code = cu->stream_is_capturing(stream, &status);
+    int is_implicit = code == TN__CU_ERROR_STREAM_CAPTURE_IMPLICIT;
+    TN_TRY(tn__cuda_end(&call, is_implicit ? TN__CU_SUCCESS : code, "cuStreamIsCapturing(%p)",
+                        stream));
+    if (!is_implicit && status == TN__CU_STREAM_CAPTURE_STATUS_NONE) return TN_OK;
+    return TN_FAIL(TN_INVALID_STATE, "a capture was begun on stream %p while an event was recorded",
+                   (void *)stream);
+}
+
 tn_status tn__cuda_event_record_all(tn__driver_device *device, tn__event event) {
     tn__cuda_call call;
     TN__CUDA_NEED(device, context_record, "cuCtxRecordEvent");

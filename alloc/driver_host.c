@@ -417,6 +417,7 @@ const tn__driver tn__driver_host = {
     .event_create = host_event_create,
     .event_destroy = host_event_destroy,
     .event_record = host_event_record,
+    .event_record_outside = host_event_record,
     .event_is_done = host_event_is_done,
     .event_synchronize = host_event_synchronize,
     .stream_wait_event = host_stream_wait_event,

@@ -3,6 +3,7 @@
 #include "no_wait.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "driver.h"
 #include "tenure_pool.h"
@@ -11,6 +12,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t no_waits = PTHREAD_COND_INITIALIZER;
 static unsigned holds; /* begun by users */
 static unsigned waits; /* driver calls under way that may wait */
+static atomic_uint captures;
 
 int tn__may_wait(void) {
     int may_wait;
@@ -35,6 +37,12 @@ void tn__driver_wait_end(void) {
     if (--waits == 0) pthread_cond_broadcast(&no_waits);
     pthread_mutex_unlock(&mutex);
 }
+
+void tn__capture_opened(void) { atomic_fetch_add(&captures, 1); }
+
+void tn__capture_closed(void) { atomic_fetch_sub(&captures, 1); }
+
+int tn__is_capture_open(void) { return atomic_load(&captures) > 0; }
 
 /* A forked child has none of the threads that would end their waits. */
 tn_status tn_no_wait_begin(void) {

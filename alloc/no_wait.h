@@ -14,4 +14,9 @@ int tn__may_wait(void);
 int tn__driver_wait_begin(void);
 void tn__driver_wait_end(void);
 
+/* A graph pool's capture is open: a wait for a whole device could spoil it. */
+void tn__capture_opened(void);
+void tn__capture_closed(void);
+int tn__is_capture_open(void);
+
 #endif

@@ -20,6 +20,7 @@
  * them, too.
  */
 #include "host_alloc.h"
+#include "no_wait.h"
 #include "pool_internal.h"
 
 /* A guess at the granule in which the driver's pool takes and gives physical memory. */
@@ -71,9 +72,11 @@ static tn_status end_stream(tn_pool *pool, tn_stream *stream) {
 static tn_status wait_for_lost_frees(tn_pool *pool) {
     async_store *store = store_of(pool);
     if (!store->has_lost_free) return TN_OK;
-    TN_TRY(pool->driver->synchronize(pool->state));
-    store->has_lost_free = 0;
-    return TN_OK;
+    TN_TRY(tn__device_wait_begin(pool->device));
+    tn_status status = pool->driver->synchronize(pool->state);
+    tn__driver_wait_end();
+    if (status == TN_OK) store->has_lost_free = 0;
+    return status;
 }
 
 /* All that was freed behind others has completed. */

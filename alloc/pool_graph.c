@@ -5,6 +5,7 @@
 
 #include "driver_state.h"
 #include "host_alloc.h"
+#include "no_wait.h"
 #include "pool_internal.h"
 
 /* ---- create, destroy ------------------------------------------------------------------------- */
@@ -175,7 +176,7 @@ static tn_status begin_locked(tn_pool *pool, tn_stream stream) {
             (void *)stream);
     }
     pool->graph->is_open = 1;
-    pool->order.is_in_capture = 1;
+    tn__capture_opened();
     pool->graph->origin = stream;
     pool->graph->capture_id = id;
     return TN_OK;
@@ -214,7 +215,7 @@ static void close_capture(tn_pool *pool) {
         tn__host_free(stream);
     }
     graph->is_open = 0;
-    pool->order.is_in_capture = 0;
+    tn__capture_closed();
     graph->origin = NULL;
 }
 

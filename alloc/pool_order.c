@@ -196,10 +196,8 @@ static void forget_events(tn__pool_stream *stream) {
     stream->closed_count = 0;
 }
 
-/* A wait for the device would spoil a capture that is under way on it. The streams that are not
- * known here can not be asked. */
+/* Of the streams that this pool knows, also other libraries'; the device has asked its own. */
 static int is_any_capturing(const tn__order *order, const tn__order_device *device) {
-    if (order->is_in_capture) return 1;
     for (size_t bucket = 0; bucket < TN__STREAM_BUCKETS; bucket++) {
         const tn__pool_stream *stream = order->buckets[bucket];
         for (; stream; stream = stream->next) {
@@ -221,13 +219,11 @@ static uint64_t open_epoch(tn__order *order, tn__pool_stream *stream) {
 static tn_status end_lost_stream(tn__order *order, tn__pool_stream *stream) {
     uint64_t last;
     tn_status status;
+    TN_TRY(tn__device_wait_begin(stream->device->owner));
     if (is_any_capturing(order, stream->device)) {
+        tn__driver_wait_end();
         return TN_FAIL(TN_INVALID_STATE, "a foreign stream ended whose work the memory waits for, "
                                          "and the device can not be waited for in a capture");
-    }
-    if (!tn__driver_wait_begin()) {
-        return TN_FAIL(TN_INVALID_STATE,
-                       "a foreign stream ended, and the device is not to be waited for now");
     }
     last = open_epoch(order, stream);
     status = order->driver->synchronize(stream->device->state);
@@ -254,7 +250,7 @@ static tn_status record_epoch(tn__order *order, tn__pool_stream *stream) {
     TN_TRY(tn__order_check_capture(order, handle, "record an event on it"));
     TN_TRY(make_event(order->driver, stream->device, &event));
     last = open_epoch(order, stream);
-    status = order->driver->event_record(stream->device->state, event, handle);
+    status = order->driver->event_record_outside(stream->device->state, event, handle);
     if (status != TN_OK) {
         spare_event(stream->device, event);
         return status;

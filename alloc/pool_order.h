@@ -159,7 +159,6 @@ typedef struct tn__order {
     uint64_t last_number;
     size_t sweep_count;                          /* sweep before there are more streams than this */
     tn__recent_stream recent[TN__STREAM_RECENT]; /* by handle; only streams whose end we hear of */
-    int is_in_capture; /* a graph pool's capture is open: the device must not be waited for */
     uint64_t wait_count;
     _Atomic uint64_t use_stamp; /* grows before a use that was recorded stops to cover what its
                                  * stream does next; read without the mutex, too (pool_owned.h) */

@@ -109,7 +109,13 @@ TN_API TN_MUST_USE tn_status tn_pool_pressure_callback_set(tn_pool *pool,
  * collective on several GPUs, of which the first does not end before the last has begun. What would
  * need a wait is done without: a request may fail with TN_OUT_OF_DEVICE_MEMORY, a trim give back
  * less, and tn_pool_destroy is TN_INVALID_STATE. Nests; ends on any thread; begin waits for such
- * calls of other threads that are under way. TN_INVALID_STATE for an end without a begin. */
+ * calls of other threads that are under way. TN_INVALID_STATE for an end without a begin.
+ *
+ * Also for captures that begin while other threads use pools or tensors. Work of a stream that was
+ * destroyed without a word may have to be waited for with the whole device, which spoils captures
+ * on it: so the capture begins between begin and end. tn_no_wait_end may follow as soon as the
+ * capture is open in a graph pool, and at once if its stream was made or adopted with the pool's
+ * tn_device: such captures are seen. For any other it follows when the capture has ended. */
 TN_API TN_MUST_USE tn_status tn_no_wait_begin(void);
 TN_API TN_MUST_USE tn_status tn_no_wait_end(void);
 

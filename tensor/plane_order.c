@@ -231,10 +231,7 @@ static tn_status is_across_captures(waiter *w, const tn__plane_use *use, int *ou
 }
 
 tn_status tn__plane_order_await_device(tn_device *device) {
-    if (!tn__driver_wait_begin()) {
-        return TN_FAIL(TN_INVALID_STATE, "a use that no event is behind must be waited for with "
-                                         "the device, which is not to be waited for now");
-    }
+    TN_TRY(tn__device_wait_begin(device));
     tn_status status = tn_device_synchronize(device);
     tn__driver_wait_end();
     return status;

@@ -115,7 +115,8 @@ tn_status tn__plane_order_record_rest(const tn__books *books, tn__plane_object *
 /* Where a free that names no stream goes: the stream of the plane's last use, or TN__NO_STREAM. */
 tn__plane_use tn__plane_order_last(const tn__plane_object *plane);
 
-/* Waits on the host for all work of the device. TN_INVALID_STATE in a no-wait time. */
+/* Waits on the host for all work of the device. TN_INVALID_STATE in a no-wait time, and where that
+ * would spoil a capture that is known of (tn__device_wait_begin). */
 tn_status tn__plane_order_await_device(tn_device *device);
 
 /* The stream has ended, and with it all its work. */
