@@ -82,8 +82,8 @@ typedef struct tn_sequence_gather_args {
 TN_API TN_MUST_USE tn_status tn_sequence_gather(const tn_sequence_gather_args *args,
                                                 tn_stream stream);
 
-/* dst = this rank's rows of the sum of src over the ranks: in fp32, with MPI in their order,
- * rounded once to src's type, fp32 or bf16; then to dst's, if that is another one. */
+/* dst = this rank's rows of the sum of src over the ranks: in fp32, with MPI and TCP in their
+ * order, rounded once to src's type, fp32 or bf16; then to dst's, if that is another one. */
 typedef struct tn_sequence_reduce_args {
     size_t size;
     tn_sequence sequence;
@@ -200,7 +200,7 @@ TN_API TN_MUST_USE tn_status tn_expert_offsets(const tn_expert_route *route, int
  * rows that come would make. Nothing is padded on the way; ranks and experts without rows are fine.
  *
  * Scratch: of FP8, the scales of both sides, 4 bytes for each 128 columns of a row. Wire: this
- * rank's rows for other ranks, K bytes and as many for scales of FP8. */
+ * rank's rows for other ranks; of FP8 K bytes each, and 4 for each 128 columns. */
 typedef struct tn_expert_args {
     size_t size;
     tn_expert_route route;

@@ -46,8 +46,8 @@
  * or behind the update before the step; one whose backward comes next stays for it. A step in
  * another order works, gathers on demand from there on, and is counted.
  *
- * Sums. A gradient is the sum over ranks in rank order, in fp32, rounded once (MPI; NCCL in its own
- * order), of what each rank has; over micro-batches as tn_gradient_sum says.
+ * Sums. A gradient is the sum over ranks in rank order, in fp32, rounded once (MPI and TCP; NCCL
+ * in its own order), of what each rank has; over micro-batches as tn_gradient_sum says.
  *
  * Failure changes nothing, and the call can be made again, also by one rank alone: it goes on
  * behind what it has put for all ranks, puts nothing twice, and the others wait for it meanwhile.
