@@ -87,7 +87,8 @@ tn_status tn__file_rename(const char *from, const char *to) {
 tn_status tn__file_open(const char *path, int *file, uint64_t *bytes, int *is_there) {
     struct stat facts;
     int code = take_step("open", path);
-    int opened = code ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    /* What is no file may keep whoever opens it waiting for its other end. */
+    int opened = code ? -1 : open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (opened < 0 && !code) code = errno;
     *is_there = code != ENOENT && code != ENOTDIR;
     *file = -1;

@@ -387,6 +387,31 @@ static void files_of_another_size_or_none_are_refused(void **state) {
     expect_refused(index, "0 bytes are no index");
 }
 
+/* Nobody ever writes to the other end: to open it as any file would wait for that. */
+static void what_is_no_file_is_refused(void **state) {
+    (void)state;
+    char file[600], index[600], away[700];
+    EXPECT_OK(checkpoint_model_save(&model, 45));
+    checkpoint_model_file(&model, file, sizeof file);
+    snprintf(index, sizeof index, "%s/index.json", model.path);
+    checkpoint_model_fill(&model, 41);
+    for (int i = 0; i < 2; i++) {
+        const char *path = i ? index : file;
+        tn_checkpoint_info info = TN_CHECKPOINT_INFO_INIT;
+        snprintf(away, sizeof away, "%s.away", path);
+        assert_int_equal(rename(path, away), 0);
+        assert_int_equal(mkfifo(path, 0600), 0);
+        expect_refused(path, "is not a file");
+        EXPECT_STATUS(tn_checkpoint_info_get(model.path, &info), i ? TN_CORRUPT_INPUT : TN_OK);
+        assert_int_equal(unlink(path), 0);
+        assert_int_equal(mkdir(path, 0700), 0);
+        expect_refused(path, "is not a file");
+        assert_int_equal(rmdir(path), 0);
+        assert_int_equal(rename(away, path), 0);
+    }
+    assert_int_equal(checkpoint_model_load(&model), 45);
+}
+
 static void a_file_of_another_checkpoint_is_refused(void **state) {
     (void)state;
     char file[600], foreign[700], kept[700];
@@ -511,6 +536,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(host_memory_may_run_out_at_any_time),
         CHECKPOINT_TEST(a_damaged_byte_anywhere_is_refused),
         CHECKPOINT_TEST(files_of_another_size_or_none_are_refused),
+        CHECKPOINT_TEST(what_is_no_file_is_refused),
         CHECKPOINT_TEST(a_file_of_another_checkpoint_is_refused),
         CHECKPOINT_TEST(what_can_not_be_saved_is_named),
         CHECKPOINT_TEST(what_is_not_there_is_not_loaded),
