@@ -10,6 +10,7 @@
 #include "file_steps.h"
 #include "host_alloc.h"
 #include "json_reader.h"
+#include "lease.h"
 #include "tensor_internal.h"
 
 enum {
@@ -231,8 +232,8 @@ tn_status tn__checkpoint_lease_all(tn__checkpoint *call, int is_to_write) {
         tn__checkpoint_lease *one = &call->leases[i];
         tn_plane_state state;
         TN_TRY(tn_plane_state_get(one->memory, one->plane, &state));
-        one->was_valid = state == TN_PLANE_VALID || state == TN_PLANE_OFFLOADED;
-        tn_access access = !is_to_write ? TN_READ : one->was_valid ? TN_UPDATE : TN_WRITE;
+        const int is_valid = state == TN_PLANE_VALID || state == TN_PLANE_OFFLOADED;
+        tn_access access = !is_to_write ? TN_READ : is_valid ? TN_UPDATE : TN_WRITE;
         TN_TRY(
             tn_lease_begin(one->memory, one->plane, access, call->stream, &one->lease, &one->view));
         one->is_begun = 1;
@@ -240,16 +241,16 @@ tn_status tn__checkpoint_lease_all(tn__checkpoint *call, int is_to_write) {
     return TN_OK;
 }
 
-/* A lease to update that has changed nothing leaves a plane that is as valid as before. */
 tn_status tn__checkpoint_release_all(tn__checkpoint *call, int are_written) {
     tn_status first = TN_OK;
     for (size_t i = 0; i < call->lease_count; i++) {
         tn__checkpoint_lease *one = &call->leases[i];
         if (!one->is_begun) continue;
         one->is_begun = 0;
-        int is_good = are_written > 0 || (are_written == 0 && one->was_valid);
-        tn_status status = is_good ? tn_lease_end(one->lease) : tn_lease_abandon(one->lease);
-        if (status != TN_OK && is_good) {
+        tn_status status = are_written > 0    ? tn_lease_end(one->lease)
+                           : are_written == 0 ? tn__lease_undo(one->lease)
+                                              : tn_lease_abandon(one->lease);
+        if (status != TN_OK && are_written > 0) {
             tn_status abandoned = tn_lease_abandon(one->lease);
             (void)abandoned;
         }

@@ -20,7 +20,6 @@ typedef struct tn__checkpoint_lease {
     tn_lease lease;
     tn_plane_view view;
     int is_begun;
-    int was_valid;
 } tn__checkpoint_lease;
 
 typedef struct tn__checkpoint_item {
