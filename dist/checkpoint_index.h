@@ -72,7 +72,8 @@ typedef struct tn__index {
     size_t part_count;
     tn__index_run *runs;
     size_t run_count;
-    char *text; /* that the names are of; NULL: they are another's */
+    char *text;   /* that the names are of; NULL: they are another's */
+    uint32_t crc; /* of one that was read */
 } tn__index;
 
 /* Adds what the file of the next rank, of file_total, says: the names are the header's, which must

@@ -1,6 +1,6 @@
 /* Loading a checkpoint.
  *
- *     all   index read, entries found in it
+ *     all   index read, the same one by all ranks, entries found in it
  *     all   every file that this rank needs: its size, its header's checksum, and the checksums of
  *           what it has of the entries           (nothing has been written so far on any rank)
  *     all   planes leased
@@ -80,6 +80,36 @@ static tn_status find_items(loading *now) {
     return TN_OK;
 }
 
+/* Which checkpoint the index is of; never 0. */
+static uint64_t identity_of(const tn__index *index) {
+    const uint64_t identity = index->generation << 32 ^ index->crc;
+    return identity ? identity : 1;
+}
+
+static tn_status is_replaced(const loading *now) {
+    return TN_FAIL(TN_INVALID_STATE,
+                   "checkpoint %s: another one was put in its place while it was read: load it "
+                   "again",
+                   now->call->config->path);
+}
+
+/* Each rank has read it by itself, and another program may have saved in between. After status of
+ * this rank's reading. */
+static tn_status check_same(const loading *now, tn_status status) {
+    const uint64_t mine = status == TN_OK ? identity_of(&now->index) : 0;
+    uint64_t of_rank_0 = mine;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    const tn_status shared = tn__checkpoint_share(now->call, &of_rank_0);
+    if (status != TN_OK) {
+        tn__error_restore(&saved);
+        return status;
+    }
+    TN_TRY(shared);
+    if (of_rank_0 == mine || of_rank_0 == 0) return TN_OK; /* rank 0 says itself what it has met */
+    return is_replaced(now);
+}
+
 /* ---- where elements are asked for and stored ------------------------------------------------- */
 
 /* Elements of a run that a piece asks for: where they are in the file, and in the piece. */
@@ -147,6 +177,21 @@ static tn_status check_sum(loading *now, size_t file, uint64_t at, uint64_t byte
                    what, (unsigned)crc, (unsigned)expected);
 }
 
+/* A save removes what it has replaced. */
+static tn_status is_missing(const loading *now, const char *path, uint64_t bytes) {
+    tn__index index;
+    int is_there = 0, is_same = 1;
+    tn__error_scope_begin();
+    if (tn__checkpoint_read_index(now->call->config->path, &is_there, &index) == TN_OK) {
+        if (is_there) is_same = identity_of(&index) == identity_of(&now->index);
+        tn__index_free(&index);
+    }
+    (void)tn__error_scope_end(TN_OK);
+    if (!is_same) return is_replaced(now);
+    return TN_FAIL(TN_CORRUPT_INPUT, "%s is missing, and the index says it has %" PRIu64 " bytes",
+                   path, bytes);
+}
+
 static tn_status open_file(loading *now, size_t at) {
     const tn__index_file *facts = &now->index.files[at];
     uint64_t bytes = 0;
@@ -157,10 +202,7 @@ static tn_status open_file(loading *now, size_t at) {
     now->paths[at] = path;
     now->files[at] = -1;
     TN_TRY(tn__file_open(path, &file, &bytes, &is_there));
-    if (!is_there)
-        return TN_FAIL(TN_CORRUPT_INPUT,
-                       "%s is missing, and the index says it has %" PRIu64 " bytes", path,
-                       facts->bytes);
+    if (!is_there) return is_missing(now, path, facts->bytes);
     now->files[at] = file;
     if (bytes != facts->bytes)
         return TN_FAIL(TN_CORRUPT_INPUT, "%s has %" PRIu64 " bytes, and the index says %" PRIu64,
@@ -249,8 +291,8 @@ static tn_status load_and_wait(loading *now) {
 static tn_status load(loading *now) {
     tn__checkpoint *call = now->call;
     tn_status status = find_items(now);
-    if (status == TN_OK) status = check(now);
-    TN_TRY(tn__checkpoint_agree(call, status));
+    TN_TRY(tn__checkpoint_agree(call, check_same(now, status)));
+    TN_TRY(tn__checkpoint_agree(call, check(now)));
     TN_TRY(tn__checkpoint_agree(call, tn__checkpoint_lease_all(call, 1)));
     status = tn__checkpoint_agree(call, load_and_wait(now));
     tn__saved_error saved;

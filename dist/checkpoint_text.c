@@ -252,12 +252,12 @@ static void read_key(reading *now, const char *key) {
 }
 
 /* What the last line says is so. */
-static tn_status check_sum(const char *path, const char *text, size_t bytes) {
+static tn_status check_sum(const char *path, const char *text, size_t bytes, uint32_t *out) {
     char line[LAST_LINE_BYTES + 1];
     if (bytes < LAST_LINE_BYTES)
         return TN_FAIL(TN_CORRUPT_INPUT, "%s: %zu bytes are no index of a checkpoint", path, bytes);
     size_t before = bytes - LAST_LINE_BYTES;
-    uint32_t crc = tn__crc32(0, text, before);
+    uint32_t crc = *out = tn__crc32(0, text, before);
     snprintf(line, sizeof line, LAST_LINE, (unsigned)crc);
     if (memcmp(line, text + before, LAST_LINE_BYTES) == 0) return TN_OK;
     return TN_FAIL(TN_CORRUPT_INPUT,
@@ -268,7 +268,7 @@ static tn_status check_sum(const char *path, const char *text, size_t bytes) {
 
 tn_status tn__index_read(const char *path, char *text, size_t bytes, tn__index *out) {
     reading now = {.in = tn__json_begin(text, bytes), .index = {.text = text}};
-    now.status = check_sum(path, text, bytes);
+    now.status = check_sum(path, text, bytes, &now.index.crc);
     if (now.status == TN_OK) {
         for (tn__json_enter(&now.in, '{'); tn__json_next(&now.in);)
             read_key(&now, tn__json_key(&now.in));

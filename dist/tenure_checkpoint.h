@@ -30,9 +30,12 @@
  *
  * Loading checks before it writes anywhere: a file that is missing, cut off, damaged or of another
  * checkpoint is TN_CORRUPT_INPUT, and the text names it and what differs. Then, and when another
- * rank has failed, no destination has been changed on any rank.
+ * rank's check has failed, no destination has been changed on any rank. What fails when elements
+ * are on their way leaves the planes that they go to undefined, on all ranks.
  *
- * Threads: one call at a time for each path and communicator. Both calls wait for their work.
+ * Threads: one save at a time for each path, and one call for each communicator. Both calls wait
+ * for their work. A program that saves while others load at the path does them no harm: all ranks
+ * load the one or the other, or are told to load again (TN_INVALID_STATE).
  */
 #ifndef TENURE_CHECKPOINT_H
 #define TENURE_CHECKPOINT_H
@@ -83,7 +86,8 @@ typedef struct tn_checkpoint_config {
  * do not agree on an entry, pieces outside of the tensor or its memory), TN_INVALID_STATE (a plane
  * that is not valid), TN_IO (names the file and why), out of memory, what the communicator says.
  * A rank that fails makes all fail; the checkpoint before is as it was, unless only the last step
- * failed, which brings the new index, already in place, to the disk: then either is found. */
+ * failed, which brings the new index, already in place, to the disk: then either is found. So it is
+ * where a rank is lost behind that. */
 TN_API TN_MUST_USE tn_status tn_checkpoint_save(const tn_checkpoint_config *config,
                                                 tn_stream stream);
 
@@ -92,7 +96,8 @@ TN_API TN_MUST_USE tn_status tn_checkpoint_save(const tn_checkpoint_config *conf
  * or were there before. Entries that the checkpoint has and the caller does not name are passed
  * over.
  * Errors: as above, TN_CORRUPT_INPUT (the file and what differs), TN_INVALID_ARGUMENT (an entry
- * that the checkpoint does not have, or has with another dtype or shape; another plan hash). */
+ * that the checkpoint does not have, or has with another dtype or shape; another plan hash),
+ * TN_INVALID_STATE (another checkpoint was put in its place while it was read: load again). */
 TN_API TN_MUST_USE tn_status tn_checkpoint_load(const tn_checkpoint_config *config,
                                                 tn_stream stream);
 

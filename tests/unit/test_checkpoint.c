@@ -509,6 +509,26 @@ static void what_is_not_there_is_not_loaded(void **state) {
     assert_true(checkpoint_model_has(&model, 41));
 }
 
+/* Between the index and the files that it names. */
+static int save_another(void *context, const char *step, const char *path) {
+    (void)context;
+    if (strcmp(step, "open") != 0 || !strstr(path, ".safetensors")) return 0;
+    tn__file_steps_watch(NULL, NULL);
+    EXPECT_OK(checkpoint_model_save(&model, 47));
+    checkpoint_model_fill(&model, 41);
+    return 0;
+}
+
+static void what_is_replaced_meanwhile_is_loaded_again(void **state) {
+    (void)state;
+    EXPECT_OK(checkpoint_model_save(&model, 46));
+    tn__file_steps_watch(save_another, NULL);
+    EXPECT_STATUS(tn_checkpoint_load(&model.config, model.on.stream), TN_INVALID_STATE);
+    EXPECT_ERROR_HAS("another one was put in its place while it was read: load it again");
+    assert_true(checkpoint_model_has(&model, 41));
+    assert_int_equal(checkpoint_model_load(&model), 47);
+}
+
 static uint64_t contents_of(tn_tensor tensor) {
     uint64_t contents = 0;
     EXPECT_OK(tn__tensor_contents(tensor, &contents));
@@ -553,6 +573,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_file_of_another_checkpoint_is_refused),
         CHECKPOINT_TEST(what_can_not_be_saved_is_named),
         CHECKPOINT_TEST(what_is_not_there_is_not_loaded),
+        CHECKPOINT_TEST(what_is_replaced_meanwhile_is_loaded_again),
         CHECKPOINT_TEST(a_plane_that_is_leased_is_in_use),
     };
     if (argc == 4) return save_and_be_killed(argv);
