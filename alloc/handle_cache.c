@@ -71,7 +71,7 @@ static tn_status empty_cache(handle_cache *cache, size_t *released_bytes) {
             (void)push(cache, last);
             return status;
         }
-        tn__process_unclaim(last.bytes);
+        tn__process_give_back(last.bytes);
         *released_bytes += last.bytes;
     }
     return TN_OK;
@@ -140,7 +140,9 @@ int tn__handle_cache_take(tn_device *device, size_t bytes, tn__handle *out) {
 
 int tn__handle_cache_give(tn_device *device, size_t bytes, tn__handle handle) {
     handle_cache *cache = want_cache(device);
-    return cache && push(cache, (cached_handle){handle, bytes});
+    int is_kept = cache && push(cache, (cached_handle){handle, bytes});
+    if (is_kept) tn__process_give_back(0);
+    return is_kept;
 }
 
 tn_status tn__handle_cache_empty(tn_device *device, size_t *released_bytes) {

@@ -91,7 +91,7 @@ static tn_status close_async(tn_pool *pool) {
     TN_TRY(end_stream(pool, &store->behind));
     TN_TRY(end_stream(pool, &store->giving));
     TN_TRY(pool->driver->mempool_destroy(pool->state, store->mempool));
-    tn__process_unclaim(store->claimed_bytes);
+    tn__process_give_back(store->claimed_bytes);
     tn__host_free(store);
     pool->store = NULL;
     return TN_OK;
@@ -116,7 +116,7 @@ static void learn_reserved(tn_pool *pool, size_t least) {
     store->reserved_bytes = reserved > least ? reserved : least;
     reserved = store->reserved_bytes;
     if (store->claimed_bytes > reserved) {
-        tn__process_unclaim(store->claimed_bytes - reserved);
+        tn__process_give_back(store->claimed_bytes - reserved);
         store->claimed_bytes = reserved;
     } else if (tn__process_claim(reserved - store->claimed_bytes, TN__GROWTH_HARD) == TN_OK) {
         store->claimed_bytes = reserved;

@@ -32,7 +32,7 @@ static tn_status clear_mapping(tn_pool *pool, tn__own_mapping *mapping) {
     if (mapping->has_handle) {
         TN_TRY(pool->driver->mem_release(pool->state, mapping->handle, mapping->bytes));
         mapping->has_handle = 0;
-        if (mapping->is_reserved) tn__process_unclaim(mapping->bytes);
+        if (mapping->is_reserved) tn__process_give_back(mapping->bytes);
     }
     return TN_OK;
 }

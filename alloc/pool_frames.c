@@ -127,7 +127,7 @@ tn_status tn__frame_take(tn_pool *pool, tn__frame **out) {
 static tn_status release_handle(tn_pool *pool, tn__handle handle) {
     if (tn__handle_cache_give(pool->device, pool->page_bytes, handle)) return TN_OK;
     TN_TRY(pool->driver->mem_release(pool->state, handle, pool->page_bytes));
-    tn__process_unclaim(pool->page_bytes);
+    tn__process_give_back(pool->page_bytes);
     return TN_OK;
 }
 

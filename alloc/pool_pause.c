@@ -289,7 +289,7 @@ static tn_status release_handles(tn_pool *pool, tn__region *region, tn__page_spa
             continue;
         }
         frame->handle = 0;
-        tn__process_unclaim(pool->page_bytes);
+        tn__process_give_back(pool->page_bytes);
         pool->paused_bytes += pool->page_bytes;
     }
     return TN_OK;

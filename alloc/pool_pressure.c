@@ -33,6 +33,7 @@ typedef struct ladder {
     tn_stream stream;
     double wait_us;       /* what may still be waited on the host for this request */
     const tn__place *run; /* what find_run has found, and nothing has changed since; or NULL */
+    uint64_t given_back;  /* tn__process_given_back, when it was last searched for */
 } ladder;
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -118,13 +119,15 @@ static tn_status release_addresses(tn_pool *pool, int *any) {
 }
 
 /* All that can be had without waiting for the device or asking other pools. */
-static tn_status find_room_hard(tn_pool *pool, tn__request *request, tn__place *out) {
-    tn_status status = find_room_anywhere(pool, request, out);
+static tn_status find_room_hard(ladder *l, tn__place *out) {
+    tn_status status;
+    l->given_back = tn__process_given_back();
+    status = find_room_anywhere(l->pool, l->request, out);
     while (status == TN_OUT_OF_ADDRESS_SPACE) {
         int any;
-        TN_TRY(release_addresses(pool, &any));
+        TN_TRY(release_addresses(l->pool, &any));
         if (!any) break;
-        status = find_room_anywhere(pool, request, out);
+        status = find_room_anywhere(l->pool, l->request, out);
     }
     return status;
 }
@@ -142,7 +145,7 @@ static tn_status search_again(ladder *l, tn__place *out) {
     tn__heap_settle(&l->pool->heap);
     TN_TRY(tn__pool_collect(l->pool));
     TN_TRY(find_stream_again(l));
-    return find_room_hard(l->pool, l->request, out);
+    return find_room_hard(l, out);
 }
 
 /* Searches whenever a use has ended. Work that does not end, or that is being captured, is gone
@@ -173,7 +176,8 @@ static size_t process_lack(const tn_pool *pool, const tn__request *request, tn__
 }
 
 /* Of the device's other pools, or of all. What its own limit keeps from this pool is of no use to
- * it. *any: something came. */
+ * it. *any: something came, of these or, since the last search, of another thread's call: what that
+ * has given back is in no pool any more. */
 static tn_status take_from_others(ladder *l, int is_process_wide, size_t bytes, int *any) {
     tn_pool *pool = l->pool;
     size_t headroom = tn__pool_headroom(pool) / pool->page_bytes * pool->page_bytes;
@@ -183,7 +187,7 @@ static tn_status take_from_others(ladder *l, int is_process_wide, size_t bytes, 
     pthread_mutex_unlock(&pool->mutex);
     status = tn__pools_release_others(pool, is_process_wide, &release);
     pthread_mutex_lock(&pool->mutex);
-    *any = release.released_bytes > 0;
+    *any = release.released_bytes > 0 || tn__process_given_back() != l->given_back;
     return status == TN_OK ? find_stream_again(l) : status;
 }
 
@@ -191,10 +195,10 @@ static tn_status take_and_find(ladder *l, tn_status shortage, tn__place *out) {
     size_t lack = process_lack(l->pool, l->request, TN__GROWTH_HARD);
     int any = 0;
     if (lack > 0) TN_TRY(take_from_others(l, 1, lack, &any));
-    if (any) shortage = find_room_hard(l->pool, l->request, out);
+    if (any) shortage = find_room_hard(l, out);
     if (!is_shortage(shortage)) return shortage;
     TN_TRY(take_from_others(l, 0, l->request->bytes, &any));
-    return any ? find_room_hard(l->pool, l->request, out) : shortage;
+    return any ? find_room_hard(l, out) : shortage;
 }
 
 /* ---- the user's callback --------------------------------------------------------------------- */
@@ -262,7 +266,7 @@ static tn_status find_room_at_last(ladder *l, tn__place *out) {
     tn_status status;
     (void)tn__caches_drain(l->pool);
     TN_TRY(tn__pool_collect(l->pool));
-    status = find_room_hard(l->pool, l->request, out);
+    status = find_room_hard(l, out);
     if (is_shortage(status)) status = wait_and_find(l, status, out);
     if (is_shortage(status)) status = take_and_find(l, status, out);
     return status;
@@ -287,7 +291,7 @@ static tn_status find_room_softly(ladder *l, tn__place *out) {
     tn_status status;
     pool->growth = TN__GROWTH_SOFT;
     status = find_room(pool, l->request, TN__EFFORT_READY, out);
-    if (is_shortage(status)) status = find_room_hard(pool, l->request, out);
+    if (is_shortage(status)) status = find_room_hard(l, out);
     pool->growth = TN__GROWTH_HARD;
     if (!is_shortage(status)) return status;
     lack = process_lack(pool, l->request, TN__GROWTH_SOFT);
@@ -371,7 +375,7 @@ static tn_status find_room_shared(ladder *l, tn__place *out) {
 
 tn_status tn__pool_find_room(tn_pool *pool, tn__request *request, const tn__place *run,
                              tn__place *out) {
-    ladder l = {pool, request, request->stream->handle, pool->wait_us_max, NULL};
+    ladder l = {pool, request, request->stream->handle, pool->wait_us_max, NULL, 0};
     tn_status status = TN_OUT_OF_DEVICE_MEMORY;
     tn__error_scope_begin();
     if (pool->keep_streams_apart) {

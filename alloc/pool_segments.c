@@ -80,6 +80,11 @@ static void unclaim(const tn_pool *pool, size_t bytes) {
     if (!pool->backing->claims_itself) tn__pool_unclaim(pool, bytes);
 }
 
+static void unclaim_given(const tn_pool *pool, size_t bytes) {
+    int is_claimed = !pool->backing->claims_itself && !pool->backing->is_host_memory;
+    tn__process_give_back(is_claimed ? bytes : 0);
+}
+
 /* ---- stuck segments -------------------------------------------------------------------------- */
 
 /* In the books they are held; where the provider says what it holds, it counts them itself. */
@@ -105,7 +110,7 @@ tn_status tn__segments_give_stuck(tn_pool *pool, tn__release *release) {
             set_stuck(pool, stuck, 1);
             return status;
         }
-        unclaim(pool, stuck->bytes);
+        unclaim_given(pool, stuck->bytes);
         release->released_bytes += stuck->bytes;
         tn__host_free(stuck);
     }
@@ -305,7 +310,7 @@ tn_status tn__segment_give(tn_pool *pool, tn__region *region) {
     if (pool->backing->is_unlocked) set_found(pool, region, 0);
     status = give(pool, (void *)region->map.begin, bytes);
     if (status != TN_OK && is_kept(pool, region)) return status;
-    unclaim(pool, bytes);
+    unclaim_given(pool, bytes);
     tn__heap_remove_region(&pool->heap, region);
     return status;
 }

@@ -13,7 +13,8 @@
 #include "tenure_pool.h"
 
 static atomic_size_t claimed;
-static atomic_size_t limits[2]; /* by tn__growth */
+static _Atomic uint64_t given_back; /* times */
+static atomic_size_t limits[2];     /* by tn__growth */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static size_t or_none(size_t bytes) { return bytes ? bytes : SIZE_MAX; }
@@ -58,6 +59,13 @@ void tn__process_unclaim(size_t bytes) {
     size_t before = atomic_fetch_sub(&claimed, bytes);
     TN_CHECK(before >= bytes);
 }
+
+void tn__process_give_back(size_t bytes) {
+    tn__process_unclaim(bytes);
+    atomic_fetch_add(&given_back, 1);
+}
+
+uint64_t tn__process_given_back(void) { return atomic_load(&given_back); }
 
 /* ---- the interface --------------------------------------------------------------------------- */
 

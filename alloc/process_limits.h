@@ -19,6 +19,11 @@ typedef enum tn__growth {
 tn_status tn__process_claim(size_t bytes, tn__growth growth);
 void tn__process_unclaim(size_t bytes);
 
+/* Unclaims what has gone back to a driver. Who found none there before may find it now: that is
+ * counted. 0 bytes: it was not claimed, or has gone to where pools look before they ask. */
+void tn__process_give_back(size_t bytes);
+uint64_t tn__process_given_back(void);
+
 size_t tn__process_claimed(void);
 
 /* What the limit leaves to claim; SIZE_MAX: there is none. */

@@ -112,12 +112,38 @@ static void it_is_asked_only_where_it_helps(void **state) {
     close_fixture(&f);
 }
 
+/* ---- while it is asked ----------------------------------------------------------------------- */
+
+static tn_pool *trimmed;
+
+static int settle_while_another_thread_trims(void) {
+    tn__pool_settle_set(trimmed, NULL);
+    EXPECT_OK(tn_pool_trim(trimmed, 0, NULL));
+    return 1;
+}
+
+/* What the pool that is short is about to take has gone back to the driver before: it is there. */
+static void memory_that_another_thread_gives_back_is_found(void **state) {
+    static const tn_pool_backing backings[] = {TN_BACKING_VMM, TN_BACKING_PLAIN};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        fixture f;
+        open_fixture(&f, backings[i]);
+        leave_idle(&f, 64 * MIB);
+        trimmed = f.asks;
+        tn__pool_settle_set(f.asks, settle_while_another_thread_trims);
+        test_give(f.other, test_take(f.other, 100 * MIB, NULL), NULL);
+        close_fixture(&f);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_trim_asks),
         cmocka_unit_test(a_lower_limit_asks),
         cmocka_unit_test(another_pool_that_is_short_asks),
         cmocka_unit_test(it_is_asked_only_where_it_helps),
+        cmocka_unit_test(memory_that_another_thread_gives_back_is_found),
     };
     return cmocka_run_group_tests_name("sim/pool_settle", tests, NULL, NULL);
 }
