@@ -79,14 +79,14 @@ static int can_help(const tn_pool *pool, const tn_pool *other, int is_process_wi
     return is_process_wide ? !other->backing->is_host_memory : is_same_memory(pool, other);
 }
 
-/* Then it is worth asking whether it may go. */
+/* Then it is worth asking whether it may go: nothing is pending any more once that is so. */
 static int has_idle(tn_pool *pool) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
     pthread_mutex_lock(&pool->mutex);
     (void)tn__caches_drain(pool);
     tn__pool_fill_stats(pool, &stats);
     pthread_mutex_unlock(&pool->mutex);
-    return stats.cached_bytes + stats.driver_held_bytes > 0;
+    return stats.cached_bytes + stats.pending_bytes + stats.driver_held_bytes > 0;
 }
 
 /* Also what it releases into its device's cache of handles: the request may be for other memory. */

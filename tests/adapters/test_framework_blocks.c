@@ -121,6 +121,28 @@ static void idle_memory_goes_between_streams_behind_all_work(void **state) {
     adapters_close(device);
 }
 
+/* Also what waits for another stream than its own: no device has work any more when it goes. */
+static void memory_with_recorded_uses_goes_between_streams_too(void **state) {
+    tn_device *device = adapters_open(1, 256 * MIB);
+    tn_stream fetch = test_open_foreign_stream(device);
+    tn_stream reader = test_open_foreign_stream(device);
+    void *x = adapters_take(200 * MIB, fetch);
+    void *y;
+    (void)state;
+    test_sim_write(device, fetch, x, 200 * MIB, 5);
+    EXPECT_OK(tn_stream_wait(device, reader, fetch));
+    EXPECT_OK(tn__framework_use(x, reader));
+    test_sim_read(device, reader, x, 200 * MIB, 500);
+    adapters_give(x, fetch);
+    y = adapters_take(200 * MIB, NULL);
+    test_sim_write(device, NULL, y, 200 * MIB, 5);
+    adapters_give(y, NULL);
+    EXPECT_OK(tn_device_synchronize(device));
+    test_close_foreign_stream(device, fetch);
+    test_close_foreign_stream(device, reader);
+    adapters_close(device);
+}
+
 /* A recorded stream that is gone at the free: the block is reused after a wait for the device. */
 static void a_use_of_a_stream_that_is_gone_waits_for_the_device(void **state) {
     tn_device *device = adapters_open(1, 0);
@@ -413,6 +435,7 @@ int main(void) {
         cmocka_unit_test(a_use_that_is_told_early_holds_until_the_free),
         cmocka_unit_test(unrecorded_readers_are_safe_from_other_streams),
         cmocka_unit_test(idle_memory_goes_between_streams_behind_all_work),
+        cmocka_unit_test(memory_with_recorded_uses_goes_between_streams_too),
         cmocka_unit_test(a_use_of_a_stream_that_is_gone_waits_for_the_device),
         cmocka_unit_test(memory_freed_without_a_stream_waits_for_all_work),
         cmocka_unit_test(what_waits_for_the_devices_is_bounded),
