@@ -115,7 +115,7 @@ tn_status tn__adapter_find(int ordinal, tn__adapter **out) {
 }
 
 static tn_status close_pool(tn__adapter *adapter) {
-    (void)tn__late_frees_flush(adapter, 1);
+    tn__late_frees_flush(adapter, 1);
     TN_TRY(tn__graph_memories_close(adapter));
     TN_TRY(tn__stream_pools_close(&adapter->streams));
     if (!adapter->is_borrowed && adapter->pool) {
@@ -220,13 +220,15 @@ static int is_capturing(const tn__adapter *adapter, tn_stream stream) {
 tn_status tn__adapter_alloc(tn__adapter *adapter, size_t bytes, tn_stream stream, const char *owner,
                             void **out) {
     tn_alloc_options options = TN_ALLOC_OPTIONS_INIT;
+    uint64_t freed = atomic_load(&adapter->late.freed);
     tn_pool *pool = NULL;
     tn_status status;
     TN_TRY(tn__stream_pool_find(adapter, stream, &pool));
     options.owner = owner;
     status = tn_alloc(pool, bytes, stream, &options, out);
     if (status != TN_OUT_OF_DEVICE_MEMORY) return status;
-    if (tn__late_frees_flush(adapter, !is_capturing(adapter, stream)) == 0) return status;
+    tn__late_frees_flush(adapter, !is_capturing(adapter, stream));
+    if (atomic_load(&adapter->late.freed) == freed) return status;
     return tn_alloc(pool, bytes, stream, &options, out);
 }
 
@@ -236,7 +238,7 @@ tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *block, int is_p
     TN_TRY(tn_block_info(block, &bytes, NULL));
     tn__stream_uses_drop(&adapter->uses, block);
     TN_TRY(tn__late_frees_add(&adapter->late, block, NULL, bytes, is_promised));
-    if (tn__late_frees_are_many(&adapter->late)) (void)tn__late_frees_flush(adapter, 1);
+    if (tn__late_frees_are_many(&adapter->late)) tn__late_frees_flush(adapter, 1);
     return TN_OK;
 }
 
@@ -334,7 +336,7 @@ static tn_status trim_all(void) {
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *adapter = atomic_load(&adapters[i]);
         if (!adapter) continue;
-        (void)tn__late_frees_flush(adapter, 1);
+        tn__late_frees_flush(adapter, 1);
         tn__graph_memories_collect(adapter);
         TN_TRY(for_each_pool(adapter, trim, NULL));
     }

@@ -8,6 +8,7 @@ enum { PART_OF_DEVICE = 64, LEAST_BYTES = 64 << 20 };
 void tn__late_frees_init(tn__late_frees *late, size_t device_bytes) {
     size_t part = device_bytes / PART_OF_DEVICE;
     pthread_mutex_init(&late->mutex, NULL);
+    pthread_cond_init(&late->flushed, NULL);
     late->bytes_max = part > LEAST_BYTES ? part : LEAST_BYTES;
 }
 
@@ -23,6 +24,7 @@ static void push(tn__late_free **list, tn__late_free *item) {
 }
 
 void tn__late_frees_deinit(tn__late_frees *late) {
+    pthread_cond_destroy(&late->flushed);
     pthread_mutex_destroy(&late->mutex);
     while (late->spare)
         tn__host_free(pop(&late->spare));
@@ -81,16 +83,27 @@ int tn__late_frees_are_many(tn__late_frees *late) {
 
 /* ---- flush ----------------------------------------------------------------------------------- */
 
-/* Takes the whole list: what is added meanwhile was not there when the devices were waited for. */
-static tn__late_free *take_list(tn__late_frees *late, size_t *bytes) {
+/* Takes the whole list: what is added meanwhile was not there when the devices were waited for. If
+ * there is one, it is given back by end_flush. */
+static tn__late_free *take_list(tn__late_frees *late, int may_wait, size_t *bytes) {
     tn__late_free *list;
     pthread_mutex_lock(&late->mutex);
+    while (may_wait && late->flushes > 0)
+        pthread_cond_wait(&late->flushed, &late->mutex);
     list = late->list;
     *bytes = late->bytes;
     late->list = NULL;
     late->bytes = 0;
+    if (list) late->flushes++;
     pthread_mutex_unlock(&late->mutex);
     return list;
+}
+
+static void end_flush(tn__late_frees *late) {
+    pthread_mutex_lock(&late->mutex);
+    late->flushes--;
+    pthread_cond_broadcast(&late->flushed);
+    pthread_mutex_unlock(&late->mutex);
 }
 
 /* TN_INVALID_STATE: not yet. A stream that has been ended orders nothing any more. */
@@ -104,8 +117,7 @@ static tn_status free_item(tn__adapter *adapter, tn__late_free *item, int is_idl
     return tn_block_info(item->block, &item->bytes, NULL) == TN_OK ? TN_INVALID_STATE : status;
 }
 
-static size_t free_list(tn__adapter *adapter, tn__late_free *list, int is_idle) {
-    size_t freed = 0;
+static void free_list(tn__adapter *adapter, tn__late_free *list, int is_idle) {
     while (list) {
         tn__late_free *item = pop(&list);
         tn_status status = free_item(adapter, item, is_idle);
@@ -114,24 +126,22 @@ static size_t free_list(tn__adapter *adapter, tn__late_free *list, int is_idle) 
             continue;
         }
         if (status == TN_OK) {
-            freed++;
+            atomic_fetch_add(&adapter->late.freed, 1);
         } else {
             tn__framework_warn("a block was freed twice");
         }
         tn__host_free(item);
     }
-    return freed;
 }
 
-size_t tn__late_frees_flush(tn__adapter *adapter, int may_wait) {
+void tn__late_frees_flush(tn__adapter *adapter, int may_wait) {
     size_t bytes;
-    size_t freed;
-    tn__late_free *list = take_list(&adapter->late, &bytes);
+    tn__late_free *list = take_list(&adapter->late, may_wait, &bytes);
     int is_idle = 0;
-    if (!list) return 0;
+    if (!list) return;
     tn__error_scope_begin();
     if (may_wait && bytes > 0) is_idle = tn__adapters_settle();
-    freed = free_list(adapter, list, is_idle);
+    free_list(adapter, list, is_idle);
     (void)tn__error_scope_end(TN_OK);
-    return freed;
+    end_flush(&adapter->late);
 }

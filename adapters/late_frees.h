@@ -13,12 +13,16 @@
  * A free can not fail, and must not for want of memory: who takes a block that is freed unordered
  * promises so, and an entry for it is made then.
  *
+ * A flush takes the list out while it waits. Another thread that is short meanwhile has to wait for
+ * that flush, or it would fail for want of memory that is on its way back.
+ *
  * Invariants: a block in the list is live in its pool, once; bytes is the sum of unordered ones.
  */
 #ifndef TENURE_LATE_FREES_H
 #define TENURE_LATE_FREES_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "tenure_pool.h"
 
@@ -37,6 +41,9 @@ typedef struct tn__late_frees {
     tn__late_free *spare; /* promised */
     size_t bytes;
     size_t bytes_max; /* beyond it the devices are waited for */
+    size_t flushes;   /* under way: each has taken a list out */
+    pthread_cond_t flushed;
+    _Atomic uint64_t freed; /* blocks, by flushes of all threads so far */
 } tn__late_frees;
 
 void tn__late_frees_init(tn__late_frees *late, size_t device_bytes);
@@ -54,8 +61,9 @@ tn_status tn__late_frees_add(tn__late_frees *late, void *block, tn_stream stream
 /* 1 if unordered frees have grown enough to be worth a wait. */
 int tn__late_frees_are_many(tn__late_frees *late);
 
-/* Frees what can be; waits for the devices first if may_wait and there are unordered ones. What can
- * still not be freed stays in the list. Returns how many blocks were freed. */
-size_t tn__late_frees_flush(struct tn__adapter *adapter, int may_wait);
+/* Frees what can be. If may_wait it waits first: for other threads' flushes, and for the devices if
+ * there are unordered ones. What can still not be freed stays in the list; `freed` counts the rest.
+ */
+void tn__late_frees_flush(struct tn__adapter *adapter, int may_wait);
 
 #endif

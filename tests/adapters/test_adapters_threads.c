@@ -96,15 +96,19 @@ static void threads_allocate_free_and_capture_at_once(void **state) {
     adapters_close(device);
 }
 
-/* ---- a capture that would begin while a device is waited for --------------------------------- */
+/* ---- while a device is waited for ------------------------------------------------------------ */
 
 typedef struct meeting {
     tn_device *device;
     tn_stream stream;
+    pthread_t submits; /* what holds the stream */
+    pthread_t trims;   /* waits for the device, with a block of the stream in its hands */
+    sem_t is_held;     /* the stream, by its host function */
+    sem_t may_end;     /* the host function */
+    sem_t is_done;     /* what another thread does meanwhile */
     adapters_filter filter;
-    sem_t is_held;  /* the stream, by its host function */
-    sem_t may_end;  /* the host function */
-    sem_t is_begun; /* the capture */
+    tn_status status;
+    void *block;
 } meeting;
 
 static void hold(void *argument) {
@@ -129,54 +133,91 @@ static void *trim(void *argument) {
     return NULL;
 }
 
-static void *begin(void *argument) {
-    meeting *m = argument;
-    adapters_begin(77, &m->filter);
-    sem_post(&m->is_begun);
-    return NULL;
+static void begin_wait(meeting *m, size_t memory_bytes, size_t block_bytes) {
+    uint64_t before;
+    m->device = adapters_open(1, memory_bytes);
+    m->stream = test_open_foreign_stream(m->device);
+    assert_int_equal(sem_init(&m->is_held, 0, 0) | sem_init(&m->may_end, 0, 0), 0);
+    assert_int_equal(sem_init(&m->is_done, 0, 0), 0);
+    tn__framework_free_unordered(0, adapters_take(block_bytes, m->stream));
+    assert_int_equal(pthread_create(&m->submits, NULL, submit, m), 0);
+    sem_wait(&m->is_held);
+    before = test_sim_get()->call_count("cuCtxSynchronize");
+    assert_int_equal(pthread_create(&m->trims, NULL, trim, NULL), 0);
+    while (test_sim_get()->call_count("cuCtxSynchronize") == before)
+        sched_yield();
 }
 
-static int has_begun_within_50_ms(meeting *m) {
+static int is_done_within_50_ms(meeting *m) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += 50000000;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    return sem_timedwait(&m->is_begun, &until) == 0;
+    return sem_timedwait(&m->is_done, &until) == 0;
+}
+
+/* What the thread does is done only when the wait has ended. */
+static void run_in_wait(meeting *m, void *(*body)(void *)) {
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, body, m), 0);
+    assert_false(is_done_within_50_ms(m));
+    sem_post(&m->may_end);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_join(m->submits, NULL), 0);
+    assert_int_equal(pthread_join(m->trims, NULL), 0);
+    assert_int_equal(sem_trywait(&m->is_done), 0);
+}
+
+static void close_meeting(meeting *m) {
+    sem_destroy(&m->is_held);
+    sem_destroy(&m->may_end);
+    sem_destroy(&m->is_done);
+    test_close_foreign_stream(m->device, m->stream);
+    adapters_close(m->device);
+}
+
+static void *begin(void *argument) {
+    meeting *m = argument;
+    adapters_begin(77, &m->filter);
+    sem_post(&m->is_done);
+    return NULL;
 }
 
 static void begin_waits_for_who_waits_for_the_device(void **state) {
-    meeting m = {.device = adapters_open(1, (size_t)4 << 30)};
-    pthread_t threads[3];
-    uint64_t before;
+    meeting m = {0};
     (void)state;
-    m.stream = test_open_foreign_stream(m.device);
-    assert_int_equal(sem_init(&m.is_held, 0, 0) | sem_init(&m.may_end, 0, 0), 0);
-    assert_int_equal(sem_init(&m.is_begun, 0, 0), 0);
-    tn__framework_free_unordered(0, adapters_take(MIB, m.stream));
-    assert_int_equal(pthread_create(&threads[0], NULL, submit, &m), 0);
-    sem_wait(&m.is_held);
-    before = test_sim_get()->call_count("cuCtxSynchronize");
-    assert_int_equal(pthread_create(&threads[1], NULL, trim, NULL), 0);
-    while (test_sim_get()->call_count("cuCtxSynchronize") == before)
-        sched_yield();
-    assert_int_equal(pthread_create(&threads[2], NULL, begin, &m), 0);
-    assert_false(has_begun_within_50_ms(&m));
-    sem_post(&m.may_end);
-    for (int i = 0; i < 3; i++)
-        assert_int_equal(pthread_join(threads[i], NULL), 0);
-    assert_int_equal(sem_trywait(&m.is_begun), 0);
+    begin_wait(&m, (size_t)4 << 30, MIB);
+    run_in_wait(&m, begin);
     assert_int_equal(adapters_number("live_blocks"), 0);
     EXPECT_OK(adapters_end(77));
     EXPECT_OK(adapters_release(77));
-    test_close_foreign_stream(m.device, m.stream);
-    adapters_close(m.device);
+    close_meeting(&m);
+}
+
+static void *take_most(void *argument) {
+    meeting *m = argument;
+    m->status = tn__framework_alloc(0, 100 * MIB, NULL, "test", &m->block);
+    sem_post(&m->is_done);
+    return NULL;
+}
+
+/* Of 128 MiB one thread has 60 in its hands, until the device is idle: who needs them waits. */
+static void who_is_short_waits_for_another_threads_flush(void **state) {
+    meeting m = {0};
+    (void)state;
+    begin_wait(&m, 128 * MIB, 60 * MIB);
+    run_in_wait(&m, take_most);
+    EXPECT_OK(m.status);
+    adapters_give(m.block, NULL);
+    close_meeting(&m);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_allocate_free_and_capture_at_once),
         cmocka_unit_test(begin_waits_for_who_waits_for_the_device),
+        cmocka_unit_test(who_is_short_waits_for_another_threads_flush),
     };
     return cmocka_run_group_tests_name("adapters/adapters_threads", tests, NULL, NULL);
 }
