@@ -212,10 +212,12 @@ static tn__graph_route *find_route(tn__adapter *adapter, tn_stream stream, uint6
     return route;
 }
 
+/* This thread's own, where it has one: another may be about to capture for the same pool. */
 static tn__graph_route *last_route(const tn__graph_memories *captures, const uint64_t key[2]) {
     tn__graph_route *last = NULL;
     for (tn__graph_route *route = captures->routes; route; route = route->next) {
-        if (route->memory->key[0] == key[0] && route->memory->key[1] == key[1]) last = route;
+        if (route->memory->key[0] != key[0] || route->memory->key[1] != key[1]) continue;
+        if (!last || is_mine(route) || !is_mine(last)) last = route;
     }
     return last;
 }
@@ -276,7 +278,7 @@ tn_status tn__graph_memory_end(tn__adapter *adapter, const uint64_t key[2]) {
     pthread_mutex_lock(&adapter->captures.mutex);
     status = end_locked(adapter, key);
     pthread_mutex_unlock(&adapter->captures.mutex);
-    (void)tn__late_frees_flush(adapter, 0);
+    tn__late_frees_flush(adapter, 0);
     return status;
 }
 

@@ -359,6 +359,29 @@ static void nothing_waits_for_the_device_in_a_capture(void **state) {
     assert_int_equal(adapters_number("live_blocks"), 0);
 }
 
+static void *begin_aside(void *filter) {
+    adapters_begin(1, filter);
+    return NULL;
+}
+
+/* Two threads are about to capture for one pool: each ends what it has begun. */
+static void a_thread_ends_its_own_begin(void **state) {
+    fixture *f = *state;
+    adapters_filter mine = {f->a, 0, 0};
+    adapters_filter others = {f->b, 0, 0};
+    pthread_t thread;
+    adapters_begin(1, &mine);
+    assert_int_equal(pthread_create(&thread, NULL, begin_aside, &others), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    EXPECT_OK(adapters_end(1));
+    assert_int_equal(mine.ended, 1);
+    assert_int_equal(others.ended, 0);
+    EXPECT_OK(adapters_end(1)); /* also by another thread than has begun */
+    assert_int_equal(others.ended, 1);
+    EXPECT_OK(adapters_release(1));
+    EXPECT_OK(adapters_release(1));
+}
+
 static void ends_and_releases_without_a_begin_are_refused(void **state) {
     fixture *f = *state;
     adapters_filter filter = {f->a, 0, 0};
@@ -450,6 +473,7 @@ int main(void) {
                                         tear_down),
         cmocka_unit_test_setup_teardown(ends_and_releases_without_a_begin_are_refused, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(a_thread_ends_its_own_begin, set_up, tear_down),
         cmocka_unit_test(shortage_in_a_capture_of_others_waits_for_nothing),
         cmocka_unit_test(shortage_in_a_capture_leaves_it_as_it_was),
     };
