@@ -39,12 +39,44 @@ void tn__adapter_befriend(tn__adapter *adapter, tn_pool *pool) {
     }
 }
 
+static tn_status let_in(tn_pool *pool, void *peer) {
+    try_peer(pool, peer);
+    return TN_OK;
+}
+
 static void befriend_all(tn__adapter *adapter) {
     tn__adapter_befriend(adapter, adapter->pool);
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *other = atomic_load(&adapters[i]);
-        if (other) try_peer(other->pool, adapter->device);
+        if (other && other->pool) try_peer(other->pool, adapter->device);
     }
+}
+
+/* The pools of captured graphs that other devices have. */
+static void befriend_graphs(tn__adapter *adapter) {
+    for (int i = 0; i < DEVICES_MAX; i++) {
+        tn__adapter *other = atomic_load(&adapters[i]);
+        tn_status status = TN_OK; /* of let_in: always that */
+        if (other && other != adapter) {
+            status = tn__graph_memories_each(other, let_in, adapter->device);
+        }
+        (void)status;
+    }
+}
+
+/* A pool of the program's lets other devices go, which end before it; the program's own stay. */
+static tn_status part(tn__adapter *adapter) {
+    for (int i = 0; i < DEVICES_MAX; i++) {
+        tn__adapter *other = atomic_load(&adapters[i]);
+        tn_status status;
+        if (!other || other == adapter || other->is_borrowed) continue;
+        TN_TRY(tn_device_synchronize(other->device));
+        tn__error_scope_begin();
+        status = tn_pool_peer_disable(adapter->pool, other->device);
+        if (status == TN_INVALID_ARGUMENT) status = TN_OK; /* it never was a peer */
+        TN_TRY(tn__error_scope_end(status));
+    }
+    return TN_OK;
 }
 
 static tn_status open_device(tn__adapter *adapter, int ordinal) {
@@ -64,7 +96,8 @@ static tn_status open_device(tn__adapter *adapter, int ordinal) {
     return TN_OK;
 }
 
-/* The adapter has its device and pool. */
+/* The adapter has its device and pool. A pool of graphs that is made meanwhile does not see it
+ * before it is in the table: those are told again. */
 static void publish(tn__adapter *adapter, int ordinal) {
     tn_device_info info = TN_DEVICE_INFO_INIT;
     TN_CHECK(tn_device_info_get(adapter->device, &info) == TN_OK);
@@ -74,7 +107,9 @@ static void publish(tn__adapter *adapter, int ordinal) {
     tn__stream_uses_init(&adapter->uses);
     tn__graph_memories_init(&adapter->captures);
     befriend_all(adapter);
+    befriend_graphs(adapter);
     atomic_store(&adapters[ordinal], adapter);
+    befriend_graphs(adapter);
 }
 
 static tn_status make_locked(int ordinal, tn__adapter **out) {
@@ -140,12 +175,21 @@ static tn_status close_device(tn__adapter *adapter) {
     return TN_OK;
 }
 
+static tn_status part_all(void) {
+    for (int i = 0; i < DEVICES_MAX; i++) {
+        tn__adapter *adapter = atomic_load(&adapters[i]);
+        if (adapter && adapter->is_borrowed) TN_TRY(part(adapter));
+    }
+    return TN_OK;
+}
+
 /* A device is closed after the pools that have it as a peer. */
 static tn_status close_locked(void) {
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *adapter = atomic_load(&adapters[i]);
         if (adapter) TN_TRY(close_pool(adapter));
     }
+    TN_TRY(part_all());
     for (int i = 0; i < DEVICES_MAX; i++) {
         tn__adapter *adapter = atomic_load(&adapters[i]);
         if (adapter) TN_TRY(close_device(adapter));
@@ -168,6 +212,12 @@ tn_status tn_adapter_pool(int device, tn_pool **out) {
     tn__adapter *adapter = NULL;
     TN_REQUIRE(out, "tn_adapter_pool: out is NULL");
     TN_TRY(tn__adapter_find(device, &adapter));
+    if (!adapter->pool) {
+        return TN_FAIL(TN_INVALID_STATE,
+                       "tn_adapter_pool: device %d's pool has been ended by tn_adapters_close, "
+                       "which is to be called again",
+                       device);
+    }
     *out = adapter->pool;
     return TN_OK;
 }

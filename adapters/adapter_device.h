@@ -23,7 +23,7 @@
 typedef struct tn__adapter {
     int ordinal;
     tn_device *device; /* the program's own, if its pool is used */
-    tn_pool *pool;     /* for the default stream */
+    tn_pool *pool;     /* for the default stream; NULL: a close that is not over has ended it */
     int is_borrowed;   /* the pool is the program's: tn_adapter_pool_use */
     tn__stream_pools streams;
     tn__late_frees late;

@@ -56,7 +56,7 @@ tn_status tn__stream_pool_find(tn__adapter *adapter, tn_stream stream, tn_pool *
 }
 
 tn_status tn__stream_pools_each(tn__adapter *adapter, tn__pool_visit visit, void *context) {
-    TN_TRY(visit(adapter->pool, context));
+    if (adapter->pool) TN_TRY(visit(adapter->pool, context)); /* a close may have ended it */
     for (size_t i = 0; i < TN__STREAM_POOL_SLOTS; i++) {
         tn_pool *pool = atomic_load(&adapter->streams.slots[i].pool);
         if (pool) TN_TRY(visit(pool, context));

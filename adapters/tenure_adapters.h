@@ -25,7 +25,8 @@ extern "C" {
 /* ---- the pools ---------------------------------------------------------------------------- */
 
 /* The pool of a device for its default stream, made if there is none; it lasts until
- * tn_adapters_close. Errors: those of tn_device_create and tn_pool_create. */
+ * tn_adapters_close. Errors: those of tn_device_create and tn_pool_create; TN_INVALID_STATE if a
+ * close that found a leak elsewhere has ended it. */
 TN_API TN_MUST_USE tn_status tn_adapter_pool(int device, tn_pool **out);
 
 /* Has the adapters use a pool of the program's for the default stream of its device from now on:
@@ -48,8 +49,8 @@ TN_API TN_MUST_USE tn_status tn_adapter_reset_peaks(int device);
 TN_API TN_MUST_USE tn_status tn_adapters_trim(void);
 
 /* Ends all pools and devices that the adapters have made, for programs that look for leaks; no
- * framework may call any more. TN_LEAK while blocks are live: what could be ended has been, and the
- * call can be made again. Not needed at exit. */
+ * framework may call any more. TN_LEAK while blocks are live, TN_IN_USE while allocations go to a
+ * graph pool: what could be ended has been, and the call can be made again. Not needed at exit. */
 TN_API tn_status tn_adapters_close(void);
 
 /* ---- CuPy --------------------------------------------------------------------------------- */
