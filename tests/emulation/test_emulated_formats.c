@@ -64,19 +64,18 @@ static tn__quantize_work work_of(const format_case *c) {
 
 /* ---- quantize ------------------------------------------------------------------------------- */
 
-static void check_quantize(const format_case *c) {
-    twin_matrix src = twin_matrix_fill(c->source, c->rows, c->cols, c->fill, c->seed);
+static void check_quantize_of(const format_case *c, const twin_matrix *src) {
     twin_matrix factor = twin_matrix_fill(TN_FP32, 1, 1, GPU_FILL_NORMAL, c->seed);
     twin_matrix amax = twin_matrix_fill(TN_FP32, 1, 1, GPU_FILL_ZERO, c->seed);
     twin_plane made[2];
     tn__quantize_work work = work_of(c);
     for (int p = 0; p < 2; p++)
         made[p] = twin_plane_make(c->to.format, planes[p], c->to.dtype, c->rows, c->cols);
-    work.src = src.host, work.row = made[0].host, work.col = made[1].host;
+    work.src = src->host, work.row = made[0].host, work.col = made[1].host;
     if (c->is_delayed) work.factor = factor.host.data;
     if (c->to.format == TN_FORMAT_FP8_TENSOR) work.amax = amax.host.data;
     tn__host_quantize(&work);
-    work.src = src.emulated, work.row = made[0].emulated, work.col = made[1].emulated;
+    work.src = src->emulated, work.row = made[0].emulated, work.col = made[1].emulated;
     if (work.factor) work.factor = factor.emulated.data;
     if (work.amax) work.amax = amax.emulated.data;
     EXPECT_OK(tn__op_table_cuda.quantize(emulation.device, &work, emulation.stream));
@@ -86,7 +85,13 @@ static void check_quantize(const format_case *c) {
         twin_plane_compare(&made[p], tn_format_name(c->to.format), c->what);
         twin_plane_end(&made[p]);
     }
-    twin_matrix_end(&src), twin_matrix_end(&factor), twin_matrix_end(&amax);
+    twin_matrix_end(&factor), twin_matrix_end(&amax);
+}
+
+static void check_quantize(const format_case *c) {
+    twin_matrix src = twin_matrix_fill(c->source, c->rows, c->cols, c->fill, c->seed);
+    check_quantize_of(c, &src);
+    twin_matrix_end(&src);
 }
 
 static void check_quantize_tail(int64_t rows, int64_t cols, uint64_t seed) {
@@ -115,6 +120,38 @@ static void every_way_to_quantize_equals_the_host(void **state) {
         }
     }
     gpu_count_report("casts of formats, every way");
+}
+
+/* Amaxes of blocks so small that what their product with 1/6 leaves is no exact difference: a sixth
+ * is half way between two numbers, of which one goes to the scale below, the other to that above.
+ * With n the largest whole number below m 2^18 / 21, which is odd, and 2^-149 the least number, an
+ * amax of (6 n + 3) 2^-149 has n + 1 for its sixth, to even; times 2688 / 2^-114 that is just above
+ * m 2^-10, half way between two E4M3 numbers if m is odd and below 16, and n is just below it. */
+static void sixths_that_are_denormal_are_divided(void **state) {
+    enum { ROWS = 40, COLS = 144 };
+    format_case c = {.to = {TN_FORMAT_NVFP4, TN_E2M1},
+                     .rows = ROWS,
+                     .cols = COLS,
+                     .has_row = 1,
+                     .has_col = 1,
+                     .what = "denormal sixths"};
+    float values[ROWS][COLS] = {{0}};
+    (void)state;
+    for (int row = 0; row < ROWS; row++) {
+        for (int col = row % 16; col < COLS; col += 16) { /* one in each block of both planes */
+            const int m = 1 + 2 * ((row + col / 16) % 8);
+            values[row][col] = (float)(6 * (m * (1 << 18) / 21) + 3) * 0x1p-149f;
+        }
+    }
+    values[0][0] = 0x1p-114f;
+    for (c.seed = 0; c.seed < 2; c.seed++) { /* blocks, squares */
+        twin_matrix src = twin_matrix_make(TN_FP32, ROWS, COLS);
+        memcpy(src.host.data, values, sizeof values);
+        memcpy(src.emulated.data, values, sizeof values);
+        check_quantize_of(&c, &src);
+        twin_matrix_end(&src);
+    }
+    gpu_count_report("casts of formats, denormal sixths");
 }
 
 /* ---- dequantize ----------------------------------------------------------------------------- */
@@ -239,6 +276,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantizing_every_tail_equals_the_host),
         cmocka_unit_test(every_way_to_quantize_equals_the_host),
+        cmocka_unit_test(sixths_that_are_denormal_are_divided),
         cmocka_unit_test(dequantizing_every_tail_equals_the_host),
         cmocka_unit_test(requantizing_every_tail_equals_the_host),
         cmocka_unit_test(updating_scales_equals_the_host),
