@@ -1,5 +1,7 @@
 /* What the layers check of a product's operands, before anything is made: see layer_product.h. */
 #include "layer_product.h"
+
+#include "format_table.h"
 #include "op_scaling.h"
 
 /* ---- what all layers take -------------------------------------------------------------------- */
@@ -296,4 +298,70 @@ tn_status tn__layer_check_saved(tn__op_call *call, const tn__layer_product *p, c
                p->roles->weight, p->weight.name);
     TN_TRY(tn__op_require_shape(call, role, &info, rows, cols, "the shape of forward's x"));
     return check_saved_plane(call, p, role, saved, &info);
+}
+
+/* ---- pinned engines -------------------------------------------------------------------------- */
+
+/* [rows, cols] without an address: quantized, read in `plane`, or PLAIN, perhaps turned. */
+static tn_status outline(tn_format format, tn_dtype dtype, int64_t rows, int64_t cols,
+                         tn_plane plane, int is_turned, tn__operand *out) {
+    const tn__matrix plain = {dtype, NULL, rows, cols};
+    tn_plane_view view = {.dtype = dtype};
+    *out = tn__gemm_plain_operand(&plain, is_turned);
+    if (format == TN_FORMAT_PLAIN) return TN_OK;
+    TN_TRY(tn__format_layout(format, dtype, rows, cols, plane, &view.layout));
+    *out = tn__gemm_operand(format, &view);
+    return TN_OK;
+}
+
+static tn_status outline_fprop(const tn__layer_product *p, int64_t m, tn_dtype plain,
+                               tn__gemm_work *work) {
+    const tn_tensor_info *w = &p->weight;
+    const tn_dtype x = tn__layer_is_quantized(p) ? TN_E4M3 : plain;
+    work->contracted = w->cols;
+    work->d.cols = w->rows;
+    if (!tn__is_no_tensor(p->w->bias)) work->bias = (tn__matrix){p->bias.dtype, NULL, 1, w->rows};
+    TN_TRY(outline(p->operand, x, m, w->cols, p->fprop.a, 0, &work->a));
+    return outline(w->format, w->dtype, w->rows, w->cols, p->fprop.b, 0, &work->b);
+}
+
+static tn_status outline_dgrad(const tn__layer_product *p, int64_t m, tn_dtype plain,
+                               tn__gemm_work *work) {
+    const int is_quantized = tn__layer_multiplies_quantized(p);
+    const tn_tensor_info *w = &p->weight;
+    const tn_format dy = is_quantized ? p->operand : TN_FORMAT_PLAIN;
+    const tn_format weight = is_quantized ? w->format : TN_FORMAT_PLAIN;
+    work->contracted = w->rows;
+    work->d.cols = w->cols;
+    TN_TRY(
+        outline(dy, is_quantized ? p->gradient_dtype : plain, m, w->rows, p->dgrad.a, 0, &work->a));
+    return outline(weight, is_quantized ? w->dtype : plain, w->rows, w->cols, p->dgrad.b, 1,
+                   &work->b);
+}
+
+static tn_status outline_wgrad(const tn__layer_product *p, int64_t m, tn_dtype plain,
+                               tn__gemm_work *work) {
+    const int is_quantized = tn__layer_multiplies_quantized(p);
+    const tn_tensor_info *w = &p->weight;
+    const tn_format format = is_quantized ? p->operand : TN_FORMAT_PLAIN;
+    work->contracted = m;
+    work->d.rows = w->rows, work->d.cols = w->cols;
+    TN_TRY(outline(format, is_quantized ? p->gradient_dtype : plain, m, w->rows, p->wgrad.a, 1,
+                   &work->a));
+    return outline(format, is_quantized ? TN_E4M3 : plain, m, w->cols, p->wgrad.b, 1, &work->b);
+}
+
+tn_status tn__layer_ask(const tn__op_call *call, const tn__layer_product *p, tn_gemm_form form,
+                        int64_t m, tn_dtype plain, tn_dtype d, int accumulate) {
+    tn__gemm_work work = {.d = {d, NULL, m, 0}, .accumulate = accumulate != 0};
+    size_t bytes;
+    switch (form) {
+    case TN_GEMM_FPROP: TN_TRY(outline_fprop(p, m, plain, &work)); break;
+    case TN_GEMM_DGRAD: TN_TRY(outline_dgrad(p, m, plain, &work)); break;
+    default: TN_TRY(outline_wgrad(p, m, plain, &work)); break;
+    }
+    if (!tn__gemm_has_product(&work)) return TN_OK;
+    TN_TRY(tn__gemm_take_pin(call, &work));
+    if (work.engine == TN_GEMM_ENGINE_AUTO) return TN_OK;
+    return call->ops->gemm_scratch_bytes(call->device, &work, &bytes);
 }

@@ -168,6 +168,16 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     return b->gradient.wants_dweight ? check_x(call, args, b) : TN_OK;
 }
 
+static tn_status ask(const tn__op_call *call, const tn_linear_backward_args *args,
+                     const backward *b) {
+    const tn_tensor_info *dy = &b->dy;
+    if (b->wants_dx)
+        TN_TRY(tn__layer_ask(call, &b->p, TN_GEMM_DGRAD, dy->rows, dy->dtype, b->dx.dtype, 0));
+    if (!b->gradient.wants_dweight || b->gradient.delays) return TN_OK;
+    return tn__layer_ask(call, &b->p, TN_GEMM_WGRAD, dy->rows, dy->dtype, b->gradient.dweight.dtype,
+                         args->gradient.accumulate);
+}
+
 static tn_status prepare_dy(tn__op_call *call, const tn_linear_backward_args *args, backward *b) {
     const tn__layer_gradient *gradient = &b->gradient;
     if (!b->wants_dx && !gradient->wants_dweight && !gradient->wants_dbias) return TN_OK;
@@ -210,6 +220,7 @@ static tn_status run_backward(tn__op_call *call, const tn_linear_backward_args *
     TN_TRY(reserve_leases(call, &b->p));
     TN_TRY(open_x(call, args, b));
     TN_TRY(tn__layer_lease_gradients(call, &b->p, &args->gradient, &b->gradient, &b->pending));
+    TN_TRY(tn__layer_require_aligned(call, &b->x_operand, &b->pending));
     TN_TRY(prepare_dy(call, args, b));
     TN_TRY(tn__layer_cast_dy(call, &b->p, &b->dy_operand, b->wants_dx, b->pending.sums.tile_sums));
     if (b->wants_dx) {
@@ -228,6 +239,7 @@ tn_status tn_linear_backward(const tn_linear_backward_args *args, tn_linear_save
     backward b;
     TN_TRY(tn__op_init());
     TN_TRY(check_backward(&call, args, saved, delayed, &b));
+    TN_TRY(ask(&call, args, &b));
     const int moves_x = b.gradient.delays && has_saved_x(&b) && tn__layer_reads_quantized_x(&b.p);
     if (saved && !moves_x) tn__op_spend(&call, &saved->x);
     TN_TRY(tn__op_finish(&call, run_backward(&call, args, &b)));

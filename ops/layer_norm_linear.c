@@ -65,6 +65,7 @@ static tn_status run_forward(tn__op_call *call, const tn_norm_linear_forward_arg
     TN_TRY(tn__layer_fprop(call, &f->p, operand, &f->y, &f->work));
     TN_TRY(tn__op_lease_matrix(call, args->y, &f->y, TN_WRITE, &f->work.d));
     TN_TRY(tn__layer_read_weight(call, &f->p, &f->work));
+    TN_TRY(tn__gemm_require_aligned(call, &f->work));
     TN_TRY(tn__layer_run_norm(call, &f->norm));
     TN_TRY(tn__layer_derive_next(call, &args->common, &f->work));
     TN_TRY(tn__layer_launch(call, &f->work));
@@ -134,6 +135,16 @@ static tn_status check_backward(tn__op_call *call, const tn_norm_linear_backward
     return b->gradient.wants_dweight ? check_normed(call, b) : TN_OK;
 }
 
+static tn_status ask(const tn__op_call *call, const tn_norm_linear_backward_args *args,
+                     const backward *b) {
+    const tn_dtype dn = b->norm.gradient.x.dtype, dy = b->dy.dtype;
+    const int64_t m = b->dy.rows;
+    if (b->norm.is_wanted) TN_TRY(tn__layer_ask(call, &b->p, TN_GEMM_DGRAD, m, dy, dn, 0));
+    if (!b->gradient.wants_dweight || b->gradient.delays) return TN_OK;
+    return tn__layer_ask(call, &b->p, TN_GEMM_WGRAD, m, dy, b->gradient.dweight.dtype,
+                         args->gradient.accumulate);
+}
+
 /* What there is of it, before anything runs. */
 static tn_status open_normed(tn__op_call *call, backward *b) {
     b->normed = &b->normed_operand;
@@ -174,6 +185,7 @@ static tn_status run_backward(tn__op_call *call, const tn_norm_linear_backward_a
     TN_TRY(tn__op_reserve_leases(call, LEASES_MAX));
     TN_TRY(open_normed(call, b));
     TN_TRY(tn__layer_lease_gradients(call, &b->p, &args->gradient, gradient, pending));
+    TN_TRY(tn__layer_require_aligned(call, b->normed, pending));
     TN_TRY(tn__layer_lease_norm_sums(call, &b->norm, &b->pending[OF_GAMMA]));
     TN_TRY(tn__layer_make_dy(call, &b->p, "quantized dy", args->dy, &b->dy, b->norm.is_wanted,
                              gradient->wants_dweight, gradient->delays, &b->dy_operand));
@@ -195,6 +207,7 @@ tn_status tn_norm_linear_backward(const tn_norm_linear_backward_args *args,
     backward b;
     TN_TRY(tn__op_init());
     TN_TRY(check_backward(&call, args, saved, delayed, &b));
+    TN_TRY(ask(&call, args, &b));
     const int moves =
         b.gradient.delays && !b.makes_normed && !tn__layer_has_callers_normed(&b.norm, &b.p);
     if (saved) {

@@ -1,6 +1,8 @@
 /* LayerNormMLP forward, and what it shares with its backward: see layer_norm_mlp.h. */
 #include "layer_norm_mlp.h"
 
+#include "tensor_internal.h"
+
 const tn__layer_roles tn__mlp_roles[2] = {{.weight = "w1.weight",
                                            .bias = "w1.bias",
                                            .source = "w1.source",
@@ -100,6 +102,28 @@ static tn_status check_forward(tn__op_call *call, const tn_norm_mlp_forward_args
     return tn__layer_check_forward(call, &f->p[1]);
 }
 
+/* Of a tensor that is leased behind the first product: a view says already where it begins. */
+static tn_status require_aligned(const tn__op_call *call, tn_tensor tensor,
+                                 const tn_tensor_info *info) {
+    tn__element_range range;
+    if (tn__is_no_tensor(tensor) || info->format != TN_FORMAT_PLAIN) return TN_OK;
+    TN_TRY(tn__tensor_elements(tensor, &range));
+    return tn__op_require_whole_16(call, (uintptr_t)range.first * tn_dtype_bytes(info->dtype));
+}
+
+/* What the second product would refuse when the norm has written. */
+static tn_status ask(const tn__op_call *call, const tn_norm_mlp_forward_args *args,
+                     const forward *f) {
+    const tn_tensor_info *x = &f->norm.norm.x;
+    const tn__layer_product *second = &f->p[1];
+    TN_TRY(tn__layer_ask(call, &f->p[0], TN_GEMM_FPROP, x->rows, x->dtype, x->dtype, 0));
+    TN_TRY(tn__layer_ask(call, second, TN_GEMM_FPROP, x->rows, x->dtype, f->y.dtype, 0));
+    if (tn__is_empty(&f->y) || second->weight.cols == 0) return TN_OK;
+    TN_TRY(require_aligned(call, args->w2.weight, &second->weight));
+    TN_TRY(require_aligned(call, args->w2.bias, &second->bias));
+    return require_aligned(call, args->y, &f->y);
+}
+
 static tn_status make_hidden(tn__op_call *call, const tn_layer_common *common, forward *f,
                              tn_tensor_info *info) {
     const tn_tensor_info shape = tn__mlp_hidden(&f->p[0], &f->norm.norm.x);
@@ -122,6 +146,7 @@ static tn_status run_first(tn__op_call *call, const tn_norm_mlp_forward_args *ar
     TN_TRY(tn__op_lease_matrix(call, f->hidden, &hidden, TN_WRITE, &work.d));
     f->hidden_values = work.d;
     TN_TRY(tn__layer_read_weight(call, p, &work));
+    TN_TRY(tn__gemm_require_aligned(call, &work));
     TN_TRY(tn__layer_run_norm(call, &f->norm));
     TN_TRY(tn__layer_launch(call, &work));
     return tn__layer_done_with_x(call, p, &f->norm.made, 0);
@@ -155,6 +180,7 @@ tn_status tn_norm_mlp_forward(const tn_norm_mlp_forward_args *args, tn_norm_mlp_
     forward f;
     TN_TRY(tn__op_init());
     TN_TRY(check_forward(&call, args, saved, &f));
+    TN_TRY(ask(&call, args, &f));
     TN_TRY(tn__op_finish(&call, run_forward(&call, args, &f)));
     if (!saved) return TN_OK;
     *saved = (tn_norm_mlp_saved){.mean = f.norm.args.mean,

@@ -120,6 +120,30 @@ static tn_status check_backward(tn__op_call *call, const tn_norm_mlp_backward_ar
     return check_hidden(call, b);
 }
 
+/* Whether product 1 runs again. */
+static int runs_product(const backward *b) {
+    return tn__is_no_tensor(b->saved.hidden) && (b->wants_first || b->makes[SECOND]);
+}
+
+static tn_status ask(const tn__op_call *call, const tn_norm_mlp_backward_args *args,
+                     const backward *b) {
+    const tn_layer_gradient *const of[] = {&args->gradient1, &args->gradient2};
+    const tn_dtype x = b->norm.gradient.x.dtype, dy[] = {x, b->dy.dtype};
+    const int64_t m = b->dy.rows;
+    if (runs_product(b)) TN_TRY(tn__layer_ask(call, &b->p[FIRST], TN_GEMM_FPROP, m, x, x, 0));
+    if (b->wants_first)
+        TN_TRY(tn__layer_ask(call, &b->p[SECOND], TN_GEMM_DGRAD, m, dy[SECOND], x, 0));
+    if (b->norm.is_wanted)
+        TN_TRY(tn__layer_ask(call, &b->p[FIRST], TN_GEMM_DGRAD, m, dy[FIRST], x, 0));
+    for (int i = 0; i < 2; i++) {
+        const tn__layer_gradient *gradient = &b->gradient[i];
+        if (!gradient->wants_dweight || gradient->delays) continue;
+        TN_TRY(tn__layer_ask(call, &b->p[i], TN_GEMM_WGRAD, m, dy[i], gradient->dweight.dtype,
+                             of[i]->accumulate));
+    }
+    return TN_OK;
+}
+
 /* ---- what forward has left, or made again ---------------------------------------------------- */
 
 static tn_status open_saved(tn__op_call *call, backward *b) {
@@ -138,11 +162,11 @@ static tn_status open_saved(tn__op_call *call, backward *b) {
 }
 
 /* What product 1 and its weight's gradient read of the norm. */
-static tn__layer_wants normed_wants(const backward *b, int runs_product) {
+static tn__layer_wants normed_wants(const backward *b) {
     const tn__layer_product *p = &b->p[FIRST];
     tn__layer_wants wants = {.planes = 0};
     if (b->makes[FIRST]) wants = tn__layer_wgrad_wants(p, b->gradient[FIRST].delays);
-    if (!runs_product) return wants;
+    if (!runs_product(b)) return wants;
     if (tn__layer_is_quantized(p))
         wants.planes |= TN_PLANE_BIT(p->fprop.a);
     else if (wants.value == TN__LAYER_NOWHERE)
@@ -181,17 +205,15 @@ static tn_status activated_again(tn__op_call *call, backward *b) {
 
 /* The norm, h and its activation, as far as they are missing. */
 static tn_status run_again(tn__op_call *call, backward *b) {
-    const int runs_product =
-        tn__is_no_tensor(b->saved.hidden) && (b->wants_first || b->makes[SECOND]);
-    const int runs_norm = runs_product || b->makes[FIRST] || b->norm.is_wanted;
+    const int runs_norm = runs_product(b) || b->makes[FIRST] || b->norm.is_wanted;
     const tn__layer_product *p = &b->p[FIRST];
     if (!p->common->recompute) return TN_OK;
     if (runs_norm) {
-        const tn__layer_wants normed = normed_wants(b, runs_product);
+        const tn__layer_wants normed = normed_wants(b);
         TN_TRY(tn__layer_norm_again(call, p, &normed, &b->norm));
         if (b->makes[FIRST]) b->x[FIRST] = tn__layer_wgrad_operand(p, &b->norm.again.made);
     }
-    if (runs_product) TN_TRY(hidden_again(call, b));
+    if (runs_product(b)) TN_TRY(hidden_again(call, b));
     return b->makes[SECOND] ? activated_again(call, b) : TN_OK;
 }
 
@@ -273,8 +295,10 @@ static tn_status back_first(tn__op_call *call, backward *b) {
 static tn_status lease_outputs(tn__op_call *call, const tn_norm_mlp_backward_args *args,
                                backward *b) {
     const tn_layer_gradient *const of[] = {&args->gradient1, &args->gradient2};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         TN_TRY(tn__layer_lease_gradients(call, &b->p[i], of[i], &b->gradient[i], &b->pending[i]));
+        TN_TRY(tn__layer_require_aligned(call, b->x[i], &b->pending[i]));
+    }
     return tn__layer_lease_norm_sums(call, &b->norm, &b->pending[OF_GAMMA]);
 }
 
@@ -321,6 +345,7 @@ tn_status tn_norm_mlp_backward(const tn_norm_mlp_backward_args *args, tn_norm_ml
     backward b;
     TN_TRY(tn__op_init());
     TN_TRY(check_backward(&call, args, saved, delayed, &b));
+    TN_TRY(ask(&call, args, &b));
     if (saved) spend(&call, &b, saved);
     TN_TRY(tn__op_finish(&call, run_backward(&call, args, &b)));
     if (b.gradient[FIRST].delays)

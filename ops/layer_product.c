@@ -378,6 +378,13 @@ tn_status tn__layer_lease_gradients(tn__op_call *call, const tn__layer_product *
                                 out);
 }
 
+tn_status tn__layer_require_aligned(const tn__op_call *call, const tn__layer_operand *x,
+                                    const tn__layer_pending *pending) {
+    const uintptr_t dweight = (uintptr_t)pending->dweight.data;
+    if (!dweight) return TN_OK;
+    return tn__op_require_whole_16(call, dweight | (uintptr_t)x->plan.src.data);
+}
+
 tn_status tn__layer_wgrad(tn__op_call *call, tn_scope scope, const tn__layer_operand *dy,
                           const tn__layer_operand *x, tn__gemm_plane_pair planes, int accumulate,
                           tn__layer_pending *pending) {

@@ -125,6 +125,12 @@ tn_status tn__layer_check_same_type(const tn__op_call *call, const char *role,
 tn_status tn__layer_check_saved(tn__op_call *call, const tn__layer_product *p, const char *role,
                                 tn_tensor saved, int64_t rows, int64_t cols);
 
+/* Whether the engine that the environment pins takes the product, of m rows, into a d of that type;
+ * plain: the type of operands that are not quantized. Asked of all products of a call before it
+ * puts anything on the stream: what one refuses later, others have written by then. */
+tn_status tn__layer_ask(const tn__op_call *call, const tn__layer_product *p, tn_gemm_form form,
+                        int64_t m, tn_dtype plain, tn_dtype d, int accumulate);
+
 /* ---- what is saved --------------------------------------------------------------------------- */
 
 static inline int tn__layer_is_quantized(const tn__layer_product *p) {
@@ -280,6 +286,11 @@ tn_status tn__layer_lease_dweight(tn__op_call *call, tn_tensor dweight, const tn
                                   int accumulate, tn__layer_pending *out);
 tn_status tn__layer_lease_sums(tn__op_call *call, const char *role, tn_tensor tensor,
                                const tn_tensor_info *info, int accumulate, tn__layer_pending *out);
+
+/* What of the weight's gradient is the caller's, x as it is and dweight: whether the device takes
+ * their addresses. Asked before anything runs. */
+tn_status tn__layer_require_aligned(const tn__op_call *call, const tn__layer_operand *x,
+                                    const tn__layer_pending *pending);
 
 /* dweight = dy^T x or added to it: all but the launch. */
 tn_status tn__layer_wgrad(tn__op_call *call, tn_scope scope, const tn__layer_operand *dy,

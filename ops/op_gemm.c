@@ -53,7 +53,12 @@ tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_in
     return tn__op_scratch_bytes(call, scope, work->scratch_bytes, &work->scratch);
 }
 
+int tn__gemm_has_product(const tn__gemm_work *work) {
+    return work->d.rows > 0 && work->d.cols > 0 && work->contracted > 0;
+}
+
 tn_status tn__gemm_require_aligned(const tn__op_call *call, const tn__gemm_work *work) {
+    if (!tn__gemm_has_product(work)) return TN_OK;
     uintptr_t all = (uintptr_t)work->bias.data | (uintptr_t)work->a.scale;
     all |= (uintptr_t)work->b.scale | (work->d_is_unaligned ? 0 : (uintptr_t)work->d.data);
     all |= work->a.is_unaligned ? 0 : (uintptr_t)work->a.data;

@@ -118,7 +118,10 @@ tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_t
 tn_status tn__gemm_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_info *d,
                            tn__gemm_work *work);
 
-/* Whether the device takes the addresses; tn__gemm_launch asks it, too. */
+/* Whether there is something to multiply; else nothing is read. */
+int tn__gemm_has_product(const tn__gemm_work *work);
+
+/* Whether the device takes the addresses of a product; tn__gemm_launch asks it, too. */
 tn_status tn__gemm_require_aligned(const tn__op_call *call, const tn__gemm_work *work);
 
 /* Puts it on the call's stream: nothing without elements, a fill for nothing to contract. */

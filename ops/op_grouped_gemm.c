@@ -126,17 +126,13 @@ void tn__grouped_address_rows(const tn__group_list *groups, int64_t e, const tn_
                    (size_t)groups->offsets[e] * (size_t)d->cols * tn_dtype_bytes(d->dtype);
 }
 
-static int has_product(const tn__gemm_work *work) {
-    return work->d.rows > 0 && work->d.cols > 0 && work->contracted > 0;
-}
-
 tn_status tn__grouped_scratch(tn__op_call *call, tn_scope scope, tn__gemm_work *works,
                               int64_t count) {
     size_t most = 0;
     void *scratch = NULL;
     for (int64_t i = 0; i < count; i++) {
         size_t bytes = 0;
-        if (!has_product(&works[i])) continue;
+        if (!tn__gemm_has_product(&works[i])) continue;
         TN_TRY(tn__gemm_take_pin(call, &works[i]));
         TN_TRY(call->ops->gemm_scratch_bytes(call->device, &works[i], &bytes));
         if (bytes > most) most = bytes;
@@ -149,9 +145,8 @@ tn_status tn__grouped_scratch(tn__op_call *call, tn_scope scope, tn__gemm_work *
 
 tn_status tn__grouped_require_aligned(const tn__op_call *call, const tn__gemm_work *works,
                                       int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        if (has_product(&works[i])) TN_TRY(tn__gemm_require_aligned(call, &works[i]));
-    }
+    for (int64_t i = 0; i < count; i++)
+        TN_TRY(tn__gemm_require_aligned(call, &works[i]));
     return TN_OK;
 }
 

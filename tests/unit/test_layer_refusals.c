@@ -1,5 +1,6 @@
 /* What LayerNormLinear and LayerNormMLP refuse: one thing wrong in arguments that are right, with
  * its status and words, and nothing changed. */
+#include "tenure_lifetime.h"
 #include "test_layers.h"
 
 #include <stddef.h>
@@ -288,6 +289,31 @@ static void a_weight_that_was_quantized_stays_so_after_a_failure(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* The second product is none of the engine's, and the norm ahead of the first has outputs. */
+static void a_pin_that_refuses_the_second_product_changes_nothing(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    const test_layer_config config = {.kind = TEST_NORM_MLP,
+                                      .format = {TN_FORMAT_PLAIN, TN_FORMAT_FP8_BLOCK_2D},
+                                      .dtype = TN_BF16,
+                                      .norm = TN_NORM_LAYER,
+                                      .has_residual = 1,
+                                      .has_normed = 1,
+                                      .policy = TN_POLICY_KEEP};
+    call c = {.l = test_layer_open(&ops, &config)};
+    c.mlp = test_norm_mlp_forward_args(&c.l);
+    EXPECT_OK(tn_plane_fill(c.l.sum, TN_PLANE_DATA, 1, ops.stream));
+    EXPECT_OK(tn_plane_fill(c.l.normed, TN_PLANE_DATA, 1, ops.stream));
+    test_pin_engine("dequantize-bf16");
+    expect_refused(&c, MLP, TN_UNSUPPORTED, "dequantize-bf16, which does not take its product", 0);
+    test_pin_engine(NULL);
+    assert_int_equal(test_state(c.l.sum, TN_PLANE_DATA), TN_PLANE_VALID);
+    assert_int_equal(test_state(c.l.normed, TN_PLANE_DATA), TN_PLANE_VALID);
+    EXPECT_OK(make_call(&c, MLP));
+    close_call(&c);
+    test_ops_close_host(&ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mistake_has_its_status_and_changes_nothing),
@@ -296,6 +322,7 @@ int main(void) {
         cmocka_unit_test(a_scale_that_does_not_fit_is_refused),
         cmocka_unit_test(a_weight_that_was_quantized_stays_so_after_a_failure),
         cmocka_unit_test(a_set_needs_a_place_and_a_gradient_something_to_add_to),
+        cmocka_unit_test(a_pin_that_refuses_the_second_product_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
