@@ -166,7 +166,7 @@ typedef struct tn__cuda_context {
     /* The same of kernels that hold tiles; 0: there is no room for one. */
     int64_t norm_held_blocks[TN__NORM_HELD_KERNELS];
     int64_t norm_gradient_held_blocks[TN__NORM_HELD_KERNELS];
-    tn__cuda_gemm *gemm; /* NULL until the first GEMM; see tn__cuda_gemm_of */
+    tn__cuda_gemm *gemm; /* NULL until the first GEMM */
 } tn__cuda_context;
 
 /* Loads the kernels at the first call for a device. */

@@ -1,4 +1,4 @@
-/* What today's stacks keep alive beyond its last use: the four problems of lifetimes.md, for a
+/* What today's stacks keep alive beyond its last use: the four lifetimes of docs/simulate.md, for a
  * simulation with one of them unsolved. Each tensor that they keep is a tensor here, of its size,
  * alive from where they make it to where they free it.
  *

@@ -26,7 +26,7 @@
         if (simulate_try_status != TN_OK) return simulate_try_status;                              \
     } while (0)
 
-/* Which of lifetimes.md's four problems are solved, as here (1), or there as they were (0): then
+/* Which of docs/simulate.md's four lifetimes end as here (1), or are as they were (0): then
  * tensors are kept as those stacks keep them. */
 typedef struct simulate_lifetimes {
     int frozen_columns;       /* L1 */

@@ -1,4 +1,4 @@
-/* A stack of frozen Linear layers on a GPU (lifetimes.md L1): 16 layers of 4096 x 4096 over 4096
+/* A stack of frozen Linear layers on a GPU: 16 layers of 4096 x 4096 over 4096
  * tokens under every policy of their columnwise planes. Steady and peak bytes are what the formula
  * says, to the byte; the gradients have the same bits as with planes that are kept, over several
  * steps; and so has a captured backward that is replayed, its planes in a scratch slot.

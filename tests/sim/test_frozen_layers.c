@@ -1,4 +1,4 @@
-/* Columnwise planes of frozen weights (lifetimes.md L1), each case on the host driver and on the
+/* Columnwise planes of frozen weights, each case on the host driver and on the
  * simulated device: bytes to the byte on both, gradients bit for bit on the host.
  *
  * W is what one COL plane takes with its scales.

@@ -1,5 +1,5 @@
 /* A stack of Linear layers over frozen weights, run for several steps under a policy, and what the
- * ledger says after each pass: for tests of how long columnwise planes live (lifetimes.md L1), on
+ * ledger says after each pass: for tests of how long columnwise planes live, on
  * any driver.
  */
 #ifndef TENURE_TEST_FROZEN_H

@@ -1,4 +1,4 @@
-/* Which planes of a weight a phase reads, in order: lifetimes.md L2.2, for each format. */
+/* Which planes of a weight a phase reads, in order, for each format. */
 #include "tensor_fixture.h"
 
 #include <stdio.h>

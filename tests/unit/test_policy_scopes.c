@@ -104,7 +104,7 @@ static void what_can_not_be_derived_is_kept_by_every_policy(void **state) {
     }
 }
 
-/* lifetimes.md L1.2: the rule of frozen weights is 2D's alone; the policies that do not ask for
+/* The rule of frozen weights is 2D's alone; the policies that do not ask for
  * frozen weights are for all planes that can be derived. */
 static void the_frozen_rule_is_not_for_other_formats(void **state) {
     const tensor_fixture *f = *state;

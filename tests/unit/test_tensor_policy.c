@@ -1,7 +1,6 @@
 /* How long derived planes live: the policies, what DEFAULT means, and which formats are eligible.
  *
- * lifetimes.md L1: a frozen 2D weight gives its COL plane up directly after dgrad, and no other
- * tensor is touched.
+ * A frozen 2D weight gives its COL plane up directly after dgrad, and no other tensor is touched.
  */
 #include "tensor_fixture.h"
 
