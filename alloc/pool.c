@@ -341,9 +341,10 @@ tn_status tn_pool_destroy(tn_pool *pool) {
 
 /* ---- the rest of the interface ------------------------------------------------------------- */
 
-static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
+static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, uint64_t freed_until,
+                             size_t *released_bytes) {
     tn_pool_stats stats = TN_POOL_STATS_INIT;
-    tn__release release = {0};
+    tn__release release = {.freed_until = freed_until};
     (void)tn__caches_drain(pool);
     TN_TRY(tn__pool_collect(pool));
     if (pool->backing->kind == TN_BACKING_VMM) TN_TRY(tn__pages_decay(pool));
@@ -359,9 +360,21 @@ static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, size_t *released_
 
 void tn__pool_settle_set(tn_pool *pool, tn__settle settle) { pool->settle = settle; }
 
-int tn__pool_is_settled(const tn_pool *pool) {
+/* The caches are drained for their clocks, too: no free is older than it is. */
+static uint64_t free_time(tn_pool *pool) {
+    uint64_t now;
+    pthread_mutex_lock(&pool->mutex);
+    (void)tn__caches_drain(pool);
+    now = pool->heap.operation;
+    pthread_mutex_unlock(&pool->mutex);
+    return now > 0 ? now : 1;
+}
+
+int tn__pool_settle(tn_pool *pool, uint64_t *freed_until) {
     int is_settled;
+    *freed_until = 0;
     if (!pool->settle) return 1;
+    *freed_until = free_time(pool);
     if (!tn__driver_wait_begin()) return 0;
     is_settled = pool->settle();
     tn__driver_wait_end();
@@ -370,12 +383,13 @@ int tn__pool_is_settled(const tn_pool *pool) {
 
 tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes) {
     size_t released = 0;
+    uint64_t freed_until;
     tn_status status = TN_OK;
     TN_REQUIRE(pool, "tn_pool_trim: pool is NULL");
-    if (!tn__driver_is_gone() && tn__pool_is_settled(pool)) {
+    if (!tn__driver_is_gone() && tn__pool_settle(pool, &freed_until)) {
         pthread_mutex_lock(&pool->mutex);
         tn__error_scope_begin();
-        status = tn__error_scope_end(trim_locked(pool, keep_bytes, &released));
+        status = tn__error_scope_end(trim_locked(pool, keep_bytes, freed_until, &released));
         /* A driver's pool may have been found to hold more than was known. */
         tn__pool_note_peaks(pool);
         pthread_mutex_unlock(&pool->mutex);
@@ -385,10 +399,11 @@ tn_status tn_pool_trim(tn_pool *pool, size_t keep_bytes, size_t *released_bytes)
 }
 
 /* The soft limit stays below the hard one; where there was none, there is none. */
-static tn_status set_limit_locked(tn_pool *pool, size_t limit, int is_settled) {
+static tn_status set_limit_locked(tn_pool *pool, size_t limit, int is_settled,
+                                  uint64_t freed_until) {
     size_t released = 0;
     size_t reserved = tn__pool_reserved_bytes(pool);
-    if (reserved > limit && is_settled) TN_TRY(trim_locked(pool, 0, &released));
+    if (reserved > limit && is_settled) TN_TRY(trim_locked(pool, 0, freed_until, &released));
     reserved = tn__pool_reserved_bytes(pool);
     if (reserved > limit) {
         return TN_FAIL(TN_IN_USE,
@@ -404,6 +419,7 @@ static tn_status set_limit_locked(tn_pool *pool, size_t limit, int is_settled) {
 
 tn_status tn_pool_limit_set(tn_pool *pool, size_t limit_bytes) {
     size_t limit = limit_bytes ? limit_bytes : SIZE_MAX;
+    uint64_t freed_until = 0;
     tn_status status;
     int is_settled;
     TN_REQUIRE(pool, "tn_pool_limit_set: pool is NULL");
@@ -412,10 +428,10 @@ tn_status tn_pool_limit_set(tn_pool *pool, size_t limit_bytes) {
         return TN_FAIL(TN_UNSUPPORTED, "tn_pool_limit_set: the driver keeps the limit of an ASYNC "
                                        "pool, and takes it once");
     }
-    is_settled = limit == SIZE_MAX || tn__pool_is_settled(pool);
+    is_settled = limit == SIZE_MAX || tn__pool_settle(pool, &freed_until);
     pthread_mutex_lock(&pool->mutex);
     tn__error_scope_begin();
-    status = tn__error_scope_end(set_limit_locked(pool, limit, is_settled));
+    status = tn__error_scope_end(set_limit_locked(pool, limit, is_settled, freed_until));
     pthread_mutex_unlock(&pool->mutex);
     return status;
 }

@@ -29,7 +29,11 @@ typedef struct tn__release {
     size_t least_bytes;
     size_t most_bytes;
     size_t released_bytes; /* so far; true also after a failure */
+    uint64_t freed_until;  /* VMM: what was freed later stays (pool_settle.h); 0: nothing does */
 } tn__release;
+static inline int tn__release_spares(const tn__release *release, uint64_t age) {
+    return release->freed_until != 0 && age > release->freed_until;
+}
 static inline int tn__release_is_done(const tn__release *release) {
     return release->released_bytes >= release->least_bytes;
 }

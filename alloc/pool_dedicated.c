@@ -223,7 +223,7 @@ static tn__region *find_idle(tn_pool *pool, size_t most_bytes) {
 tn_status tn__dedicated_release(tn_pool *pool, tn__release *release) {
     while (!tn__release_is_done(release)) {
         tn__region *region = find_idle(pool, tn__release_room(release));
-        if (!region) break;
+        if (!region || tn__release_spares(release, region->first->age)) break;
         TN_TRY(give_back(pool, region, &release->released_bytes));
     }
     return TN_OK;

@@ -236,6 +236,7 @@ tn_status tn__pages_release(tn_pool *pool, tn__release *release) {
     status = tn__idle_list(pool, &filter, &idle, &count);
     for (size_t i = 0; i < count && status == TN_OK; i++) {
         if (pages_to_release(pool, release) == 0) break;
+        if (tn__release_spares(release, idle[i].age)) break;
         status = release_pages(pool, &idle[i], release);
     }
     tn__host_free(idle);

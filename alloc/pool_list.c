@@ -93,7 +93,8 @@ static int has_idle(tn_pool *pool) {
 static tn_status release_of(tn_pool *other, tn__release *release) {
     size_t counted_bytes = 0;
     tn_status status;
-    if (other->settle && !(has_idle(other) && tn__pool_is_settled(other))) return TN_OK;
+    if (other->settle && !has_idle(other)) return TN_OK;
+    if (!tn__pool_settle(other, &release->freed_until)) return TN_OK;
     pthread_mutex_lock(&other->mutex);
     (void)tn__caches_drain(other);
     status = tn__pool_release(other, release);

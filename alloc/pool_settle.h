@@ -18,7 +18,8 @@ typedef int (*tn__settle)(void);
  * lower limit, other pools that are short), and no memory goes back by decay. NULL: nobody is. */
 TN_SISTER_API void tn__pool_settle_set(tn_pool *pool, tn__settle settle);
 
-/* 1 if the pool may give idle memory back. Without its mutex. */
-int tn__pool_is_settled(const tn_pool *pool);
+/* 1 if the pool may give idle memory back, of what was freed until *freed_until by the heap's clock
+ * (0: all): what is freed later was not waited for. Without its mutex. */
+int tn__pool_settle(tn_pool *pool, uint64_t *freed_until);
 
 #endif

@@ -161,7 +161,6 @@ static void make_up(tn_pool *pool, tn__cache *cache) {
     cache->given = cache->credit;
     pool->heap.owned_bytes += cache->owned_bytes;
     set_clock(pool, cache);
-    cache->clock = pool->heap.operation;
     pool->allocs += cache->allocs;
     pool->frees += cache->frees;
     cache->debt = 0;
@@ -183,6 +182,8 @@ void tn__caches_stop(tn_pool *pool) {
         wait_outside(cache);
     for (tn__cache *cache = pool->caches; cache; cache = cache->next)
         make_up(pool, cache);
+    for (tn__cache *cache = pool->caches; cache; cache = cache->next)
+        cache->clock = pool->heap.operation; /* of them all */
     make_room_below_peak(pool);
 }
 
