@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+/* "Tenure 1": the digit is of what follows, and is another one when that changes. */
 static const cublasLtMatmulAlgo_t own_algorithm = {
     {0x54656E7572652031u, TN__WGMMA_ROWS, TN__WGMMA_COLS}};
 
@@ -21,7 +22,7 @@ int tn__gemm_is_own(const cublasLtMatmulAlgo_t *algorithm) {
 }
 
 int tn__gemm_is_of_ours(const cublasLtMatmulAlgo_t *algorithm) {
-    return algorithm->data[0] == own_algorithm.data[0];
+    return algorithm->data[0] >> 8 == own_algorithm.data[0] >> 8;
 }
 
 static int is_fp8(tn_dtype dtype) { return dtype == TN_E4M3 || dtype == TN_E5M2; }

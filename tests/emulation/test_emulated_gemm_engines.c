@@ -255,6 +255,9 @@ static void lines_of_ours_are_left_out_where_it_does_not_run(void **state) {
     table_edit(path, "54656e757265203100000000", "54656e7572652031ffffffff"); /* of another tile */
     reopen_with_products(0);
     expect_left_out(path, TN_GEMM_ENGINE_WGMMA);
+    table_edit(path, "54656e7572652031ffffffff", "54656e7572652032ffffffff"); /* "Tenure 2" */
+    reopen_with_products(0);
+    expect_left_out(path, TN_GEMM_ENGINE_WGMMA);
     unlink(path);
 }
 
