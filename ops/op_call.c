@@ -352,14 +352,15 @@ static tn_status destroy_all(const tn__op_call *call, const tn_tensor *tensors, 
     return TN_OK;
 }
 
-static tn_status destroy_spent(tn__op_call *call) {
-    while (call->spent_count > 0) {
-        tn_tensor *last = call->spent[call->spent_count - 1];
-        TN_TRY(tn_tensor_destroy(*last, call->stream));
-        last->value = 0;
-        call->spent_count--;
+/* The call has succeeded whatever becomes of it: what someone else holds under a lease, or the
+ * driver does not free, ends with its scope. */
+static void destroy_spent(const tn__op_call *call) {
+    tn__saved_error error;
+    for (int i = call->spent_count - 1; i >= 0; i--) {
+        tn__error_save(&error);
+        if (tn_tensor_destroy(*call->spent[i], call->stream) != TN_OK) tn__error_restore(&error);
+        call->spent[i]->value = 0;
     }
-    return TN_OK;
 }
 
 /* Tells the pool of the outputs' uses. To end their leases then tells it what it knows, for which
@@ -377,9 +378,10 @@ static tn_status announce_outputs(const tn__op_call *call) {
 static tn_status complete(tn__op_call *call) {
     TN_TRY(end_leases(call, 0));
     TN_TRY(destroy_all(call, call->scratch, &call->scratch_count));
-    TN_TRY(destroy_spent(call));
     TN_TRY(announce_outputs(call));
-    return end_leases(call, 1);
+    TN_TRY(end_leases(call, 1));
+    destroy_spent(call);
+    return TN_OK;
 }
 
 /* An output that no work can have touched is what it was. */

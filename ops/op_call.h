@@ -184,7 +184,8 @@ tn_status tn__op_let_go(tn__op_call *call, tn_tensor tensor);
 tn_status tn__op_saved(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
                        tn_tensor *out);
 
-/* A tensor of the caller's that the call uses up: if it succeeds it is destroyed, and {0}. */
+/* A tensor of the caller's that the call uses up: when it has succeeded it is destroyed, or ends
+ * with its scope if that can not be, and {0}. */
 void tn__op_spend(tn__op_call *call, tn_tensor *tensor);
 
 /* `bytes` of scratch memory; NULL for 0. */

@@ -21,8 +21,9 @@
  * - Each value is, to the bit, that of the ops which the layer is made of, in the same order.
  * - What backward needs and the caller does not hold is *saved*: tensors that forward makes in
  *   common.saved_scope, whose handles it writes when all else is done. Backward frees each in the
- *   stream's order when it succeeds and sets its handle to {0}; closing the scope frees a set that
- *   no backward comes for. Nothing is saved that backward does not read. docs/layers.md lists it.
+ *   stream's order when it succeeds and sets its handle to {0}; one that someone else has under a
+ *   lease then ends with its scope. Closing the scope frees a set that no backward comes for.
+ *   Nothing is saved that backward does not read. docs/layers.md lists it.
  * - Between two calls nothing of a layer is alive but what is saved, delayed, and planes of weights
  *   as their policies say. Scratch goes at its last use within a call.
  * - A call that fails has freed all that it made, planes that it derived included, and leaves

@@ -314,6 +314,44 @@ static void a_pin_that_refuses_the_second_product_changes_nothing(void **state) 
     test_ops_close_host(&ops);
 }
 
+/* ---- what someone else holds ----------------------------------------------------------------- */
+
+static void hold(const test_layer *l, tn_tensor tensor, tn_plane plane, tn_lease *lease) {
+    tn_plane_view view;
+    EXPECT_OK(tn_lease_begin(tensor, plane, TN_READ, l->ops.stream, lease, &view));
+}
+
+/* It can not be destroyed now: the call has succeeded all the same, and it ends with its scope. */
+static void what_is_held_at_its_last_use_ends_with_its_scope(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    for (int i = 0; i < 4; i++) {
+        const test_layer_config config = {
+            .kind = TEST_NORM_MLP,
+            .format = {TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_2D},
+            .dtype = TN_BF16,
+            .norm = TN_NORM_LAYER,
+            .delay = 1,
+            .policy = TN_POLICY_KEEP};
+        call c = {.l = test_layer_open(&ops, &config)};
+        const test_layer_saved none = {.mlp = TN_NORM_MLP_SAVED_INIT};
+        tn_lease lease;
+        EXPECT_OK(test_layer_forward(&c.l, ops.stream));
+        const tn_tensor saved[] = {c.l.saved.mlp.mean, c.l.saved.mlp.rstd, c.l.saved.mlp.hidden};
+        if (i < 3) hold(&c.l, saved[i], TN_PLANE_DATA, &lease);
+        EXPECT_OK(test_layer_backward(&c.l, ops.stream));
+        assert_memory_equal(&c.l.saved, &none, sizeof none.mlp);
+        assert_int_equal(test_state(c.l.dx, TN_PLANE_DATA), TN_PLANE_VALID);
+        if (i == 3) hold(&c.l, c.l.delayed[0].dy, TN_PLANE_COL, &lease);
+        EXPECT_OK(test_layer_weight_gradients(&c.l, ops.stream));
+        assert_int_equal(test_state(c.l.dweight[0], TN_PLANE_DATA), TN_PLANE_VALID);
+        assert_int_equal(test_ledger(c.l.saved_scope).tensors, 1);
+        EXPECT_OK(tn_lease_end(lease));
+        close_call(&c);
+    }
+    test_ops_close_host(&ops);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mistake_has_its_status_and_changes_nothing),
@@ -323,6 +361,7 @@ int main(void) {
         cmocka_unit_test(a_weight_that_was_quantized_stays_so_after_a_failure),
         cmocka_unit_test(a_set_needs_a_place_and_a_gradient_something_to_add_to),
         cmocka_unit_test(a_pin_that_refuses_the_second_product_changes_nothing),
+        cmocka_unit_test(what_is_held_at_its_last_use_ends_with_its_scope),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
