@@ -13,7 +13,7 @@ enum {
     PORT_MAX = 65535,
     KEY_BYTES = 64,
     MEETING_MAX = 4096,
-    WORD_BYTES = sizeof(uint64_t)
+    ROOM_STEP = sizeof(uint64_t) + TN__ROOM_BYTES
 };
 static const uint64_t DEFAULT_TIMEOUT_US = (uint64_t)600 * MICROSECONDS;
 /* For the others to hear what their last meeting came to. */
@@ -198,7 +198,7 @@ static tn_status gather_locked(tn_rendezvous *ranks, const char *what, const voi
         tn__error_restore(&ranks->failure_text);
         return ranks->failure;
     }
-    if (bytes <= WORD_BYTES)
+    if (bytes <= TN__ROOM_BYTES)
         return meet_once(ranks, what, mine, bytes, all, timeout_us, ranks->room);
     unsigned char *values =
         tn__host_alloc((size_t)ranks->place.rank_count, sizeof(uint64_t) + bytes);
@@ -218,8 +218,7 @@ tn_status tn__rendezvous_gather(tn_rendezvous *ranks, const char *what, const vo
 
 /* The words of all ranks behind the room of their meeting. */
 static uint64_t *words_of(const tn_rendezvous *ranks) {
-    return (uint64_t *)(void *)(ranks->room +
-                                (size_t)ranks->place.rank_count * 2 * sizeof(uint64_t));
+    return (uint64_t *)(void *)(ranks->room + (size_t)ranks->place.rank_count * ROOM_STEP);
 }
 
 static tn_status share_locked(tn_rendezvous *ranks, tn_status so_far, uint64_t timeout_us) {
@@ -298,7 +297,7 @@ static tn_status make_rendezvous(const tn_rendezvous_config *config, const tn__p
     ranks->context = config->context;
     ranks->place.host = place->host ? tn__host_strdup(place->host) : NULL;
     ranks->place.job = tn__host_strdup(place->job);
-    ranks->room = tn__host_alloc((size_t)place->rank_count, 3 * sizeof(uint64_t));
+    ranks->room = tn__host_alloc((size_t)place->rank_count, ROOM_STEP + sizeof(uint64_t));
     if (!ranks->place.job || !ranks->room || (place->host && !ranks->place.host)) {
         free_rendezvous(ranks, 0);
         return TN_OUT_OF_HOST_MEMORY;

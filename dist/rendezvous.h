@@ -41,12 +41,16 @@ struct tn_rendezvous {
     atomic_int references;
 
     pthread_mutex_t lock;
-    unsigned char *room; /* of a purpose and a word of each rank, and of a word of each */
+    unsigned char *room; /* of a purpose and TN__ROOM_BYTES of each rank, and of a word of each */
     tn__store *channel;  /* a second connection, which no meeting holds up; or NULL */
     uint64_t meetings;
     tn_status failure;
     tn__saved_error failure_text;
 };
+
+/* What a meeting of up to so many bytes a rank takes is there from the beginning: the second of two
+ * fails on no rank alone for want of memory, when the others have come to it. */
+enum { TN__ROOM_BYTES = 160 };
 
 /* tn_rendezvous_gather of what `what` names, within a timeout of its own. */
 tn_status tn__rendezvous_gather(tn_rendezvous *ranks, const char *what, const void *mine,

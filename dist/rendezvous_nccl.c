@@ -51,6 +51,7 @@ static tn_status check_cards(const nccl_card *cards, int rank_count) {
 
 tn_status tn__rendezvous_make_id(tn_rendezvous *ranks, tn_device *device, uint64_t timeout_us,
                                  tn_comm_id *out) {
+    _Static_assert(sizeof(nccl_card) <= TN__ROOM_BYTES, "the ids' meeting takes no memory");
     nccl_card card, *cards = tn__host_alloc((size_t)ranks->place.rank_count, sizeof *cards);
     memset(&card, 0, sizeof card);
     tn_status status = cards ? fill_card(ranks, device, &card) : TN_OUT_OF_HOST_MEMORY;

@@ -6,7 +6,7 @@
 #include "rendezvous.h"
 #include "tcp_state.h"
 
-enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64 };
+enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, LOOK_US = 1 };
 
 typedef struct queued_task {
     tn__comm_state *state; /* a reference of its own */
@@ -129,11 +129,33 @@ static tn_status gather_at_rendezvous(void *context, const void *mine, size_t by
                                  all, join->timeout_us);
 }
 
+/* A rank that dies or leaves behind the meeting connects to nobody any more. */
+static tn_status look_for_lost(void *context) {
+    const joining *join = context;
+    char text[TN__STORE_VALUE_MAX + 1];
+    size_t bytes = 0;
+    if (!join->ranks->channel) return TN_OK;
+    tn__error_scope_begin();
+    const tn_status status =
+        tn__store_get(join->ranks->channel, TN__LOST_KEY, LOOK_US, text, sizeof text - 1, &bytes);
+    const int is_lost = status == TN_OK, is_none = status == TN_COMM_TIMEOUT;
+    (void)tn__error_scope_end(is_lost || is_none ? TN_OK : status);
+    if (!is_lost) return is_none ? TN_OK : status;
+    return TN_FAIL(TN_COMM_ERROR, "%.*s", (int)bytes, text);
+}
+
+static tn_status prepare(tn_rendezvous *ranks, const tn__tcp_state_config *config,
+                         tn__comm_state **out) {
+    if (ranks->store) TN_TRY(tn__rendezvous_open_channel(ranks));
+    return tn__tcp_state_make(config, out);
+}
+
 static tn_status tcp_join(const tn_comm_config *config, int *rank, int *rank_count,
                           tn__comm_state **out) {
     tn_rendezvous *ranks = config->rendezvous;
     joining join = {.ranks = ranks, .timeout_us = config->timeout_us};
-    tn__tcp_gather by = {.gather = gather_at_rendezvous, .context = &join, .connection = -1};
+    tn__tcp_gather by = {
+        .gather = gather_at_rendezvous, .context = &join, .connection = -1, .look = look_for_lost};
     tn__tcp_state_config state_config = {.driver = tn__device_driver(config->device),
                                          .on = tn__device_state(config->device),
                                          .name = config->name,
@@ -141,7 +163,7 @@ static tn_status tcp_join(const tn_comm_config *config, int *rank, int *rank_cou
                                          .capacity = ranks->place.rank_count};
     tn__comm_state *state = NULL;
     if (ranks->store) by.connection = tn__store_file(ranks->store);
-    tn_status status = tn__tcp_state_make(&state_config, &state);
+    tn_status status = prepare(ranks, &state_config, &state);
     status = tn__rendezvous_share_status(ranks, status, config->timeout_us);
     if (!state) return status; /* not TN_OK: the other ranks have been told why */
     if (status == TN_OK)

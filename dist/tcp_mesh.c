@@ -19,6 +19,7 @@ enum {
     VISITORS_MAX = 32,
     HEAR_US = 2 * 1000 * 1000,
     SHORTAGE_MS = 20,
+    LOOK_MS = 100,
     TEXT_BYTES = 256
 };
 
@@ -144,18 +145,21 @@ static void listen_to(const mesh_maker *make, tn__tcp_visitor *from) {
     tn__tcp_close(&from->file);
 }
 
-static void look_around(mesh_maker *make) {
+/* Whoever comes within a while; 0: nobody did. */
+static int look_around(mesh_maker *make) {
     tn__tcp_visitor *visitors = make->mesh->visitors;
     struct pollfd polls[VISITORS_MAX + 1];
+    int left_ms = tn__tcp_poll_ms(make->deadline_ns);
     for (int i = 0; i < VISITORS_MAX; i++)
         polls[i] = (struct pollfd){.fd = visitors[i].file, .events = POLLIN};
     polls[VISITORS_MAX] = (struct pollfd){.fd = make->mesh->listener, .events = POLLIN};
     /* Who can not be taken in now waits a little, and is there still. */
     if (make->shortage) (void)poll(NULL, 0, SHORTAGE_MS);
-    if (poll(polls, VISITORS_MAX + 1, tn__tcp_poll_ms(make->deadline_ns)) <= 0) return;
+    if (poll(polls, VISITORS_MAX + 1, left_ms < LOOK_MS ? left_ms : LOOK_MS) <= 0) return 0;
     for (int i = 0; i < VISITORS_MAX; i++)
         if (polls[i].revents) listen_to(make, &visitors[i]);
     if (polls[VISITORS_MAX].revents) receive_visitor(make);
+    return 1;
 }
 
 static tn_status not_all_came(const mesh_maker *make) {
@@ -170,11 +174,13 @@ static tn_status not_all_came(const mesh_maker *make) {
         text, make->shortage ? ": " : "", make->shortage ? strerror(make->shortage) : "");
 }
 
-static tn_status take_in_others(mesh_maker *make) {
-    while (awaited(make->mesh) && tn__tcp_now_ns() < make->deadline_ns)
-        look_around(make);
+static tn_status take_in_others(mesh_maker *make, const tn__tcp_gather *by) {
+    tn_status status = TN_OK;
+    while (status == TN_OK && awaited(make->mesh) && tn__tcp_now_ns() < make->deadline_ns)
+        if (!look_around(make) && by && by->look) status = by->look(by->context);
     for (int i = 0; i < VISITORS_MAX; i++)
         tn__tcp_close(&make->mesh->visitors[i].file);
+    if (status != TN_OK) return status;
     return awaited(make->mesh) ? not_all_came(make) : TN_OK;
 }
 
@@ -224,13 +230,14 @@ static tn_status connect_all(mesh_maker *make, const tn__tcp_gather *by) {
     make->word = make->mesh->cards[0].word;
     for (int rank = 0; rank < mesh->rank; rank++)
         TN_TRY(connect_to(make, rank));
-    return take_in_others(make);
+    return take_in_others(make, by);
 }
 
 tn_status tn__tcp_mesh_connect(tn__tcp_mesh *mesh, int rank, int rank_count,
                                const tn__tcp_gather *by, uint64_t timeout_us) {
     mesh_maker make = {.mesh = mesh, .deadline_ns = tn__tcp_deadline_ns(timeout_us)};
     tn__tcp_card card;
+    _Static_assert(sizeof card <= TN__ROOM_BYTES, "the cards' meeting takes no memory");
     TN_ASSERT(rank_count <= mesh->capacity);
     memset(&card, 0, sizeof card);
     mesh->rank = rank;
@@ -265,7 +272,7 @@ tn_status tn__tcp_mesh_connect_anew(tn__tcp_mesh *mesh, tn__tcp_mesh *from, cons
     tn_status status = TN_OK;
     for (int lower = 0; lower < rank && status == TN_OK; lower++)
         status = connect_to(&make, lower);
-    return status == TN_OK ? take_in_others(&make) : status;
+    return status == TN_OK ? take_in_others(&make, NULL) : status;
 }
 
 void tn__tcp_mesh_give_back(tn__tcp_mesh *mesh, tn__tcp_mesh *from) { swap_listeners(mesh, from); }

@@ -43,6 +43,8 @@ typedef struct tn__tcp_gather {
     void *context;
     int connection; /* how others reach this machine: as the other end of this one does; -1: as
                        itself only */
+    /* Why a rank that has not connected yet never will; NULL: that is not known. */
+    tn_status (*look)(void *context);
 } tn__tcp_gather;
 
 /* A mesh of at most `capacity` ranks that is connected to nobody: all of its memory, and its

@@ -127,18 +127,26 @@ static void break_meeting(tn__store_server *server, tn__store_entry *entry, tn_s
     end_meeting(server, entry);
 }
 
+static void say_lost(const tn__store_server *server, int rank, char *text, size_t text_bytes) {
+    snprintf(text, text_bytes, "rank %d %s", rank,
+             server->ranks[rank] == RANK_LEFT ? "has left" : "is gone: its process has ended");
+}
+
 static void break_for_rank(tn__store_server *server, tn__store_entry *entry, int rank) {
     char text[TN__STORE_TEXT_BYTES];
-    snprintf(text, sizeof text, "rank %d %s", rank,
-             server->ranks[rank] == RANK_LEFT ? "has left" : "is gone: its process has ended");
+    say_lost(server, rank, text, sizeof text);
     break_meeting(server, entry, TN_COMM_ERROR, text);
 }
 
-/* A rank will not come any more. */
+/* A rank will not come any more. The first one is told whoever asks. */
 static void lose_rank(tn__store_server *server, int rank) {
+    char text[TN__STORE_TEXT_BYTES];
     for (tn__store_entry *entry = server->entries.first; entry; entry = entry->next)
         if (entry->is_meeting && entry->broken == TN_OK && !entry->values[rank].is_there)
             break_for_rank(server, entry, rank);
+    say_lost(server, rank, text, sizeof text);
+    (void)tn__store_entries_set(&server->entries, TN__LOST_KEY, strlen(TN__LOST_KEY), text,
+                                (uint32_t)strlen(text));
 }
 
 static int is_lost(const tn__store_server *server, int rank) {

@@ -29,6 +29,8 @@ enum {
 
 /* The key of the text of the job's first failure, which the store itself sets if a rank dies. */
 #define TN__FAILED_KEY "failed"
+/* What the store sets once a rank has left, or is gone: its words. */
+#define TN__LOST_KEY "lost"
 
 typedef enum tn__store_operation {
     TN__STORE_HELLO = 1,

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -406,6 +407,52 @@ static void expect_refusal(tn_rendezvous_config config, const char *words) {
     assert_int_equal(tn__host_live_blocks(), 0);
 }
 
+/* ---- memory that runs out while a communicator is made --------------------------------------- */
+
+/* What the ranks of one round tell the test. */
+typedef struct shortage {
+    long nth; /* allocation of rank 1 that fails */
+    int has_come;
+    tn_status ends[2];
+} shortage;
+
+static void create_with_shortage(const test_meeting *meeting) {
+    shortage *at = (shortage *)(uintptr_t)meeting->argument;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_rendezvous *ranks = join(meeting);
+    tn_comm *comm = NULL;
+    tn_status status = TN_UNSUPPORTED;
+    config.device = test_open_host(), config.rendezvous = ranks;
+    if (meeting->rank == 1) (void)tn__host_alloc_fault(at->nth, 0);
+    for (int tries = 0; tries < 3 && status != TN_OK; tries++) {
+        status = tn_comm_create(&config, &comm);
+        if (status != TN_OK) assert_null(strstr(tn_error_last(), "met for something else"));
+    }
+    if (meeting->rank == 1) at->has_come = tn__host_alloc_fault(0, 0) == 0;
+    at->ends[meeting->rank] = status;
+    EXPECT_OK(tn_comm_destroy(comm));
+    EXPECT_OK(tn_device_destroy(config.device));
+    leave(ranks);
+}
+
+/* The rank that has none calls again, and nobody has gone on without it. Only where an answer has
+ * no room it has lost its connection: then all know. */
+static void a_rank_short_of_memory_comes_again(void **state) {
+    const size_t bytes = sizeof(shortage);
+    shortage *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int lost = 0;
+    (void)state;
+    assert_true(at != MAP_FAILED);
+    for (*at = (shortage){.nth = 1, .has_come = 1}; at->has_come; at->nth++) {
+        test_ranks_run(2, create_with_shortage, at);
+        assert_int_equal(at->ends[0] == TN_OK, at->ends[1] == TN_OK);
+        lost += at->ends[0] != TN_OK;
+    }
+    assert_true(at->nth > 10);
+    assert_int_equal(lost, 3); /* the answers of a hello and of two meetings */
+    assert_int_equal(munmap(at, bytes), 0);
+}
+
 static void impossible_arguments_are_refused(void **state) {
     (void)state;
     tn_rendezvous_config config = TN_RENDEZVOUS_CONFIG_INIT;
@@ -448,6 +495,7 @@ int main(void) {
         cmocka_unit_test(the_store_dies_with_rank_0),
         cmocka_unit_test(a_second_job_on_the_port_is_refused),
         cmocka_unit_test(the_programs_own_gather_serves),
+        cmocka_unit_test(a_rank_short_of_memory_comes_again),
         cmocka_unit_test(impossible_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

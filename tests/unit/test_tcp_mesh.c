@@ -43,7 +43,7 @@ static tn_status gather(void *context, const void *mine, size_t bytes, void *all
 
 static void *connect_rank(void *argument) {
     int rank = *(const int *)argument;
-    const tn__tcp_gather by = {gather, &rank, -1};
+    const tn__tcp_gather by = {gather, &rank, -1, NULL};
     meeting.status[rank] = tn__tcp_mesh_connect(meeting.meshes[rank], rank, RANKS, &by, LONG_US);
     return NULL;
 }
