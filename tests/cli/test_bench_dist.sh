@@ -61,7 +61,12 @@ END
 for ranks in 1 2; do
     check $ranks "$program" --ranks $ranks --engine tcp
 done
-[ ! -e "$1/libtenure-mpi.so" ] || check 2 mpirun -n 2 "$program"
+if [ -e "$1/libtenure-mpi.so" ]; then
+    check 2 mpirun -n 2 "$program"
+    # ./run builds this target alone, and the program loads the engine by itself.
+    ninja -C "$1" -t query tenure-programs | grep -q '^ *libtenure-mpi\.so$' ||
+        fail "tenure-programs is built without the MPI engine"
+fi
 # Over NCCL, by the stand-in for it, which registers whatever it is given: a host has no blocks of
 # one handle, and all other buffers have their figures and the time of their registration.
 stand_in=$1/tests/libtenure_stand_in_nccl.so
