@@ -127,7 +127,7 @@ TN_API TN_MUST_USE tn_status tn_grouped_gemm(const tn_grouped_gemm_args *args, t
 /* tn_quantize of src[i] to dst[i] for each of `count` tensors, in one launch of the cast (and a
  * small one that tells the device which they are). All src have one type, all
  * dst one format (FP8_BLOCK_1D or 2D), type and scale mode. The arrays are read during the call.
- * The scope is for 150 bytes or so of scratch for each tensor. */
+ * The scope is for 170 bytes or so of scratch for each tensor. */
 enum { TN_QUANTIZE_LIST_MAX = 64 };
 
 typedef struct tn_quantize_list_args {
