@@ -236,8 +236,8 @@ typedef struct tn_pool_config {
     const char *name; /* shown in reports; copied; NULL means "pool" */
     tn_pool_backing backing;
     size_t limit_bytes;      /* most that the pool may reserve; 0: no limit but the device */
-    size_t address_bytes;    /* VMM: addresses to reserve at a time; 0: device memory, see docs */
-    size_t page_bytes;       /* physical handle size; 0: TENURE_PAGE_BYTES, see docs */
+    size_t address_bytes;    /* VMM: addresses to reserve at a time; 0: as the device's memory */
+    size_t page_bytes;       /* physical handle size; 0: TENURE_PAGE_BYTES (docs/placement.md) */
     size_t soft_limit_bytes; /* above it, idle memory is used up before the pool grows; 0: none */
     size_t address_limit_bytes; /* VMM: most addresses to reserve; 0: no limit but the driver's */
     uint64_t wait_us_max;       /* longest a request waits on the host for freed memory; 0: 10 s */
