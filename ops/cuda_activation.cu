@@ -19,6 +19,16 @@ PRODUCE_ALL(activate)
 
 /* ---- the sums of tiles -------------------------------------------------------------------- */
 
+__device__ __forceinline__ float sum_of_tile(const tn__cuda_column_sums_arguments &a, int64_t tile,
+                                             int64_t col) {
+    const float *const parts = a.tile_sums + tile * a.parts * a.cols + col;
+    float sum = __ldg(parts);
+#pragma unroll 1
+    for (int i = 1; i < a.parts; i++)
+        sum = __fadd_rn(sum, __ldg(parts + i * a.cols));
+    return sum;
+}
+
 /* A block takes 32 columns: 8 threads each, of which every one adds up its eighth of the tiles. */
 extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     column_sums(const __grid_constant__ tn__cuda_column_sums_arguments a) {
@@ -31,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     if (col < a.cols) {
 #pragma unroll 4
         for (int64_t tile = part; tile < a.tiles; tile += TN__TILE_SUMS)
-            sum = __fadd_rn(sum, __ldg(a.tile_sums + tile * a.cols + col));
+            sum = __fadd_rn(sum, sum_of_tile(a, tile, col));
     }
     partial[part][column] = sum;
 #pragma unroll

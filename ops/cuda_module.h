@@ -225,6 +225,8 @@ tn_status tn__cuda_norm(tn_device *device, const tn__norm_work *work, tn_stream 
 
 /* cuda_norm_gradient_table.c */
 void tn__cuda_norm_gradient_fit(tn__cuda_context *context);
+tn_status tn__cuda_norm_gradient_split(tn_device *device, const tn__norm_gradient_work *work,
+                                       int *out);
 tn_status tn__cuda_norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
                                        tn_stream stream);
 tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work *work,

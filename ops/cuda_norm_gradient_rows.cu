@@ -1,7 +1,8 @@
 /* Kernels of the norms' gradients that take whole rows: the means of a row, dx, and what the
  * columns of dgamma and dbeta add up to in each tile, all from one read of x, dy and what is added.
  *
- * A block takes 128 rows, the first to the last, ROWS of them in a turn. A thread has 8 columns of
+ * A block takes a tile of 128 rows, or where there are few tiles a half, quarter or eighth of one,
+ * the first row to the last, ROWS of them in a turn. A thread has 8 columns of
  * a row in each of STEPS steps, 16 neighbours of it a block of 128 columns, as in
  * cuda_norm_rows.cu; its pieces of the turns to come are on their way to a ring of SLOTS turns in
  * shared memory, where no other thread reads them:
@@ -11,7 +12,8 @@
  *
  * One barrier a turn: before it what the turn's rows sum up to, block by block, goes to shared
  * memory; after it each warp adds all of that up. The sums of columns are added up in registers,
- * 16 rows at a time, and then in shared memory, each thread's own.
+ * 16 rows at a time, and then in shared memory, each thread's own; a block that has not the first
+ * of a tile's rows writes each 16 rows' as they are, since it does not know those before.
  *
  * Bytes that must move for each element of s bytes: 2 s to read x and dy, s for what is added and
  * s for dx.
@@ -30,7 +32,7 @@ template <int GIVEN, int BLOCKS> struct tile_numbers {
     float mean[TN__TILE], rstd[TN__TILE];
 };
 
-/* WHOLE_ROWS: all 128 are there. WHOLE_COLS: no warp has a part of a step. */
+/* WHOLE_ROWS: all of the block's are there. WHOLE_COLS: no warp has a part of a step. */
 template <typename T, int THREADS, int STEPS, int ROWS, int SLOTS, bool IS_LAYER, bool WHOLE_ROWS,
           bool WHOLE_COLS>
 struct gradient_rows {
@@ -43,7 +45,9 @@ struct gradient_rows {
         KINDS = IS_LAYER ? 2 : 1,       /* of sums: tilt and shift, dgamma and dbeta */
         GIVEN = ROWS * KINDS * STEPS,   /* numbers that a thread has of a turn */
         LANES_EACH = 16 / GIVEN,
-        GROUP_ROWS = 8 /* that are added up first: see tn_bias_gradient */
+        GROUP_ROWS = 8, /* that are added up first: see tn_bias_gradient */
+        PAIR_ROWS = 2 * GROUP_ROWS,
+        PAIRS = TN__TILE / PAIR_ROWS /* of a tile */
     };
     static_assert(GIVEN <= 16, "a lane is left with one number");
     typedef tile_numbers<GIVEN, BLOCKS> numbers_of_tile;
@@ -52,6 +56,14 @@ struct gradient_rows {
     float4 *of_tile; /* [KINDS][STEPS][2][THREADS] */
     int arrays, rows, cols;
     int64_t first_row;
+    unsigned split, place; /* of the tile's blocks */
+
+    __device__ __forceinline__ int pairs() const { return PAIRS / (int)split; }
+    /* Columns of part `part` of the sums of the tile. */
+    __device__ __forceinline__ float *part_of(float *sums, int part) const {
+        const int64_t parts = 1 + PAIRS - pairs();
+        return sums + (blockIdx.x / split * parts + part) * cols;
+    }
 
     /* Column of the thread's element j in step s. */
     static __device__ __forceinline__ int column(int s, int j) {
@@ -266,7 +278,7 @@ make_step(const G &g, const tn__cuda_norm_gradient_arguments &a, const uint4 *sl
     }
 }
 
-/* Two groups of rows, of which the second may be empty, to the tile's sums. */
+/* Two groups of rows, of which the second may be empty, to the sums of the tile's first rows. */
 template <typename G, int KINDS, int STEPS>
 __device__ __forceinline__ void add_groups(const G &g, const column_sums<KINDS, STEPS> &sums) {
 #pragma unroll
@@ -290,11 +302,45 @@ __device__ __forceinline__ void add_groups(const G &g, const column_sums<KINDS, 
     }
 }
 
+/* Likewise to a part of their own: number `pair` of the block. */
+template <typename G, int KINDS, int STEPS>
+__device__ __forceinline__ void store_groups(const G &g, const tn__cuda_norm_gradient_arguments &a,
+                                             int pair, const column_sums<KINDS, STEPS> &sums) {
+    float *const out[2] = {a.gamma_sums, a.beta_sums};
+#pragma unroll
+    for (int k = 0; k < KINDS; k++) {
+        if (!out[k]) continue;
+        float *const part = g.part_of(out[k], 1 + ((int)g.place - 1) * g.pairs() + pair);
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+            for (int j = 0; j < PATCH; j += 4) {
+                const float *const one = sums.first[k][s] + j, *const two = sums.group[k][s] + j;
+                const int column = G::column(s, j);
+                if (column < g.cols)
+                    *(float4 *)(part + column) =
+                        make_float4(__fadd_rn(one[0], two[0]), __fadd_rn(one[1], two[1]),
+                                    __fadd_rn(one[2], two[2]), __fadd_rn(one[3], two[3]));
+            }
+        }
+    }
+}
+
+template <typename G, int KINDS, int STEPS>
+__device__ __forceinline__ void end_pair(const G &g, const tn__cuda_norm_gradient_arguments &a,
+                                         int row, const column_sums<KINDS, STEPS> &sums) {
+    if (g.place == 0)
+        add_groups<G, KINDS, STEPS>(g, sums);
+    else
+        store_groups<G, KINDS, STEPS>(g, a, row / G::PAIR_ROWS, sums);
+}
+
 /* After a group's last row. */
 template <typename G, int KINDS, int STEPS>
-__device__ __forceinline__ void end_group(const G &g, int row, column_sums<KINDS, STEPS> &sums) {
+__device__ __forceinline__ void end_group(const G &g, const tn__cuda_norm_gradient_arguments &a,
+                                          int row, column_sums<KINDS, STEPS> &sums) {
     const bool is_first = row / G::GROUP_ROWS % 2 == 0;
-    if (!is_first) add_groups<G, KINDS, STEPS>(g, sums);
+    if (!is_first) end_pair<G, KINDS, STEPS>(g, a, row, sums);
 #pragma unroll
     for (int k = 0; k < KINDS; k++) {
 #pragma unroll
@@ -328,7 +374,8 @@ __device__ __forceinline__ void make_turn(const G &g, const tn__cuda_norm_gradie
                 make_step<T, G, G::KINDS, STEPS>(g, a, g.slot_row(slot, r), row, s, gamma.of[s], of,
                                                  tilt, shift, sums);
         }
-        if (row % G::GROUP_ROWS == G::GROUP_ROWS - 1) end_group<G, G::KINDS, STEPS>(g, row, sums);
+        if (row % G::GROUP_ROWS == G::GROUP_ROWS - 1)
+            end_group<G, G::KINDS, STEPS>(g, a, row, sums);
     }
 }
 
@@ -352,10 +399,26 @@ __device__ __forceinline__ void store_tile(const G &g, const tn__cuda_norm_gradi
             for (int half = 0; half < 2; half++) {
                 const int column = G::column(s, half * 4);
                 if (column < g.cols)
-                    *(float4 *)(out[k] + (int64_t)blockIdx.x * g.cols + column) =
+                    *(float4 *)(g.part_of(out[k], 0) + column) =
                         g.of_tile[((k * STEPS + s) * 2 + half) * G::THREAD_COUNT + threadIdx.x];
             }
         }
+    }
+}
+
+/* What rows that are not there give, too. */
+template <typename T, typename G, int STEPS>
+__device__ __forceinline__ void end_tile(const G &g, const tn__cuda_norm_gradient_arguments &a,
+                                         column_sums<G::KINDS, STEPS> &sums) {
+    if (g.place == 0) {
+        if (g.rows % G::PAIR_ROWS != 0) add_groups<G, G::KINDS, STEPS>(g, sums);
+        store_tile<T, G, STEPS>(g, a);
+        return;
+    }
+#pragma unroll 1
+    for (int pair = g.rows / G::PAIR_ROWS; pair < g.pairs(); pair++) {
+        store_groups<G, G::KINDS, STEPS>(g, a, pair, sums);
+        sums = {};
     }
 }
 
@@ -392,8 +455,12 @@ __device__ __forceinline__ void gradient_of_tile(const tn__cuda_norm_gradient_ar
     g.ring = shared;
     g.of_tile = (float4 *)(g.ring + SLOTS * ROWS * g.arrays * G::ROW);
     g.cols = (int)a.of.cast.cols;
-    g.first_row = (int64_t)blockIdx.x * TN__TILE;
-    g.rows = WHOLE_ROWS ? (int)TN__TILE : (int)min(a.of.cast.rows - g.first_row, (int64_t)TN__TILE);
+    g.split = a.split;
+    g.place = blockIdx.x % a.split;
+    g.rows = (int)(TN__TILE / a.split);
+    g.first_row = (int64_t)blockIdx.x * g.rows;
+    if (!WHOLE_ROWS)
+        g.rows = (int)max(min(a.of.cast.rows - g.first_row, (int64_t)g.rows), (int64_t)0);
     const int turns = (g.rows + ROWS - 1) / ROWS;
 #pragma unroll
     for (int turn = 0; turn < SLOTS - 1; turn++)
@@ -418,8 +485,7 @@ __device__ __forceinline__ void gradient_of_tile(const tn__cuda_norm_gradient_ar
         slot_before = slot;
         slot = slot == SLOTS - 1 ? 0 : slot + 1;
     }
-    if (g.rows % (2 * G::GROUP_ROWS) != 0) add_groups<G, G::KINDS, STEPS>(g, sums);
-    store_tile<T, G, STEPS>(g, a);
+    end_tile<T, G, STEPS>(g, a, sums);
 }
 
 /* Rows of two steps are launched if they have whole columns: there are no registers to ask for each
@@ -431,7 +497,7 @@ __device__ __forceinline__ void norm_gradient_rows(const tn__cuda_norm_gradient_
                    sizeof(uint4) * (SLOTS * ROWS * 3 * G::ROW + G::KINDS * STEPS * 2 * THREADS));
     __shared__ typename G::numbers_of_tile numbers; /* once: there is no room for two */
     uint4 *const memory = (uint4 *)shared;
-    const bool is_whole = (int64_t)(blockIdx.x + 1) * TN__TILE <= a.of.cast.rows &&
+    const bool is_whole = (int64_t)(blockIdx.x / a.split + 1) * TN__TILE <= a.of.cast.rows &&
                           a.of.cast.cols % (2 * TN__TILE) == 0;
     if (is_skipped(a.of.skip)) return;
     if constexpr (STEPS > 1)

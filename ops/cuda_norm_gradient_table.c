@@ -5,6 +5,11 @@
 #include "cuda_launch.h"
 #include "cuda_train_arguments.h"
 
+enum {
+    SPLIT_MAX = 8,  /* of a tile's rows, which are added up in 8 times 16 */
+    BLOCK_ROWS = 16 /* which a block could make in the time that it takes beside its rows */
+};
+
 /* ---- what a device has room for -------------------------------------------------------------- */
 
 /* The ring of rows, and what the columns add up to: see cuda_norm_gradient_rows.cu. */
@@ -89,11 +94,30 @@ static tn__cuda_norm_gradient_arguments argument_of(const tn__norm_gradient_work
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-/* From so many tiles of rows on whole rows are faster, as measured on an H200: a block takes 128 of
- * them however few there are, and with 3 blocks of 512 threads for 8 multiprocessors takes as long
- * as tiles do. */
-static int64_t tiles_for_rows(int64_t blocks, unsigned threads) {
+/* What a launch of whole rows takes, in rows that a block makes: that many one after the other, and
+ * what a block has to do beside them. */
+static int64_t rows_in_turn(int64_t blocks, int64_t tiles, int split) {
+    return (tiles * split + blocks - 1) / blocks * (TN__TILE / split + BLOCK_ROWS);
+}
+
+/* So many tiles of rows take as long by tiles as by a turn of whole ones, as measured on an H200:
+ * with 3 blocks of 512 threads for 8 multiprocessors. */
+static int64_t tiles_of_a_turn(int64_t blocks, unsigned threads) {
     return blocks * (int64_t)threads * 3 / 4096;
+}
+
+/* Blocks to a tile's rows, so that all of the device has some; 0: by tiles it is faster. */
+static int best_split(const tn__cuda_context *context, int index,
+                      const tn__norm_gradient_work *work) {
+    const unsigned threads = tn__norm_gradient_rows_of[index % TN__NORM_GRADIENT_ROWS].threads;
+    const int64_t blocks = context->norm_gradient_blocks[index][work->added != NULL];
+    const int64_t tiles = tn__tiles_of(work->x.rows);
+    int best = 1;
+    for (int split = 2; split <= SPLIT_MAX; split *= 2) {
+        if (rows_in_turn(blocks, tiles, split) < rows_in_turn(blocks, tiles, best)) best = split;
+    }
+    const int64_t by_rows = tiles_of_a_turn(blocks, threads) * rows_in_turn(blocks, tiles, best);
+    return tiles * (TN__TILE + BLOCK_ROWS) >= by_rows ? best : 0;
 }
 
 /* The kernel that takes whole rows, as an index; -1: there is none for these. */
@@ -109,10 +133,8 @@ static int rows_kernel_of(const tn__cuda_context *context, const tn__norm_gradie
     if (!tn__is_made_of(work->gamma_sums, sums_bytes, 16) ||
         !tn__is_made_of(work->beta_sums, sums_bytes, 16))
         return -1;
-    const int64_t blocks = context->norm_gradient_blocks[index][work->added != NULL];
-    const unsigned threads = tn__norm_gradient_rows_of[index % TN__NORM_GRADIENT_ROWS].threads;
-    if (blocks == 0 || tn__tiles_of(x->rows) < tiles_for_rows(blocks, threads)) return -1;
-    return index;
+    if (context->norm_gradient_blocks[index][work->added != NULL] == 0) return -1;
+    return best_split(context, index, work) > 0 ? index : -1;
 }
 
 /* The kernel that holds tiles, as an index; -1: there is none for these. */
@@ -127,6 +149,16 @@ static int held_kernel_of(const tn__cuda_context *context, const tn__norm_gradie
                       TN__KERNEL_NORM_GRADIENT_HELD;
     const int64_t blocks = context->norm_gradient_held_blocks[index];
     return tn__cuda_can_hold(&work->x, blocks) ? index : -1;
+}
+
+tn_status tn__cuda_norm_gradient_split(tn_device *device, const tn__norm_gradient_work *work,
+                                       int *out) {
+    tn__cuda_context *context;
+    const tn__cuda_norm_gradient_arguments argument = argument_of(work);
+    TN_TRY(tn__cuda_context_of(device, &context));
+    const int rows = rows_kernel_of(context, work, &argument);
+    *out = rows >= 0 ? best_split(context, rows, work) : 1;
+    return TN_OK;
 }
 
 tn_status tn__cuda_norm_gradient_means(tn_device *device, const tn__norm_gradient_work *work,
@@ -147,7 +179,8 @@ static tn_status launch_rows(tn__cuda_context *context, int index,
                              const tn__norm_gradient_work *work,
                              tn__cuda_norm_gradient_arguments *argument, tn_stream stream) {
     const tn__norm_gradient_rows *rows = &tn__norm_gradient_rows_of[index % TN__NORM_GRADIENT_ROWS];
-    const tn__grid grid = {.blocks = tn__tiles_of(work->x.rows),
+    argument->split = work->split > 0 ? (unsigned)work->split : 1;
+    const tn__grid grid = {.blocks = tn__tiles_of(work->x.rows) * argument->split,
                            .threads = rows->threads,
                            .shared_bytes =
                                shared_bytes_of(rows, work->mean != NULL, work->added != NULL)};
@@ -182,6 +215,7 @@ tn_status tn__cuda_norm_gradient(tn_device *device, const tn__norm_gradient_work
     TN_TRY(tn__cuda_context_of(device, &context));
     const int rows = rows_kernel_of(context, work, &argument);
     if (rows >= 0) return launch_rows(context, rows, work, &argument, stream);
+    TN_CHECK(work->split <= 1); /* there is room for the parts of whole rows */
     const int held = held_kernel_of(context, work, &argument);
     if (held >= 0) return launch_held(context, held, work, &argument, stream);
     const int kernel =

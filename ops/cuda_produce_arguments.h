@@ -32,11 +32,12 @@ typedef struct tn__cuda_produce_arguments {
 } tn__cuda_produce_arguments;
 
 typedef struct tn__cuda_column_sums_arguments {
-    const float *tile_sums; /* [tiles, cols] */
+    const float *tile_sums; /* [tiles, parts, cols] */
     void *sums;
     const float *skip;
     int64_t tiles;
     int64_t cols;
+    int parts;
     int dtype; /* 0 fp32, 1 bf16, 2 fp16 */
     int accumulate;
 } tn__cuda_column_sums_arguments;

@@ -69,6 +69,7 @@ tn_status tn__cuda_column_sums(tn_device *device, const tn__column_sums_work *wo
                                                .skip = work->skip,
                                                .tiles = work->tiles,
                                                .cols = cols,
+                                               .parts = work->parts,
                                                .dtype = (int)work->sums.dtype - TN_FP32,
                                                .accumulate = work->accumulate};
     TN_TRY(tn__cuda_context_of(device, &context));

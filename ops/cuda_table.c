@@ -193,6 +193,7 @@ const tn__op_table tn__op_table_cuda = {
     .produce = tn__cuda_produce,
     .norm = tn__cuda_norm,
     .column_sums = tn__cuda_column_sums,
+    .norm_gradient_split = tn__cuda_norm_gradient_split,
     .norm_gradient_means = tn__cuda_norm_gradient_means,
     .norm_gradient = tn__cuda_norm_gradient,
     .row_products = tn__cuda_row_products,

@@ -21,6 +21,7 @@ typedef struct tn__cuda_norm_gradient_arguments {
     float *tilt;
     float *gamma_sums; /* of tiles, as of.tile_sums; NULL: not wanted */
     float *beta_sums;
+    unsigned split;     /* of norm_gradient_rows: blocks that make a tile's rows and sums */
     tn__cuda_held held; /* of norm_gradient_held */
 } tn__cuda_norm_gradient_arguments;
 

@@ -274,7 +274,7 @@ static tn_status norm(tn_device *device, const tn__norm_work *work, tn_stream st
 static tn_status column_sums(tn_device *device, const tn__column_sums_work *work,
                              tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
-    touch_floats(&kernel, work->tile_sums, work->tiles * work->sums.cols, 0);
+    touch_floats(&kernel, work->tile_sums, work->tiles * work->parts * work->sums.cols, 0);
     touch_floats(&kernel, work->skip, 1, 0);
     if (work->accumulate) touch_matrix(&kernel, &work->sums, 0);
     touch_matrix(&kernel, &work->sums, 1);

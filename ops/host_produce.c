@@ -153,12 +153,20 @@ void tn__host_produce(const tn__produce_work *work) {
 
 /* ---- the sums of tiles --------------------------------------------------------------------- */
 
+static float sum_of_tile(const tn__column_sums_work *work, int64_t tile, int64_t col) {
+    const float *part = work->tile_sums + tile * work->parts * work->sums.cols + col;
+    float sum = *part;
+    for (int i = 1; i < work->parts; i++)
+        sum += part[i * work->sums.cols];
+    return sum;
+}
+
 void tn__host_column_sums(const tn__column_sums_work *work) {
     if (tn__host_is_skipped(work->skip)) return;
     for (int64_t col = 0; col < work->sums.cols; col++) {
         float sum[TILE_SUMS] = {0};
         for (int64_t t = 0; t < work->tiles; t++)
-            sum[t % TILE_SUMS] += work->tile_sums[t * work->sums.cols + col];
+            sum[t % TILE_SUMS] += sum_of_tile(work, t, col);
         for (int half = TILE_SUMS / 2; half > 0; half /= 2) {
             for (int i = 0; i < half; i++)
                 sum[i] += sum[i + half];

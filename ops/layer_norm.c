@@ -194,9 +194,10 @@ tn_status tn__layer_back_norm(tn__op_call *call, tn__layer_norm_back *back, tn_t
     back->args.dy = dn;
     TN_TRY(tn__op_end_plane(call, dn, TN_PLANE_DATA));
     TN_TRY(tn__norm_gradient_lease(call, &back->args, &back->gradient, &work));
+    TN_TRY(tn__op_lease_produced(call, &back->gradient.out, NULL, &work.cast));
+    TN_TRY(tn__norm_gradient_split(call, &work, &sums[0].sums, &sums[1].sums));
     for (int i = 0; i < 2; i++)
         TN_TRY(tn__layer_tile_sums(call, scope, back->gradient.x.rows, &sums[i]));
-    TN_TRY(tn__op_lease_produced(call, &back->gradient.out, NULL, &work.cast));
     work.gamma_sums = sums[0].sums.tile_sums;
     work.beta_sums = sums[1].sums.tile_sums;
     TN_TRY(tn__norm_gradient_lease_parts(call, scope, &work));

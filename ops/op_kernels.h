@@ -243,10 +243,12 @@ typedef struct tn__produce_work {
     const float *skip;      /* NULL: never */
 } tn__produce_work;
 
-/* sums [cols], in its type, of the sums of tiles [tiles, cols]; added to what is there, or not. */
+/* sums [cols], in its type, of the sums of tiles [tiles, parts, cols]; added to what is there, or
+ * not. A tile's parts are added up in rising order. */
 typedef struct tn__column_sums_work {
     const float *tile_sums;
     int64_t tiles;
+    int parts;
     tn__matrix sums;
     int accumulate;
     const float *skip;
@@ -278,6 +280,10 @@ static inline size_t tn__norm_parts_bytes(int64_t rows, int64_t cols, int number
     return (bands * across * 128 * (size_t)numbers + bands * 8 + 1) * 4;
 }
 
+/* Parts of a tile's sums where `split` make it, 1 to 8 of them: the first one's sum, and of the
+ * others that of each 16 rows, for it is to those before that they are added. */
+static inline int tn__norm_gradient_parts(int split) { return 9 - 8 / split; }
+
 /* The gradient of a norm: see tn_norm_backward. The means of a row are made first, then the rest.
  * dx is cast.src, of x's type, and written unless it has no data; the planes may be none. */
 typedef struct tn__norm_gradient_work {
@@ -291,7 +297,8 @@ typedef struct tn__norm_gradient_work {
     float *shift;      /* of the rows: mean of dy gamma; NULL: RMS */
     float *tilt;       /* of the rows: mean of dy gamma times what x was normalized to */
     tn__quantize_work cast;
-    float *gamma_sums; /* [ceil(M/128), N]; NULL: not wanted */
+    int split;         /* 0: 1; else what norm_gradient_split has told of the rest */
+    float *gamma_sums; /* [ceil(M/128), tn__norm_gradient_parts(split), N]; NULL: not wanted */
     float *beta_sums;  /* likewise */
     void *parts;       /* as of a norm */
     const float *skip;
@@ -391,6 +398,9 @@ typedef struct tn__op_table {
     /* Also called with rows of no columns, whose statistics are wanted all the same. */
     tn_status (*norm)(tn_device *device, const tn__norm_work *work, tn_stream stream);
     tn_status (*column_sums)(tn_device *device, const tn__column_sums_work *work, tn_stream stream);
+    /* How many are to make a tile's sums, so that the device has enough to do. NULL: always one. */
+    tn_status (*norm_gradient_split)(tn_device *device, const tn__norm_gradient_work *work,
+                                     int *out);
     tn_status (*norm_gradient_means)(tn_device *device, const tn__norm_gradient_work *work,
                                      tn_stream stream);
     tn_status (*norm_gradient)(tn_device *device, const tn__norm_gradient_work *work,

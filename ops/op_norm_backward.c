@@ -113,6 +113,15 @@ tn_status tn__norm_gradient_lease_parts(tn__op_call *call, tn_scope scope,
         call, scope, tn__norm_parts_bytes(x->rows, x->cols, work->shift ? 2 : 1), &work->parts);
 }
 
+tn_status tn__norm_gradient_split(tn__op_call *call, tn__norm_gradient_work *work,
+                                  tn__column_sums *gamma, tn__column_sums *beta) {
+    work->split = 1;
+    if (call->ops->norm_gradient_split && work->x.rows > 0 && work->x.cols > 0)
+        TN_TRY(call->ops->norm_gradient_split(call->device, work, &work->split));
+    gamma->parts = beta->parts = tn__norm_gradient_parts(work->split);
+    return TN_OK;
+}
+
 typedef struct sums_of_columns {
     tn__column_sums gamma, beta;
 } sums_of_columns;
@@ -126,6 +135,7 @@ static tn_status lease_outputs(tn__op_call *call, const tn_norm_backward_args *a
     TN_TRY(tn__op_lease_column_sums(call, "dbeta", args->dbeta, &n->dbeta, accumulate, work->skip,
                                     &sums->beta));
     TN_TRY(tn__op_lease_produced(call, &n->out, work->skip, &work->cast));
+    TN_TRY(tn__norm_gradient_split(call, work, &sums->gamma, &sums->beta));
     TN_TRY(tn__op_tile_sums(call, args->scope, n->x.rows, &sums->gamma));
     TN_TRY(tn__op_tile_sums(call, args->scope, n->x.rows, &sums->beta));
     work->gamma_sums = sums->gamma.tile_sums;

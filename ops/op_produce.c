@@ -102,7 +102,7 @@ tn_status tn__op_check_column_sums(tn__op_call *call, const char *role, tn_tenso
 tn_status tn__op_lease_column_sums(tn__op_call *call, const char *role, tn_tensor tensor,
                                    const tn_tensor_info *info, int accumulate, const float *skip,
                                    tn__column_sums *out) {
-    *out = (tn__column_sums){.to = {TN_FP32, NULL, 0, 0}, .accumulate = accumulate};
+    *out = (tn__column_sums){.to = {TN_FP32, NULL, 0, 0}, .accumulate = accumulate, .parts = 1};
     if (tn__is_no_tensor(tensor)) return TN_OK;
     TN_TRY(tn__op_require_kept(call, skip, role, tensor, TN_PLANE_DATA));
     TN_TRY(tn__op_lease_matrix(call, tensor, info, accumulate ? TN_UPDATE : TN_WRITE, &out->to));
@@ -115,7 +115,7 @@ static int64_t tiles_of(int64_t rows) { return (rows + 127) / 128; }
 tn_status tn__op_tile_sums(tn__op_call *call, tn_scope scope, int64_t rows, tn__column_sums *sums) {
     void *scratch = NULL;
     if (!sums->to.data) return TN_OK;
-    const size_t floats = (size_t)tiles_of(rows) * (size_t)sums->to.cols;
+    const size_t floats = (size_t)tiles_of(rows) * (size_t)sums->parts * (size_t)sums->to.cols;
     TN_TRY(tn__op_scratch_bytes(call, scope, floats * sizeof(float), &scratch));
     sums->tile_sums = scratch;
     return TN_OK;
@@ -125,6 +125,7 @@ tn_status tn__op_add_up_tiles(tn__op_call *call, int64_t rows, const float *skip
                               const tn__column_sums *sums) {
     const tn__column_sums_work work = {.tile_sums = sums->tile_sums,
                                        .tiles = tiles_of(rows),
+                                       .parts = sums->parts,
                                        .sums = sums->to,
                                        .accumulate = sums->accumulate,
                                        .skip = skip};

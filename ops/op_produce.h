@@ -39,6 +39,7 @@ tn_status tn__op_require_vector(tn__op_call *call, const char *role, tn_tensor t
 typedef struct tn__column_sums {
     tn__matrix to;    /* 1 x columns; without data: not wanted */
     int accumulate;   /* to what it holds */
+    int parts;        /* of a tile's sums: tn__column_sums_work */
     float *tile_sums; /* scratch; NULL: there are no rows */
 } tn__column_sums;
 

@@ -114,7 +114,7 @@ static void check_case(const fused_case *c) {
     operands o = make_operands(c);
     describe(c, what, sizeof what);
     tn__produce_work work = work_of(c, &o, 0);
-    tn__column_sums_work sums = {work.tile_sums, o.tiles, o.sums.host, 0, NULL};
+    tn__column_sums_work sums = {work.tile_sums, o.tiles, 1, o.sums.host, 0, NULL};
     tn__host_produce(&work);
     tn__host_column_sums(&sums);
     work = work_of(c, &o, 1);
@@ -195,7 +195,7 @@ static void the_flag_leaves_all_as_it_was(void **state) {
     const fused_case c = case_of(6, 130, 70, 3);
     operands o = make_operands(&c);
     tn__produce_work work = work_of(&c, &o, 1);
-    tn__column_sums_work sums = {work.tile_sums, o.tiles, o.sums.emulated, 0, NULL};
+    tn__column_sums_work sums = {work.tile_sums, o.tiles, 1, o.sums.emulated, 0, NULL};
     twin_matrix flag = twin_matrix_fill(TN_FP32, 1, 1, GPU_FILL_MAXIMUM, 1);
     work.skip = sums.skip = flag.emulated.data;
     EXPECT_OK(tn__op_table_cuda.produce(emulation.device, &work, emulation.stream));

@@ -14,6 +14,7 @@ typedef struct gradient_case {
     tn_dtype dtype, gamma;
     int is_layer, has_added, has_gamma, has_value, has_sums;
     int has_row, has_col; /* else no planes */
+    int split;            /* 0: as the device would have it */
     tn_format format;
     tn_dtype fp8;
     gpu_fill fill;
@@ -118,6 +119,38 @@ static void compare_sums(const twin_matrix *of, const char *name, const char *wh
     twin_matrix_compare(of, name, what);
 }
 
+/* The emulated device's sums of tiles in their parts, of which there may be several. */
+typedef struct sum_parts {
+    float *sums;    /* NULL: none are wanted */
+    float *of_tile; /* what they are added up to */
+    int64_t tiles, cols;
+    int count;
+} sum_parts;
+
+static sum_parts parts_begin(const tn__norm_gradient_work *work, float **sums) {
+    sum_parts parts = {NULL, *sums, (work->x.rows + TN__BLOCK - 1) / TN__BLOCK, work->x.cols,
+                       tn__norm_gradient_parts(work->split)};
+    if (!*sums) return parts;
+    const size_t bytes = (size_t)(parts.tiles * parts.count * parts.cols) * sizeof(float);
+    parts.sums = malloc(bytes);
+    assert_non_null(parts.sums);
+    memset(parts.sums, 0xFF, bytes);
+    *sums = parts.sums;
+    return parts;
+}
+
+static void parts_end(sum_parts *parts) {
+    if (!parts->sums) return;
+    for (int64_t i = 0; i < parts->tiles * parts->cols; i++) {
+        const float *part = parts->sums + i / parts->cols * parts->count * parts->cols;
+        part += i % parts->cols;
+        parts->of_tile[i] = *part;
+        for (int p = 1; p < parts->count; p++)
+            parts->of_tile[i] += part[p * parts->cols];
+    }
+    free(parts->sums);
+}
+
 /* Whether everything was read once, by a kernel of this name, `launches` of them in all. */
 static void check_case(const gradient_case *c, const char *kernel, uint64_t launches) {
     char what[192];
@@ -127,6 +160,11 @@ static void check_case(const gradient_case *c, const char *kernel, uint64_t laun
     tn__host_norm_gradient_means(&work);
     tn__host_norm_gradient(&work);
     work = work_of(c, &o, 1);
+    work.split = c->split;
+    if (!c->split)
+        EXPECT_OK(tn__op_table_cuda.norm_gradient_split(emulation.device, &work, &work.split));
+    sum_parts gamma = parts_begin(&work, &work.gamma_sums),
+              beta = parts_begin(&work, &work.beta_sums);
     if (c->has_row || c->has_col)
         work.parts = emulation_parts(c->rows, c->cols, c->is_layer ? 2 : 1);
     const uint64_t before = emulated_launch_count();
@@ -134,6 +172,7 @@ static void check_case(const gradient_case *c, const char *kernel, uint64_t laun
     EXPECT_OK(tn__op_table_cuda.norm_gradient(emulation.device, &work, emulation.stream));
     emulation_wait(what);
     free(work.parts);
+    parts_end(&gamma), parts_end(&beta);
     assert_int_equal(emulated_launch_count() - before, launches);
     assert_int_equal(strncmp(emulated_last_kernel(), kernel, strlen(kernel)), 0);
     twin_plane_compare(&o.row, "planes", what);
@@ -174,6 +213,27 @@ static void rows_of_any_length_equal_the_host(void **state) {
     gpu_count_report("gradients of norms, long and short rows");
 }
 
+/* Without the rest of a tile, and whole ones. */
+static void split_tiles_equal_the_host_in_every_order(void **state) {
+    static const uint64_t orders[] = {0, 1, 20261202};
+    static const int64_t rows[] = {1, 16, 17, 33, 64, 80, 127, 128, 129, 151, 200, 256, 270};
+    (void)state;
+    for (unsigned way = 0; way < 78; way++) {
+        gradient_case c = case_of(way, rows[way % 13], way % 2 ? 264 : 136);
+        c.split = 2 << way % 3;
+        emulated_set_order(orders[way / 3 % 3]);
+        check_case(&c, "norm_gradient_rows", 1);
+    }
+    for (unsigned i = 0; i < 3; i++) {
+        gradient_case c = case_of(5 * i + 2, 100, 4352);
+        c.dtype = i % 2 ? TN_FP16 : TN_BF16;
+        c.split = 2 << i;
+        check_case(&c, "norm_gradient_rows", 1);
+    }
+    emulated_set_order(0);
+    gpu_count_report("gradients of norms, tiles of several blocks");
+}
+
 /* Of a tile across: the blocks that run one after the other here hold no more. */
 static void held_tiles_equal_the_host_in_every_order(void **state) {
     static const uint64_t orders[] = {0, 1, 20261201};
@@ -197,6 +257,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_way_equals_the_host_in_every_order),
         cmocka_unit_test(rows_of_any_length_equal_the_host),
+        cmocka_unit_test(split_tiles_equal_the_host_in_every_order),
         cmocka_unit_test(held_tiles_equal_the_host_in_every_order),
     };
     emulation_begin();

@@ -19,10 +19,13 @@ static battery_results run_on(gpu_side *side, const battery_op *op, const batter
     return battery_fetch(side, operands);
 }
 
+/* On an H200 a tile of 128 rows is made by 8, 4, 2 blocks and by one. */
 static void check_op(const battery_op *op) {
     static const unsigned without_planes[] = {0, 19, 14, 9, 4, 23};
-    for (size_t i = 0; i < sizeof without_planes / sizeof *without_planes; i++) {
-        const battery_case c = {8575, 72, GPU_FILL_NORMAL, i + 1, without_planes[i], NULL};
+    static const int64_t rows[] = {1905, 5001, 8575, 17100};
+    for (size_t i = 0; i < 4 * sizeof without_planes / sizeof *without_planes; i++) {
+        const battery_case c = {rows[i % 4],           72,  GPU_FILL_NORMAL, i + 1,
+                                without_planes[i / 4], NULL};
         battery_operands on_gpu, on_host;
         battery_results actual = run_on(&gpu, op, &c, &on_gpu);
         battery_results expected = run_on(&host, op, &c, &on_host);
@@ -107,8 +110,9 @@ static void check_case(const gradient_case *c) {
 }
 
 static void rows_of_any_length_equal_planes(void **state) {
-    static const int64_t shapes[][2] = {{8575, 1032}, {8448, 2048}, {6783, 4096},
-                                        {6784, 4088}, {6783, 7168}, {6784, 8192}};
+    static const int64_t shapes[][2] = {{8575, 1032}, {8448, 2048}, {6783, 4096}, {6784, 4088},
+                                        {6783, 7168}, {6784, 8192}, {1905, 1032}, {1905, 8192},
+                                        {2600, 7168}, {8600, 4096}, {17500, 4096}};
     static const tn_dtype types[] = {TN_BF16, TN_FP16, TN_FP32};
     (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
