@@ -24,8 +24,11 @@
  * are held around a fork, of the table of blocks and of the record: another thread may have had
  * any.
  *
- * Lock order: peers, opening a device, captures, fences, then the table of blocks, the record, or
- * what libtenure locks.
+ * A device ends when the program resets it, while other threads use others: whoever is at work on
+ * one that is not its caller's own has it pinned, and the end waits for that (dropin_open.c).
+ *
+ * Lock order: peers, opening a device, captures, fences, then the pins, the table of blocks, the
+ * record, or what libtenure locks.
  */
 #ifndef TENURE_DROPIN_H
 #define TENURE_DROPIN_H
@@ -146,20 +149,22 @@ typedef struct tn__dropin_device {
     const tn__driver *driver;
     tn__driver_device *state;
     tn_pool *pool;
-    tn_pool *stream_pool; /* NULL until it is first asked for */
+    _Atomic(tn_pool *) stream_pool; /* NULL until it is first asked for */
     tn_stream idle;
     size_t memory_bytes;
+    unsigned pins; /* threads at work on it that do not have it current */
 
     /* Under the mutex of dropin_whole.c: */
     tn__dropin_whole *first_whole, *last_whole;
-    size_t whole_bytes;
+    _Atomic size_t whole_bytes;
     _Atomic size_t whole_idle_bytes;
 
     /* Under the mutex of dropin_fence.c: */
     tn__dropin_batch *open;   /* takes what is freed; NULL: nothing has been since the last fence */
     tn__dropin_batch *oldest; /* behind a fence each, in order */
     tn__dropin_batch *newest;
-    size_t waiting_bytes; /* in all batches */
+    tn__dropin_batch *waited; /* taken out of these by threads that wait for them */
+    size_t waiting_bytes;     /* in all batches */
     tn__event *spare_events;
     size_t spare_count;
     size_t spare_capacity;
@@ -173,6 +178,7 @@ typedef struct tn__dropin_all {
     size_t limit_bytes;
     _Atomic int is_over; /* exit has begun, or this is a forked child */
     _Atomic(tn__dropin_device *) devices[TN__DROPIN_DEVICES_MAX];
+    _Atomic(void *) contexts[TN__DROPIN_DEVICES_MAX]; /* of these */
     /* The program has set another pool of the driver's as the device's current one. */
     _Atomic int has_own_mempool[TN__DROPIN_DEVICES_MAX];
     /* It has said who may reach the memory of the device's default pool. */
@@ -205,8 +211,18 @@ int tn__dropin_ordinal_of(const void *context);
 /* The device's own, made at the first call; NULL: it can not be had. */
 tn_pool *tn__dropin_stream_pool(tn__dropin_device *device);
 
-/* Ends all that the device has, live blocks too: its context is about to be reset. */
+/* The device, if there is one, which does not end until it is unpinned. Whoever has one pinned
+ * waits for no other device's end. */
+tn__dropin_device *tn__dropin_device_pin(int ordinal);
+void tn__dropin_device_unpin(tn__dropin_device *device);
+
+/* Ends all that the device has, live blocks too: its context is about to be reset. Until it has
+ * been, which tn__dropin_device_closed says, it is not opened anew. */
 void tn__dropin_device_close(int ordinal);
+void tn__dropin_device_closed(int ordinal);
+
+/* It is found no more. By dropin_fence.c, under its mutex, when no batch has an event of it. */
+void tn__dropin_device_remove(const tn__dropin_device *device);
 
 /* ---- peers: dropin_peers.c ------------------------------------------------------------------- */
 
@@ -231,10 +247,10 @@ void tn__dropin_fence_drain(tn__dropin_device *device);
 /* Bytes freed that are not back in their pools. */
 size_t tn__dropin_fence_bytes(tn__dropin_device *device);
 
-/* The device ends: the others' freed memory waits for it no more. */
+/* The device ends: it is found no more, and the others' freed memory waits for it no more. */
 void tn__dropin_fence_forget(const tn__dropin_device *gone);
 
-/* The device is out of use and idle: gives all back and destroys the events. */
+/* The device has been forgotten, is out of use and idle: gives all back and destroys the events. */
 void tn__dropin_fence_close(tn__dropin_device *device);
 
 /* ---- large blocks: dropin_whole.c ------------------------------------------------------------ */

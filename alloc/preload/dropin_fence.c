@@ -16,8 +16,9 @@
  * Where the driver has no such event the device is waited for, once a batch. While a stream
  * captures neither is legal: batches stay open.
  *
- * One mutex for all devices, never held in a wait. Invariant under it: a device's waiting_bytes is
- * the sum over its batches, those that a thread waits for included.
+ * One mutex for all devices, never held in a wait. Invariants under it: a device's waiting_bytes is
+ * the sum over its batches, those that a thread waits for included; a batch has events only of
+ * devices that are in the table.
  */
 #include "dropin.h"
 #include "host_alloc.h"
@@ -54,6 +55,7 @@ static void spare_event(tn__dropin_device *device, tn__event event) {
     device->spare_events[device->spare_count++] = event;
 }
 
+/* A device is there as long as a batch has an event of it. */
 static void spare_events(tn__dropin_batch *batch) {
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
         if (batch->events[i]) spare_event(tn__dropin.devices[i], batch->events[i]);
@@ -89,8 +91,12 @@ static tn_status record(tn__dropin_batch *batch) {
 /* Not under the mutex. */
 static tn_status wait_for_devices(void) {
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
-        const tn__dropin_device *device = tn__dropin.devices[i];
-        if (device) TN_TRY(device->driver->synchronize(device->state));
+        tn__dropin_device *device = tn__dropin_device_pin(i);
+        tn_status status;
+        if (!device) continue;
+        status = device->driver->synchronize(device->state);
+        tn__dropin_device_unpin(device);
+        TN_TRY(status);
     }
     tn__dropin_count(&tn__dropin.counts.device_waits);
     return TN_OK;
@@ -209,26 +215,66 @@ static int is_done(const tn__dropin_batch *batch) {
     return 1;
 }
 
-static tn_status wait_for_batch(const tn__dropin_batch *batch) {
-    for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
-        const tn__dropin_device *device = tn__dropin.devices[i];
-        if (!batch->events[i]) continue;
-        TN_TRY(device->driver->event_synchronize(device->state, batch->events[i]));
+/* The event is this thread's alone meanwhile. Its device may leave the table, but does not end. */
+static tn_status wait_for_event(tn__dropin_batch *batch, int ordinal) {
+    tn__dropin_device *device = NULL;
+    tn__event event;
+    tn_status status;
+    pthread_mutex_lock(&mutex);
+    event = batch->events[ordinal];
+    if (event) device = tn__dropin_device_pin(ordinal);
+    batch->events[ordinal] = NULL;
+    pthread_mutex_unlock(&mutex);
+    if (!device) return TN_OK;
+    status = device->driver->event_synchronize(device->state, event);
+    pthread_mutex_lock(&mutex);
+    if (tn__dropin.devices[ordinal] != device) {
+        (void)device->driver->event_destroy(device->state, event);
+    } else if (status == TN_OK) {
+        spare_event(device, event);
+    } else {
+        batch->events[ordinal] = event;
     }
+    pthread_mutex_unlock(&mutex);
+    tn__dropin_device_unpin(device);
+    return status;
+}
+
+static tn_status wait_for_batch(tn__dropin_batch *batch) {
+    for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++)
+        TN_TRY(wait_for_event(batch, i));
     tn__dropin_count(&tn__dropin.counts.fence_waits);
     return TN_OK;
 }
 
-/* 0: there is no batch behind a fence, or it can not be waited for. */
-static int wait_for_oldest(tn__dropin_device *device) {
+/* Into the hands of this thread, where others find it still; and out of them. */
+static tn__dropin_batch *begin_wait(tn__dropin_device *device) {
     tn__dropin_batch *batch;
-    tn_status status;
     pthread_mutex_lock(&mutex);
     batch = take_oldest(device);
+    if (batch) {
+        batch->next = device->waited;
+        device->waited = batch;
+    }
     pthread_mutex_unlock(&mutex);
+    return batch;
+}
+
+static void end_wait(tn__dropin_device *device, const tn__dropin_batch *batch) {
+    tn__dropin_batch **at = &device->waited;
+    while (*at != batch)
+        at = &(*at)->next;
+    *at = batch->next;
+}
+
+/* 0: there is no batch behind a fence, or it can not be waited for. */
+static int wait_for_oldest(tn__dropin_device *device) {
+    tn__dropin_batch *batch = begin_wait(device);
+    tn_status status;
     if (!batch) return 0;
     status = wait_for_batch(batch);
     pthread_mutex_lock(&mutex);
+    end_wait(device, batch);
     if (status == TN_OK) {
         release(device, batch);
     } else {
@@ -268,28 +314,28 @@ size_t tn__dropin_fence_bytes(tn__dropin_device *device) {
     return bytes;
 }
 
-/* Other devices' batches wait for it no more. */
-static void forget_device(const tn__dropin_device *gone) {
-    for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
-        const tn__dropin_device *device = tn__dropin.devices[i];
-        tn__dropin_batch *batch = device ? device->oldest : NULL;
-        for (; batch; batch = batch->next) {
-            tn__event *event = &batch->events[gone->ordinal];
-            if (*event) (void)gone->driver->event_destroy(gone->state, *event);
-            *event = NULL;
-        }
+static void forget_in(const tn__dropin_device *gone, tn__dropin_batch *batch) {
+    for (; batch; batch = batch->next) {
+        tn__event *event = &batch->events[gone->ordinal];
+        if (*event) (void)gone->driver->event_destroy(gone->state, *event);
+        *event = NULL;
     }
 }
 
 void tn__dropin_fence_forget(const tn__dropin_device *gone) {
     pthread_mutex_lock(&mutex);
-    forget_device(gone);
+    for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
+        const tn__dropin_device *device = tn__dropin.devices[i];
+        if (!device) continue;
+        forget_in(gone, device->oldest);
+        forget_in(gone, device->waited);
+    }
+    tn__dropin_device_remove(gone);
     pthread_mutex_unlock(&mutex);
 }
 
 void tn__dropin_fence_close(tn__dropin_device *device) {
     pthread_mutex_lock(&mutex);
-    forget_device(device);
     while (device->oldest)
         release(device, take_oldest(device));
     if (device->open) release(device, device->open);

@@ -239,20 +239,22 @@ static tn__cu_result hook_info(size_t *free_bytes, size_t *total_bytes) {
 
 /* ---- memory that stays the driver's ---------------------------------------------------------- */
 
+static size_t trim(tn_pool *pool) {
+    size_t released = 0;
+    return pool && tn_pool_trim(pool, 0, &released) == TN_OK ? released : 0;
+}
+
 int tn__dropin_give_back(void) {
     size_t sum = 0;
     if (tn__dropin.is_over) return 0;
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
-        tn__dropin_device *device = tn__dropin.devices[i];
-        size_t released = 0;
+        tn__dropin_device *device = tn__dropin_device_pin(i);
         if (!device) continue;
         tn__dropin_fence_drain(device);
         sum += tn__dropin_whole_trim(device, 0);
-        if (tn_pool_trim(device->pool, 0, &released) == TN_OK) sum += released;
-        released = 0;
-        if (device->stream_pool && tn_pool_trim(device->stream_pool, 0, &released) == TN_OK) {
-            sum += released;
-        }
+        sum += trim(device->pool);
+        sum += trim(device->stream_pool);
+        tn__dropin_device_unpin(device);
     }
     if (sum) tn__dropin_count(&tn__dropin.counts.retries);
     return sum != 0;
@@ -285,14 +287,20 @@ static tn__cu_result hook_mipmapped(void **out, const void *description, unsigne
 }
 
 static tn__cu_result hook_reset(tn__cu_device device) {
+    tn__cu_result result;
     tn__dropin_device_close(device);
-    return TN__REAL(cuDevicePrimaryCtxReset)(device);
+    result = TN__REAL(cuDevicePrimaryCtxReset)(device);
+    tn__dropin_device_closed(device);
+    return result;
 }
 
 /* The runtime asks for the older one, programs on the driver for this. */
 static tn__cu_result hook_reset_v2(tn__cu_device device) {
+    tn__cu_result result;
     tn__dropin_device_close(device);
-    return TN__REAL(cuDevicePrimaryCtxReset_v2)(device);
+    result = TN__REAL(cuDevicePrimaryCtxReset_v2)(device);
+    tn__dropin_device_closed(device);
+    return result;
 }
 
 void tn__dropin_memory_hooks(tn__dropin_calls *hooks) {

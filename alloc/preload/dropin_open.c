@@ -70,6 +70,41 @@ static int watch_exit(void) {
     return is_watched;
 }
 
+/* ---- pins ------------------------------------------------------------------------------------ */
+
+static pthread_mutex_t pins_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t unpinned = PTHREAD_COND_INITIALIZER;
+
+tn__dropin_device *tn__dropin_device_pin(int ordinal) {
+    tn__dropin_device *device;
+    pthread_mutex_lock(&pins_mutex);
+    device = tn__dropin.devices[ordinal];
+    if (device) device->pins++;
+    pthread_mutex_unlock(&pins_mutex);
+    return device;
+}
+
+void tn__dropin_device_unpin(tn__dropin_device *device) {
+    pthread_mutex_lock(&pins_mutex);
+    if (--device->pins == 0) pthread_cond_broadcast(&unpinned);
+    pthread_mutex_unlock(&pins_mutex);
+}
+
+void tn__dropin_device_remove(const tn__dropin_device *device) {
+    pthread_mutex_lock(&pins_mutex);
+    tn__dropin.devices[device->ordinal] = NULL;
+    tn__dropin.contexts[device->ordinal] = NULL;
+    pthread_mutex_unlock(&pins_mutex);
+}
+
+/* It has been removed. */
+static void await_unpinned(const tn__dropin_device *device) {
+    pthread_mutex_lock(&pins_mutex);
+    while (device->pins > 0)
+        pthread_cond_wait(&unpinned, &pins_mutex);
+    pthread_mutex_unlock(&pins_mutex);
+}
+
 /* ---- devices --------------------------------------------------------------------------------- */
 
 static tn_status make_pool(const tn__dropin_device *device, const char *name, tn_pool **out) {
@@ -122,12 +157,16 @@ static int refused[TN__DROPIN_DEVICES_MAX];
 /* One that a reset took away with what it had; once for each, since it is refused then. */
 static tn__dropin_device *left_behind[TN__DROPIN_DEVICES_MAX];
 
+/* Its context is being reset: what was opened meanwhile would go with it. */
+static int is_ending[TN__DROPIN_DEVICES_MAX];
+
 static tn__dropin_device *open_once(int ordinal, void *context) {
     tn__dropin_device *device = NULL;
     pthread_mutex_lock(&mutex);
     device = tn__dropin.devices[ordinal];
-    if (!device && !refused[ordinal]) {
+    if (!device && !refused[ordinal] && !is_ending[ordinal]) {
         if (open_device(ordinal, context, &device) == TN_OK) {
+            tn__dropin.contexts[ordinal] = context;
             tn__dropin.devices[ordinal] = device;
         } else {
             refused[ordinal] = 1;
@@ -159,7 +198,7 @@ tn__dropin_device *tn__dropin_device_current(void) {
     int ordinal = 0;
     if (tn__dropin.is_over || tn__dropin.is_recording_only) return NULL;
     if (contexts.current(&context) != TN__CU_SUCCESS || !context) return NULL;
-    if (device && device->context == context) return device;
+    if (device && tn__dropin.contexts[last] == context) return device;
     if (contexts.device(&ordinal) != TN__CU_SUCCESS) return NULL;
     if (ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return NULL;
     device = tn__dropin.devices[ordinal];
@@ -210,10 +249,11 @@ tn_pool *tn__dropin_stream_pool(tn__dropin_device *device) {
     tn_pool *pool;
     int is_new = 0;
     pthread_mutex_lock(&mutex);
-    if (!device->stream_pool) {
-        is_new = make_pool(device, "cuMemAllocAsync", &device->stream_pool) == TN_OK;
-    }
     pool = device->stream_pool;
+    if (!pool) {
+        is_new = make_pool(device, "cuMemAllocAsync", &pool) == TN_OK;
+        device->stream_pool = pool;
+    }
     pthread_mutex_unlock(&mutex);
     if (is_new) tn__dropin_peers_apply(device);
     return pool;
@@ -232,31 +272,60 @@ static void end_blocks(tn__dropin_device *device, int are_given) {
     }
 }
 
+static void leave_behind(tn__dropin_device *device) {
+    pthread_mutex_lock(&mutex);
+    left_behind[device->ordinal] = device;
+    refused[device->ordinal] = 1;
+    pthread_mutex_unlock(&mutex);
+    end_blocks(device, 0);
+}
+
+/* No thread finds the device any more, or has it pinned. */
+static void give_all_back(tn__dropin_device *device) {
+    tn__dropin_fence_close(device);
+    end_blocks(device, 1);
+    tn__dropin_streams_close(device);
+    (void)tn__dropin_whole_trim(device, 0);
+    if (device->stream_pool) (void)tn_pool_destroy(device->stream_pool);
+    destroy_device(device);
+}
+
+/* NULL: the device is not open. */
+static tn__dropin_device *begin_ending(int ordinal) {
+    tn__dropin_device *device;
+    pthread_mutex_lock(&mutex);
+    device = is_ending[ordinal] ? NULL : tn__dropin.devices[ordinal];
+    is_ending[ordinal]++;
+    pthread_mutex_unlock(&mutex);
+    return device;
+}
+
+static int is_known(int ordinal) { return ordinal >= 0 && ordinal < TN__DROPIN_DEVICES_MAX; }
+
 /* All work ends first. Where it ends in an error nothing can be given back: all goes with the
  * context, and the pools, which must not touch its memory again, are left as they are. From then on
  * the device is the driver's. */
 void tn__dropin_device_close(int ordinal) {
-    tn__dropin_device *device = NULL;
-    if (tn__dropin.is_over || ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return;
-    device = tn__dropin.devices[ordinal];
-    if (device) tn__dropin_peers_close(device);
-    pthread_mutex_lock(&mutex);
-    device = tn__dropin.devices[ordinal];
-    if (device && tn_device_synchronize(device->device) != TN_OK) {
-        tn__dropin_fence_forget(device);
-        left_behind[ordinal] = device;
-        tn__dropin.devices[ordinal] = NULL;
-        refused[ordinal] = 1;
-        end_blocks(device, 0);
-    } else if (device) {
-        tn__dropin_fence_close(device);
-        end_blocks(device, 1);
-        tn__dropin_streams_close(device);
-        tn__dropin.devices[ordinal] = NULL;
-        (void)tn__dropin_whole_trim(device, 0);
-        if (device->stream_pool) (void)tn_pool_destroy(device->stream_pool);
-        destroy_device(device);
+    tn__dropin_device *device;
+    int is_good;
+    if (tn__dropin.is_over || !is_known(ordinal)) return;
+    device = begin_ending(ordinal);
+    if (!device) return;
+    tn__dropin_peers_close(device);
+    is_good = tn_device_synchronize(device->device) == TN_OK;
+    tn__dropin_fence_forget(device);
+    await_unpinned(device);
+    if (is_good) {
+        give_all_back(device);
+    } else {
+        leave_behind(device);
     }
+}
+
+void tn__dropin_device_closed(int ordinal) {
+    if (tn__dropin.is_over || !is_known(ordinal)) return;
+    pthread_mutex_lock(&mutex);
+    is_ending[ordinal]--;
     pthread_mutex_unlock(&mutex);
 }
 

@@ -59,13 +59,14 @@ void tn__dropin_peers_close(const tn__dropin_device *gone) {
 /* A device without pools is not opened for it: it is told when it is. */
 static void change(int owner, int user, int is_allowed) {
     const uint64_t bit = (uint64_t)1 << user;
-    tn__dropin_device *device = tn__dropin.devices[owner];
-    const tn__dropin_device *peer = tn__dropin.devices[user];
+    const tn__dropin_device *device, *peer;
     pthread_mutex_lock(&mutex);
+    device = tn__dropin.devices[owner];
+    peer = tn__dropin.devices[user];
     reached_by[owner] = is_allowed ? reached_by[owner] | bit : reached_by[owner] & ~bit;
     if (!is_allowed && device && peer) tell_pools(device, peer, 0);
+    if (is_allowed && device) apply_locked(device);
     pthread_mutex_unlock(&mutex);
-    if (is_allowed && device) tn__dropin_peers_apply(device);
 }
 
 static void change_of_contexts(void *owner_context, int is_allowed) {

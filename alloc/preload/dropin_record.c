@@ -139,7 +139,8 @@ static void write_device(FILE *file, const tn__dropin_device *device) {
     write_pool(file, name, device->pool);
     snprintf(name, sizeof name, "device%d.stream_pool", device->ordinal);
     write_pool(file, name, device->stream_pool);
-    fprintf(file, "device%d.whole_bytes: %zu\n", device->ordinal, device->whole_bytes);
+    fprintf(file, "device%d.whole_bytes: %zu\n", device->ordinal,
+            atomic_load(&device->whole_bytes));
     if (tn_device_driver_stats(device->device, &stats) != TN_OK) return;
     for (int call = 0; call < TN_CALL_COUNT; call++) {
         if (!stats.calls[call]) continue;
@@ -159,8 +160,10 @@ static void write_report(FILE *file) {
             "peak_live_bytes: %zu\nlive_bytes_at_exit: %zu\nlive_blocks_at_exit: %" PRIu64 "\n",
             peak_bytes, live_bytes, live_blocks);
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
-        const tn__dropin_device *device = tn__dropin.devices[i];
-        if (device) write_device(file, device);
+        tn__dropin_device *device = tn__dropin_device_pin(i);
+        if (!device) continue;
+        write_device(file, device);
+        tn__dropin_device_unpin(device);
     }
 }
 

@@ -2,6 +2,8 @@
  * own, devices that have only work, memory that ends with something else. */
 #include <pthread.h>
 #include <sched.h>
+#include <semaphore.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "program_checks.h"
@@ -37,6 +39,11 @@ static void write_on(CUstream stream, CUdeviceptr memory, size_t bytes, double u
     EXPECT_OK(DRIVER(tnsim_launch)(stream, "write", &range, 1, us));
 }
 
+static void await(int gate) {
+    while (!DRIVER(lookalike_is_waiting)(gate))
+        sched_yield();
+}
+
 /* ---- devices --------------------------------------------------------------------------------- */
 
 /* One of two devices is reset after an error that stays: the other one's memory, which waits for
@@ -60,6 +67,96 @@ static void reset_of_one(void) {
     EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(1));
     release(allocate(MIB));
 }
+
+static int retained_in_reset;
+
+static void *free_in_reset(void *unused) {
+    use_device(1);
+    await(LOOKALIKE_RESET);
+    for (int i = 0; i < 3; i++)
+        release(allocate(40 * MIB)); /* a fence each, on every device that is in use */
+    retained_in_reset = DRIVER(lookalike_retained)(0);
+    DRIVER(lookalike_hold)(LOOKALIKE_RESET, 0);
+    return unused;
+}
+
+/* What another thread frees elsewhere does not open the device that is being reset: what was opened
+ * would go with the context. */
+static void reset_beside_frees(void) {
+    pthread_t thread;
+    use_device(1);
+    allocate(4096);
+    use_device(0);
+    allocate(4096);
+    DRIVER(lookalike_hold)(LOOKALIKE_RESET, 1);
+    EXPECT(pthread_create(&thread, NULL, free_in_reset, NULL) == 0);
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(0));
+    EXPECT(pthread_join(thread, NULL) == 0);
+    EXPECT(retained_in_reset == 1); /* by this program */
+    release(allocate(40 * MIB));
+}
+
+static void *wait_for_fences(void *stream) {
+    CUdeviceptr blocks[8];
+    use_device(1);
+    write_on(stream, 0, 0, 10);
+    for (int i = 0; i < 8; i++)
+        blocks[i] = allocate(40 * MIB);
+    for (int i = 0; i < 8; i++)
+        release(blocks[i]);
+    release(allocate(4096)); /* too much is behind fences: a wait for the oldest */
+    return NULL;
+}
+
+static sem_t is_reset;
+
+static void *reset_first(void *unused) {
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(0));
+    sem_post(&is_reset);
+    return unused;
+}
+
+static int is_reset_within_50_ms(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    return sem_timedwait(&is_reset, &until) == 0;
+}
+
+/* Device of 1 GiB. Another thread waits for a fence on the first device's event (nth 1), which the
+ * reset waits for, or on the second's (2), which it does not. */
+static void reset_beside_a_wait_for_event(int nth) {
+    pthread_t waits, resets;
+    CUstream stream;
+    EXPECT(sem_init(&is_reset, 0, 0) == 0);
+    use_device(0);
+    allocate(4096);
+    use_device(1);
+    allocate(4096);
+    stream = new_stream();
+    EXPECT_OK(DRIVER(tnsim_stall)(stream, 1));
+    DRIVER(lookalike_hold)(LOOKALIKE_EVENT_WAIT, nth);
+    EXPECT(pthread_create(&waits, NULL, wait_for_fences, stream) == 0);
+    await(LOOKALIKE_EVENT_WAIT);
+    EXPECT(pthread_create(&resets, NULL, reset_first, NULL) == 0);
+    if (nth == 1) {
+        EXPECT(!is_reset_within_50_ms());
+    } else {
+        EXPECT(sem_wait(&is_reset) == 0);
+    }
+    EXPECT_OK(DRIVER(tnsim_stall)(stream, 0));
+    DRIVER(lookalike_hold)(LOOKALIKE_EVENT_WAIT, 0);
+    EXPECT(pthread_join(waits, NULL) == 0);
+    EXPECT(pthread_join(resets, NULL) == 0);
+    release(allocate(40 * MIB));
+    EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(1));
+    EXPECT(DRIVER(tnsim_race_count)() == 0);
+}
+
+static void reset_beside_a_wait_for_it(void) { reset_beside_a_wait_for_event(1); }
+static void reset_beside_a_wait_for_another(void) { reset_beside_a_wait_for_event(2); }
 
 /* A device that has no memory of its own here may work on another's: that comes again only when
  * both are done. */
@@ -193,14 +290,13 @@ static void *let_go_on(void *unused) {
     CUstream stream;
     use_device(0);
     stream = new_stream();
-    while (!DRIVER(lookalike_is_waiting)())
-        sched_yield();
+    await(LOOKALIKE_CONTEXT_WAIT);
     EXPECT_OK(DRIVER(cuMemAllocAsync)(&memory, 4096, stream));
     EXPECT_OK(DRIVER(cuMemFreeAsync)(memory, stream));
     memory = allocate(4096);
     release(memory);
     EXPECT_OK(DRIVER(cuStreamDestroy_v2)(stream));
-    DRIVER(lookalike_hold)(0);
+    DRIVER(lookalike_hold)(LOOKALIKE_CONTEXT_WAIT, 0);
     return unused;
 }
 
@@ -211,7 +307,7 @@ static void free_beside_others(void) {
     use_device(0);
     EXPECT_OK(DRIVER(tnsim_fault)("cuCtxRecordEvent", 1, 1, CUDA_ERROR_NOT_SUPPORTED));
     memory = allocate(40 * MIB);
-    DRIVER(lookalike_hold)(1);
+    DRIVER(lookalike_hold)(LOOKALIKE_CONTEXT_WAIT, 1);
     EXPECT(pthread_create(&thread, NULL, let_go_on, NULL) == 0);
     release(memory);
     EXPECT(pthread_join(thread, NULL) == 0);
@@ -223,6 +319,9 @@ static const program_case cases[] = {
     {"no_wait_to_allocate", no_wait_to_allocate},
     {"free_beside_others", free_beside_others},
     {"reset_of_one", reset_of_one},
+    {"reset_beside_frees", reset_beside_frees},
+    {"reset_beside_a_wait_for_it", reset_beside_a_wait_for_it},
+    {"reset_beside_a_wait_for_another", reset_beside_a_wait_for_another},
     {"work_of_another_device", work_of_another_device},
     {"peers_both_ways", peers_both_ways},
     {"own_context", own_context},

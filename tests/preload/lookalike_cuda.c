@@ -235,21 +235,39 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
-static _Atomic int is_held, is_waiting;
+static struct {
+    _Atomic int nth; /* 0: open */
+    _Atomic int is_waiting;
+} gates[LOOKALIKE_GATES];
 
-void lookalike_hold(int hold) { is_held = hold; }
-int lookalike_is_waiting(void) { return is_waiting; }
+void lookalike_hold(int gate, int nth) { gates[gate].nth = nth; }
+int lookalike_is_waiting(int gate) { return gates[gate].is_waiting; }
+
+static void pass(int gate) {
+    if (gates[gate].nth > 1) {
+        gates[gate].nth--;
+        return;
+    }
+    gates[gate].is_waiting = 1;
+    while (gates[gate].nth)
+        sched_yield();
+    gates[gate].is_waiting = 0;
+}
 
 CUresult cuCtxSynchronize(void) {
-    is_waiting = 1;
-    while (is_held)
-        sched_yield();
-    is_waiting = 0;
+    pass(LOOKALIKE_CONTEXT_WAIT);
     return INNER(cuCtxSynchronize)();
 }
 
+CUresult cuEventSynchronize(CUevent event) {
+    pass(LOOKALIKE_EVENT_WAIT);
+    return INNER(cuEventSynchronize)(event);
+}
+
 static int has_own_context;
-static int retained[2];
+static _Atomic int retained[2];
+
+int lookalike_retained(CUdevice device) { return retained[device]; }
 
 void lookalike_use_own_context(int is_own) { has_own_context = is_own; }
 
@@ -288,6 +306,7 @@ long lookalike_left_at_reset(void) { return left_at_reset; }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     (void)device;
+    pass(LOOKALIKE_RESET);
     left_at_reset = (long)range_count;
     return CUDA_SUCCESS;
 }

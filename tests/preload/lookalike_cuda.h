@@ -38,9 +38,14 @@ CUresult cuGetProcAddress(const char *symbol, void **out, int version, uint64_t 
  * one; else it is that. */
 void lookalike_use_own_context(int is_own);
 
-/* From now on cuCtxSynchronize waits until it is let go on; whether one does. */
-void lookalike_hold(int hold);
-int lookalike_is_waiting(void);
+/* The nth call from now on, and those after it, wait until they are let go on (0); whether one
+ * does. */
+enum { LOOKALIKE_CONTEXT_WAIT, LOOKALIKE_EVENT_WAIT, LOOKALIKE_RESET, LOOKALIKE_GATES };
+void lookalike_hold(int gate, int nth);
+int lookalike_is_waiting(int gate);
+
+/* How often the device's primary context is retained. */
+int lookalike_retained(CUdevice device);
 
 /* Memory ends without a call of the program's: with its context, or with a graph. */
 CUresult lookalike_lose(CUdeviceptr address);

@@ -10,6 +10,10 @@ for pool in plain vmm async; do
     run_under "--pool $pool" preload_edge_program free_beside_others
     expect_status 0
 done
+for case in reset_beside_frees reset_beside_a_wait_for_it reset_beside_a_wait_for_another; do
+    TENURE_SIM_DEVICES=2 TENURE_SIM_MEMORY=1GiB run_under "" preload_edge_program "$case"
+    expect_status 0
+done
 TENURE_SIM_DEVICES=2 run_under "" preload_edge_program work_of_another_device
 expect_status 0
 run_under "" preload_edge_program own_context
