@@ -187,11 +187,11 @@ static void settle_quietly(tn_ring *ring) {
 }
 
 /* The token's end: by its scope, or after the hold's. In the second case the ring's lock is held,
- * or the ring is gone. */
+ * or the ring is gone but for its lock. */
 static void hold_token_ended(void *context) {
     tn__ring_hold *hold = context;
+    tn_ring *ring = hold->ring;
     if (!atomic_load_explicit(&hold->is_over, memory_order_acquire)) {
-        tn_ring *ring = hold->ring;
         pthread_mutex_lock(&ring->lock);
         if (!atomic_load_explicit(&hold->is_over, memory_order_relaxed)) {
             tn__ring_forsake(ring, hold);
@@ -201,6 +201,7 @@ static void hold_token_ended(void *context) {
         pthread_mutex_unlock(&ring->lock);
     }
     tn__host_free(hold);
+    tn__ring_drop(ring);
 }
 
 /* A tensor without bytes in the scope of the acquire: it ends with it. */
@@ -213,7 +214,10 @@ static tn_status make_token(tn__ring_hold *hold, tn_scope scope) {
     memory.stream = hold->ring->stream;
     memory.release = hold_token_ended;
     memory.context = hold;
-    return tn_tensor_adopt(scope, &config, &memory, &hold->token);
+    atomic_fetch_add(&hold->ring->references, 1);
+    const tn_status status = tn_tensor_adopt(scope, &config, &memory, &hold->token);
+    if (status != TN_OK) tn__ring_drop(hold->ring);
+    return status;
 }
 
 static tn_status new_hold(tn_ring *ring, int unit, tn_scope scope, tn__ring_hold **out) {

@@ -24,6 +24,12 @@ static tn_status check_config(const tn_ring_config *config) {
     return TN_OK;
 }
 
+void tn__ring_drop(tn_ring *ring) {
+    if (atomic_fetch_sub(&ring->references, 1) > 1) return;
+    pthread_mutex_destroy(&ring->lock);
+    tn__host_free(ring);
+}
+
 static void ring_free(tn_ring *ring) {
     for (int i = 0; i < ring->unit_count; i++) {
         tn__host_free(ring->units[i].name);
@@ -37,8 +43,7 @@ static void ring_free(tn_ring *ring) {
     tn__host_free(ring->slots);
     tn__host_free(ring->name);
     tn__host_free(ring->register_text);
-    pthread_mutex_destroy(&ring->lock);
-    tn__host_free(ring);
+    tn__ring_drop(ring);
 }
 
 tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out) {
@@ -51,6 +56,7 @@ tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out) {
                tn_comm_name(config->comm));
     tn_ring *ring = tn__host_alloc(1, sizeof *ring);
     if (!ring) return TN_OUT_OF_HOST_MEMORY;
+    atomic_init(&ring->references, 1);
     pthread_mutex_init(&ring->lock, NULL);
     ring->scope = config->scope;
     ring->device = device;

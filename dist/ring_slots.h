@@ -103,6 +103,7 @@ typedef struct tn__ring_schedule {
 } tn__ring_schedule;
 
 struct tn_ring {
+    atomic_int references; /* the program's, and of each hold that has a token: of the lock */
     pthread_mutex_t lock;
     char *name;
     tn_scope scope;
@@ -231,6 +232,9 @@ void tn__ring_schedule_deinit(tn__ring_schedule *schedule);
 void tn__ring_mix(tn_ring *ring, uint64_t what, int unit, size_t offset);
 
 /* ---- ring_make.c --------------------------------------------------------------------------- */
+
+/* Ends a reference. Whoever closes a token's scope while the ring ends finds the lock there. */
+void tn__ring_drop(tn_ring *ring);
 
 /* A ring whose units need no communicator, if config->comm is NULL. */
 tn_status tn__ring_create(const tn_ring_config *config, tn_ring **out);

@@ -1,5 +1,5 @@
 /* A ring whose leases are ended, and whose scopes are closed, by another thread than the one that
- * acquires: both are allowed, and what the other thread has not done yet is TN_IN_USE.
+ * acquires, and ends it: both are allowed, and what the other thread has not done yet is TN_IN_USE.
  */
 #include "ring_fixture.h"
 
@@ -79,6 +79,16 @@ static void leases_end_on_another_thread(void **state) {
     ring_fixture_close(&f);
 }
 
+static tn_scope acquire_all(const ring_fixture *f) {
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_scope scope = {0};
+    config.parent = f->t.scope;
+    EXPECT_OK(tn_scope_create(&config, &scope));
+    for (int unit = 0; unit < UNITS; unit++)
+        EXPECT_OK(tn_ring_acquire(f->ring, unit, scope, f->t.stream));
+    return scope;
+}
+
 /* While the other thread gives up a step's units, this one goes on with the next step. */
 static void scopes_close_on_another_thread(void **state) {
     ring_fixture f;
@@ -89,12 +99,7 @@ static void scopes_close_on_another_thread(void **state) {
     ring_fixture_start(&f, UNITS, ROWS);
     helper_begin(&other);
     for (int round = 0; round < ROUNDS; round++) {
-        tn_scope_config config = TN_SCOPE_CONFIG_INIT;
-        tn_scope scope = {0};
-        config.parent = f.t.scope;
-        EXPECT_OK(tn_scope_create(&config, &scope));
-        for (int unit = 0; unit < UNITS; unit++)
-            EXPECT_OK(tn_ring_acquire(f.ring, unit, scope, f.t.stream));
+        const tn_scope scope = acquire_all(&f);
         atomic_store(&other.scope, scope.value);
         for (int unit = 0; unit < UNITS; unit++) {
             EXPECT_OK(tn_ring_acquire(f.ring, unit, NO_SCOPE, f.t.other));
@@ -107,10 +112,34 @@ static void scopes_close_on_another_thread(void **state) {
     ring_fixture_close(&f);
 }
 
+/* Whoever closes a scope finds the ring there, or knows that it is gone. */
+static void a_ring_ends_while_a_scope_closes(void **state) {
+    ring_fixture f;
+    helper other;
+    (void)state;
+    ring_fixture_open(&f, 0);
+    f.config.slots = UNITS;
+    for (int unit = 0; unit < UNITS; unit++)
+        ring_fixture_add(&f, ROWS, 1);
+    helper_begin(&other);
+    for (int round = 0; round < ROUNDS; round++) {
+        ring_fixture_make(&f);
+        EXPECT_OK(tn_ring_seal(f.ring));
+        const tn_scope scope = acquire_all(&f);
+        atomic_store(&other.scope, scope.value);
+        EXPECT_OK(tn_ring_destroy(f.ring));
+        await(&other.scope);
+    }
+    f.ring = NULL;
+    helper_end(&other);
+    ring_fixture_close(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(leases_end_on_another_thread),
         cmocka_unit_test(scopes_close_on_another_thread),
+        cmocka_unit_test(a_ring_ends_while_a_scope_closes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
