@@ -42,9 +42,11 @@ static tn_status prepare_lane(tn_pool *pool, const tn__request *request) {
     return cache ? tn__cache_lane_open(cache, request->stream, &lane) : TN_OK;
 }
 
+/* In a capture an adopted stream may be another one than outside of it, with the same handle. */
 static tn__cache_lane *find_lane(tn_pool *pool, const tn__request *request) {
     tn__cache *cache = is_cacheable(request) ? tn__cache_mine(pool) : NULL;
-    return cache ? *tn__cache_lane_slot(cache, request->stream->handle) : NULL;
+    tn__cache_lane *lane = cache ? *tn__cache_lane_slot(cache, request->stream->handle) : NULL;
+    return lane && lane->stream == request->stream ? lane : NULL;
 }
 
 /* Small blocks have none: which of them the threads keep for themselves differs each time. */

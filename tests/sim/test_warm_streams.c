@@ -1,5 +1,6 @@
 /* Which streams are warm: what it costs to name one, and what happens when it ends. */
-#include "test_pools.h"
+#include "test_graphs.h"
+#include "pool_internal.h"
 
 #define KIB ((size_t)1 << 10)
 
@@ -158,6 +159,50 @@ static void what_a_thread_kept_is_waited_for_by_other_streams_only(void **state)
     close_fixture(&f);
 }
 
+/* Streams that the pool has asked for lately are known by their handles; this one not any more. */
+static size_t let_forget(fixture *f, tn_stream forgotten, tn_stream *others, size_t most) {
+    const tn__order *order = &f->pool->order;
+    const tn__recent_stream *recent = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < TN__STREAM_RECENT; i++) {
+        if (order->recent[i].handle == forgotten) recent = &order->recent[i];
+    }
+    assert_non_null(recent);
+    while (count < most && recent->handle == forgotten) {
+        others[count] = test_open_stream(f->device);
+        test_give(f->pool, test_take(f->pool, KIB, others[count]), others[count]);
+        count++;
+    }
+    assert_ptr_not_equal(recent->handle, forgotten);
+    return count;
+}
+
+/* A stream in a capture that has to be asked for is another one, and its blocks are not for the
+ * lane that the thread keeps for the stream outside of it. */
+static void a_capture_gets_no_block_for_the_lane_of_its_stream(void **state) {
+    enum { OTHERS_MAX = 1000 };
+    tn_stream others[OTHERS_MAX];
+    fixture f;
+    (void)state;
+    open_fixture(&f);
+    tn_stream adopted = test_open_foreign_stream(f.device);
+    EXPECT_OK(tn_stream_adopt(f.device, adopted));
+    test_give(f.pool, test_take(f.pool, 4 * KIB, adopted), adopted);
+    size_t count = let_forget(&f, adopted, others, OTHERS_MAX);
+    test_capture_begin(f.device, adopted, TEST_CAPTURE_RELAXED);
+    void *block = test_take(f.pool, 64 * KIB, adopted);
+    test_give(f.pool, block, adopted);
+    assert_true(test_is_capturing(f.device, adopted));
+    test_graph graph = test_capture_end(f.device, adopted);
+    test_graph_destroy(f.device, &graph);
+    EXPECT_OK(tn_pool_trim(f.pool, 0, NULL));
+    for (size_t i = 0; i < count; i++)
+        EXPECT_OK(tn_stream_destroy(f.device, others[i]));
+    EXPECT_OK(tn_stream_forget(f.device, adopted));
+    test_close_foreign_stream(f.device, adopted);
+    close_fixture(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streams_whose_end_is_heard_of_cost_no_driver_call),
@@ -165,6 +210,7 @@ int main(void) {
         cmocka_unit_test(the_end_of_a_stream_empties_its_lanes),
         cmocka_unit_test(a_block_may_be_freed_after_its_stream_has_ended),
         cmocka_unit_test(what_a_thread_kept_is_waited_for_by_other_streams_only),
+        cmocka_unit_test(a_capture_gets_no_block_for_the_lane_of_its_stream),
     };
     return cmocka_run_group_tests_name("sim/warm_streams", tests, NULL, NULL);
 }
