@@ -287,11 +287,24 @@ static tn_status end_trace_locked(tn_pool *pool) {
     return trace ? tn__trace_close(trace) : TN_OK;
 }
 
+void tn__pool_keep(tn_pool *pool) { atomic_fetch_add(&pool->keepers, 1); }
+
+void tn__pool_let_go(tn_pool *pool) {
+    unsigned before = atomic_fetch_sub(&pool->keepers, 1);
+    TN_CHECK(before > 0);
+}
+
+static tn_status check_unkept(tn_pool *pool) {
+    if (!atomic_load(&pool->keepers)) return TN_OK;
+    return TN_FAIL(TN_IN_USE, "pool %s has scopes of tensors: close them first", pool->name);
+}
+
 /* Gives everything back. What a failing call leaves can be closed again. */
 static tn_status close_locked(tn_pool *pool) {
     tn__release everything = {.least_bytes = SIZE_MAX, .most_bytes = SIZE_MAX};
     (void)tn__caches_drain(pool);
     if (pool->heap.block_count > 0) return tn__pool_report_leak(pool);
+    TN_TRY(check_unkept(pool));
     TN_TRY(tn__graph_check_released(pool));
     TN_TRY(tn__guests_check_closed(pool));
     TN_TRY(tn__pause_close(pool));

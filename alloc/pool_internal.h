@@ -82,9 +82,10 @@ struct tn_pool {
     size_t address_limit_bytes; /* SIZE_MAX: none */
     double wait_us_max;
     int keep_streams_apart;
-    tn__settle settle;    /* NULL: idle memory may go at once */
-    size_t address_bytes; /* VMM: to reserve at a time */
-    size_t page_bytes;    /* VMM: of a handle; else what segments are rounded to */
+    _Atomic unsigned keepers; /* tn__pool_keep */
+    tn__settle settle;        /* NULL: idle memory may go at once */
+    size_t address_bytes;     /* VMM: to reserve at a time */
+    size_t page_bytes;        /* VMM: of a handle; else what segments are rounded to */
 
     size_t most_bytes; /* no request is larger */
 

@@ -22,6 +22,11 @@ typedef struct tn__fence {
     uint64_t epoch;
 } tn__fence;
 
+/* While somebody keeps the pool, tn_pool_destroy is TN_IN_USE: the tensor layer, as long as a root
+ * scope is of it. */
+void tn__pool_keep(tn_pool *pool);
+void tn__pool_let_go(tn_pool *pool);
+
 /* The bit that marks the id of such a stream where ids are kept together with fences. */
 #define TN__STREAM_ID_MAY_GO ((uint64_t)1 << 62)
 

@@ -252,9 +252,10 @@ TN_API TN_MUST_USE tn_status tn_pool_create(tn_device *device, const tn_pool_con
                                             tn_pool **out);
 
 /* Gives all memory back. TN_LEAK while blocks are live: nothing is destroyed and the text names
- * the largest owners. Waits (bounded) for recorded uses of freed blocks: TN_INVALID_STATE if they
- * do not end. TN_IO if its trace could not be completed; like every failure but TN_LEAK, it may
- * have given memory back, and the call can be made again. NULL is a no-op. */
+ * the largest owners. TN_IN_USE, likewise, while a scope of tensors is of the pool. Waits (bounded)
+ * for recorded uses of freed blocks: TN_INVALID_STATE if they do not end. TN_IO if its trace could
+ * not be completed; like every failure but TN_LEAK and TN_IN_USE, it may have given memory back,
+ * and the call can be made again. NULL is a no-op. */
 TN_API tn_status tn_pool_destroy(tn_pool *pool);
 
 /* How long a block is expected to live. A hint for placement only. */

@@ -1,8 +1,9 @@
 /* The list of books, their locks, and what they do when a stream ends.
  *
- * Invariants: a pool has at most one books in the list; a books in the list that has no root
- * scope is about to be collected. The device's stream watch calls with the address of a books,
- * which is looked up in the list and not used otherwise: it may be about to be freed.
+ * Invariants: a books keeps its pool and its device; a pool has at most one books in the list; a
+ * books in the list that has no root scope is about to be collected. The device's stream watch
+ * calls with the address of a books, which is looked up in the list and not used otherwise: it may
+ * be about to be freed.
  */
 #include "books.h"
 
@@ -15,11 +16,13 @@
 
 typedef struct books_list {
     pthread_mutex_t lock;
+    pthread_cond_t ended;
     tn__books *first;
-    unsigned made; /* spreads the books over the locks */
+    tn__books *ending; /* off the list, each with a thread that frees it */
+    unsigned made;     /* spreads the books over the locks */
 } books_list;
 
-static books_list list = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static books_list list = {.lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
 
 static void lock_list(void) { TN_CHECK(pthread_mutex_lock(&list.lock) == 0); }
 
@@ -160,6 +163,7 @@ static tn_status make_books(tn_pool *pool, tn__books **out) {
         return status;
     }
     tn__device_retain(books->device); /* the device's streams and driver are used till the end */
+    tn__pool_keep(pool);
     books->next = list.first;
     list.first = books;
     *out = books;
@@ -194,35 +198,50 @@ static int is_empty(const tn__books *books) {
     return empty;
 }
 
+static tn__books **link_of(tn__books **first, const tn__books *books) {
+    while (*first && *first != books)
+        first = &(*first)->next;
+    return first;
+}
+
 /* A books that is empty stays so while the list is locked: root scopes come through the list. */
-static tn__books *take_empty(void) {
-    tn__books *empty = NULL;
-    lock_list();
+static tn__books *take_empty_locked(void) {
     tn__books **link = &list.first;
-    while (*link) {
-        tn__books *books = *link;
-        if (!is_empty(books)) {
-            link = &books->next;
-            continue;
-        }
-        *link = books->next;
-        books->next = empty;
-        empty = books;
-    }
-    unlock_list();
+    while (*link && !is_empty(*link))
+        link = &(*link)->next;
+    tn__books *empty = *link;
+    if (!empty) return NULL;
+    *link = empty->next;
+    empty->next = list.ending;
+    list.ending = empty;
     return empty;
 }
 
 /* Unwatching waits for calls under way, and these take the list's lock: it must not be held. */
-void tn__books_collect(void) {
-    tn__books *books = take_empty();
-    while (books) {
-        tn__books *next = books->next;
-        tn__device_unwatch_streams(books->device, books);
-        tn__offload_close(books->offload);
-        tn__device_release(books->device);
-        free_leases(books);
-        tn__host_free(books);
-        books = next;
+static void end_books(tn__books *books) {
+    tn__device_unwatch_streams(books->device, books);
+    tn__offload_close(books->offload);
+    free_leases(books);
+    tn__pool_let_go(books->pool);
+    tn__device_release(books->device);
+    lock_list();
+    tn__books **link = link_of(&list.ending, books);
+    *link = books->next;
+    TN_CHECK(pthread_cond_broadcast(&list.ended) == 0);
+    unlock_list();
+    tn__host_free(books);
+}
+
+/* One at a time: nobody waits for more than what his own takes. */
+void tn__books_collect(const tn__books *mine) {
+    tn__books *empty;
+    lock_list();
+    while ((empty = take_empty_locked()) != NULL) {
+        unlock_list();
+        end_books(empty);
+        lock_list();
     }
+    while (*link_of(&list.ending, mine))
+        TN_CHECK(pthread_cond_wait(&list.ended, &list.lock) == 0);
+    unlock_list();
 }

@@ -16,8 +16,9 @@ tn_status tn__books_open(tn_pool *pool, tn__books **out);
 /* The same, but NULL (and no lock held) if there are none. */
 tn__books *tn__books_find(tn_pool *pool);
 
-/* Frees the books that have no scope left. No lock is held. */
-void tn__books_collect(void);
+/* Frees the books that have no scope left. If `mine` had none, it is gone at the return, whichever
+ * thread has freed it: its pool and its device are nobody's then. No lock is held. */
+void tn__books_collect(const tn__books *mine);
 
 /* Where the id of a stream is, if it is kept. */
 static inline unsigned tn__recent_place(tn_stream stream) {

@@ -130,7 +130,7 @@ tn_status tn_scope_create(const tn_scope_config *config, tn_scope *out) {
     tn__closing_retry(books);
     tn_status status = make_scope(books, parent, config, out);
     tn__unlock(books->lock);
-    if (status != TN_OK) tn__books_collect(); /* that were made for this scope */
+    if (status != TN_OK) tn__books_collect(books); /* that were made for this scope */
     return status;
 }
 
@@ -224,18 +224,18 @@ tn_status tn_scope_close(tn_scope scope) {
     tn__scope_object *object;
     if (scope.value == 0) return TN_OK;
     TN_TRY(tn__scope_acquire(scope, &object));
-    unsigned lock = object->books->lock;
+    tn__books *books = object->books;
+    unsigned lock = books->lock;
     tn_status status = check_close(object);
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_announce_empty);
     if (status == TN_OK) tn__scratch_vacate(object);
     if (status == TN_OK) status = for_each_tensor(object, tn__transition_empty);
     if (status == TN_OK) {
-        tn__books *books = object->books;
         delete_scopes(object);
         tn__closing_retry(books);
     }
     tn__unlock(lock);
-    if (status == TN_OK) tn__books_collect();
+    if (status == TN_OK) tn__books_collect(books);
     return status;
 }
 

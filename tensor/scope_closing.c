@@ -112,7 +112,7 @@ void tn__closing_settle(const tn__tensor_object *tensor) {
     (void)settle(topmost_of(tensor->scope));
     int is_over = books->first_root == NULL;
     tn__unlock(lock);
-    if (is_over) tn__books_collect();
+    if (is_over) tn__books_collect(books);
 }
 
 static tn__scope_object *next_topmost(const tn__books *books, const tn__scope_object *after) {
@@ -202,14 +202,15 @@ tn_status tn_scope_close_deferred(tn_scope scope) {
     tn__scope_object *object;
     if (scope.value == 0) return TN_OK;
     TN_TRY(tn__scope_acquire(scope, &object));
-    unsigned lock = object->books->lock;
+    tn__books *books = object->books;
+    unsigned lock = books->lock;
     tn_status status = check(object);
     if (status == TN_OK) {
         for (tn__scope_object *below = object; below; below = tn__scope_next(below, object))
             end_handles(below);
-        tn__closing_retry(object->books);
+        tn__closing_retry(books);
     }
     tn__unlock(lock);
-    if (status == TN_OK) tn__books_collect();
+    if (status == TN_OK) tn__books_collect(books);
     return status;
 }

@@ -255,15 +255,36 @@ static void a_root_that_could_not_be_made_leaves_nothing(void **state) {
 }
 
 /* A scope that is left open keeps the device from being closed under it. */
-static void an_open_scope_keeps_the_device_open(void **state) {
+/* Also one that has no memory of it: what is made there later would come from it. */
+static void an_open_scope_keeps_the_pool_and_the_device_open(void **state) {
     (void)state;
     tensor_fixture fixture;
     tensor_fixture_open(&fixture);
+    EXPECT_STATUS(tn_pool_destroy(fixture.pool), TN_IN_USE);
+    EXPECT_ERROR_HAS("pool fixture has scopes of tensors");
+    tn_tensor tensor = vector_in(fixture.scope, 1000, "later", fixture.stream);
+    EXPECT_STATUS(tn_pool_destroy(fixture.pool), TN_LEAK);
+    EXPECT_OK(tn_tensor_destroy(tensor, fixture.stream));
+    EXPECT_OK(tn_stream_destroy(fixture.device, fixture.stream));
+    EXPECT_OK(tn_stream_destroy(fixture.device, fixture.other));
+    EXPECT_STATUS(tn_device_destroy(fixture.device), TN_IN_USE);
+    EXPECT_OK(tn_scope_close(fixture.scope));
+    EXPECT_OK(tn_pool_destroy(fixture.pool));
+    EXPECT_OK(tn_device_destroy(fixture.device));
+}
+
+static void a_lease_in_a_closing_scope_keeps_the_pool(void **state) {
+    (void)state;
+    tensor_fixture fixture;
+    tensor_fixture_open(&fixture);
+    tn_tensor tensor = fixture_tensor(&fixture, TN_FORMAT_PLAIN, 0, 4, "empty");
+    tn_lease lease = fixture_lease(tensor, TN_PLANE_DATA, TN_WRITE, fixture.stream);
+    EXPECT_OK(tn_scope_close_deferred(fixture.scope));
+    EXPECT_STATUS(tn_pool_destroy(fixture.pool), TN_IN_USE);
+    EXPECT_OK(tn_lease_end(lease));
     EXPECT_OK(tn_stream_destroy(fixture.device, fixture.stream));
     EXPECT_OK(tn_stream_destroy(fixture.device, fixture.other));
     EXPECT_OK(tn_pool_destroy(fixture.pool));
-    EXPECT_STATUS(tn_device_destroy(fixture.device), TN_IN_USE);
-    EXPECT_OK(tn_scope_close(fixture.scope));
     EXPECT_OK(tn_device_destroy(fixture.device));
 }
 
@@ -281,7 +302,8 @@ int main(void) {
         WITH_FIXTURE(names_are_copied_and_have_defaults),
         WITH_FIXTURE(sister_libraries_find_the_device_and_the_pool),
         WITH_FIXTURE(a_root_that_could_not_be_made_leaves_nothing),
-        cmocka_unit_test(an_open_scope_keeps_the_device_open),
+        cmocka_unit_test(an_open_scope_keeps_the_pool_and_the_device_open),
+        cmocka_unit_test(a_lease_in_a_closing_scope_keeps_the_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

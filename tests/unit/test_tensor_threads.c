@@ -4,7 +4,11 @@
 #include "tensor_fixture.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
+
+#include "books.h"
+#include "tenure_lifetime.h"
 
 enum { ROUNDS = 200 };
 
@@ -202,6 +206,61 @@ static void roots_come_and_go_in_several_threads(void **state) {
     EXPECT_OK(tn_pool_destroy(pool));
 }
 
+/* ---- the end of a pool's last scope ---------------------------------------------------------- */
+
+/* Another thread closes a scope between the moment when the last one of this pool is gone and the
+ * return of its close: the books of both are then that thread's to free. */
+typedef struct other_close {
+    const tensor_fixture *base;
+    tn_pool *pool; /* whose last scope is being closed */
+    sem_t begun;
+} other_close;
+
+static void *close_another(void *argument) {
+    other_close *other = argument;
+    tn_scope_config config = TN_SCOPE_CONFIG_INIT;
+    tn_scope scope = {0};
+    config.parent = other->base->scope;
+    sem_wait(&other->begun);
+    if (tn_scope_create(&config, &scope) != TN_OK) return (void *)"no scope could be made";
+    return tn_scope_close(scope) == TN_OK ? NULL : (void *)"the scope could not be closed";
+}
+
+static void let_the_other_free(void *context) {
+    other_close *other = context;
+    sem_post(&other->begun);
+    for (tn__books *books; (books = tn__books_find(other->pool)) != NULL; sched_yield())
+        tn__unlock(books->lock);
+}
+
+static void a_closed_scope_leaves_its_pool_and_its_device(void **state) {
+    tensor_fixture own;
+    other_close other = {.base = *state};
+    tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
+    tn_foreign_memory memory = TN_FOREIGN_MEMORY_INIT;
+    tn_tensor adopted;
+    pthread_t thread;
+    tensor_fixture_open(&own);
+    other.pool = own.pool;
+    tn_tensor tensor = fixture_tensor(&own, TN_FORMAT_PLAIN, 8, 8, "offloaded");
+    fixture_write(tensor, TN_PLANE_DATA, own.stream);
+    EXPECT_OK(tn_plane_offload(tensor, TN_PLANE_DATA, own.stream)); /* takes some time to end */
+    memory.release = let_the_other_free;
+    memory.context = &other;
+    config.rank = 1; /* of no elements */
+    EXPECT_OK(tn_tensor_adopt(own.scope, &config, &memory, &adopted));
+    EXPECT_OK(tn_stream_synchronize(own.device, own.stream));
+    EXPECT_OK(tn_stream_destroy(own.device, own.stream));
+    EXPECT_OK(tn_stream_destroy(own.device, own.other));
+    assert_int_equal(sem_init(&other.begun, 0, 0), 0);
+    assert_int_equal(pthread_create(&thread, NULL, close_another, &other), 0);
+    EXPECT_OK(tn_scope_close(own.scope));
+    EXPECT_OK(tn_pool_destroy(own.pool));
+    EXPECT_OK(tn_device_destroy(own.device));
+    join(thread);
+    sem_destroy(&other.begun);
+}
+
 int main(void) {
 #define WITH_FIXTURE(test)                                                                         \
     cmocka_unit_test_setup_teardown(test, tensor_fixture_set_up, tensor_fixture_tear_down)
@@ -210,6 +269,7 @@ int main(void) {
         WITH_FIXTURE(of_two_threads_one_ends_the_lease),
         WITH_FIXTURE(threads_share_a_pool_and_a_root),
         WITH_FIXTURE(roots_come_and_go_in_several_threads),
+        WITH_FIXTURE(a_closed_scope_leaves_its_pool_and_its_device),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
