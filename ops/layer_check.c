@@ -161,6 +161,12 @@ tn_status tn__layer_check_operand(const tn__op_call *call, tn__layer_product *p,
     return TN_OK;
 }
 
+void tn__layer_parameters(const tn__layer_product *p, tn__op_named out[TN__LAYER_PARAMETERS]) {
+    out[0] = (tn__op_named){p->roles->weight, p->w->weight};
+    out[1] = (tn__op_named){p->roles->source, p->w->source};
+    out[2] = (tn__op_named){p->roles->bias, p->w->bias};
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 static tn_status check_source(tn__op_call *call, tn__layer_product *p) {
@@ -204,8 +210,6 @@ static tn_status check_dweight(tn__op_call *call, const tn__layer_product *p,
     TN_REQUIRE(!p->weight.frozen, "%s: %s is given, but %s (tensor %s) is frozen", call->name, role,
                p->roles->weight, p->weight.name);
     TN_TRY(tn__op_tensor(call, role, gradient->dweight, &out->dweight));
-    TN_TRY(tn__op_require_apart(call, role, gradient->dweight, p->roles->weight, p->w->weight));
-    TN_TRY(tn__op_require_apart(call, role, gradient->dweight, p->roles->source, p->w->source));
     TN_TRY(tn__op_require_float(call, role, &out->dweight));
     return tn__op_require_shape(call, role, &out->dweight, p->weight.rows, p->weight.cols,
                                 "the shape of its weight");
@@ -236,8 +240,6 @@ tn_status tn__layer_check_gradient(tn__op_call *call, const tn__layer_product *p
                "%s: %s is to be delayed, but delayed still holds another gradient", call->name,
                p->roles->dweight);
     TN_TRY(tn__layer_check_delay(call, p, out, tn__layer_multiplies_quantized(p)));
-    TN_TRY(
-        tn__op_require_apart(call, p->roles->dbias, gradient->dbias, p->roles->bias, p->w->bias));
     if (out->wants_dbias)
         TN_TRY(tn__op_require_vector(call, p->roles->dbias, gradient->dbias, p->weight.rows,
                                      "one for each row of its weight", &out->dbias));

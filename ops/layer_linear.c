@@ -168,6 +168,16 @@ static tn_status check_backward(tn__op_call *call, const tn_linear_backward_args
     return b->gradient.wants_dweight ? check_x(call, args, b) : TN_OK;
 }
 
+static tn_status check_apart(const tn__op_call *call, const tn_linear_backward_args *args,
+                             const backward *b) {
+    const tn__op_named outputs[] = {{"dx", args->dx},
+                                    {roles.dweight, args->gradient.dweight},
+                                    {roles.dbias, args->gradient.dbias}};
+    tn__op_named parameters[TN__LAYER_PARAMETERS];
+    tn__layer_parameters(&b->p, parameters);
+    return tn__op_require_apart(call, outputs, 3, parameters, TN__LAYER_PARAMETERS);
+}
+
 static tn_status ask(const tn__op_call *call, const tn_linear_backward_args *args,
                      const backward *b) {
     const tn_tensor_info *dy = &b->dy;
@@ -239,6 +249,7 @@ tn_status tn_linear_backward(const tn_linear_backward_args *args, tn_linear_save
     backward b;
     TN_TRY(tn__op_init());
     TN_TRY(check_backward(&call, args, saved, delayed, &b));
+    TN_TRY(check_apart(&call, args, &b));
     TN_TRY(ask(&call, args, &b));
     const int moves_x = b.gradient.delays && has_saved_x(&b) && tn__layer_reads_quantized_x(&b.p);
     if (saved && !moves_x) tn__op_spend(&call, &saved->x);

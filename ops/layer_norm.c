@@ -138,6 +138,15 @@ tn_status tn__layer_check_norm_back(tn__op_call *call, const tn_layer_norm_gradi
     return common->recompute ? check_again(call, common, out) : TN_OK;
 }
 
+void tn__layer_norm_named(const tn_layer_norm_gradient *of, tn__op_named outputs[TN__NORM_OUTPUTS],
+                          tn__op_named parameters[TN__NORM_PARAMETERS]) {
+    outputs[0] = (tn__op_named){roles.dx, of->dx};
+    outputs[1] = (tn__op_named){roles.dgamma, of->dgamma};
+    outputs[2] = (tn__op_named){roles.dbeta, of->dbeta};
+    parameters[0] = (tn__op_named){roles.gamma, of->gamma};
+    parameters[1] = (tn__op_named){roles.beta, of->beta};
+}
+
 static tn_status check_plain_kept(tn__op_call *call, const char *role, tn_tensor saved,
                                   const tn_tensor_info *shape) {
     tn_tensor_info info;

@@ -43,6 +43,11 @@ tn_status tn__layer_check_norm_back(tn__op_call *call, const tn_layer_norm_gradi
                                     const tn_layer_common *common, tn_tensor mean, tn_tensor rstd,
                                     tn__layer_norm_back *out);
 
+/* Its outputs and its parameters, for tn__op_require_apart. */
+enum { TN__NORM_OUTPUTS = 3, TN__NORM_PARAMETERS = 2 };
+void tn__layer_norm_named(const tn_layer_norm_gradient *of, tn__op_named outputs[TN__NORM_OUTPUTS],
+                          tn__op_named parameters[TN__NORM_PARAMETERS]);
+
 /* Whether w's gradient is of a PLAIN normed value that the caller holds. */
 static inline int tn__layer_has_callers_normed(const tn__layer_norm_back *back,
                                                const tn__layer_product *p) {

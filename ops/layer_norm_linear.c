@@ -135,6 +135,18 @@ static tn_status check_backward(tn__op_call *call, const tn_norm_linear_backward
     return b->gradient.wants_dweight ? check_normed(call, b) : TN_OK;
 }
 
+static tn_status check_apart(const tn__op_call *call, const tn_norm_linear_backward_args *args,
+                             const backward *b) {
+    enum { OUTPUTS = TN__NORM_OUTPUTS + 2 };
+    enum { PARAMETERS = TN__NORM_PARAMETERS + TN__LAYER_PARAMETERS };
+    tn__op_named outputs[OUTPUTS], parameters[PARAMETERS];
+    tn__layer_norm_named(&args->norm, outputs, parameters);
+    tn__layer_parameters(&b->p, parameters + TN__NORM_PARAMETERS);
+    outputs[TN__NORM_OUTPUTS] = (tn__op_named){roles.dweight, args->gradient.dweight};
+    outputs[TN__NORM_OUTPUTS + 1] = (tn__op_named){roles.dbias, args->gradient.dbias};
+    return tn__op_require_apart(call, outputs, OUTPUTS, parameters, PARAMETERS);
+}
+
 static tn_status ask(const tn__op_call *call, const tn_norm_linear_backward_args *args,
                      const backward *b) {
     const tn_dtype dn = b->norm.gradient.x.dtype, dy = b->dy.dtype;
@@ -207,6 +219,7 @@ tn_status tn_norm_linear_backward(const tn_norm_linear_backward_args *args,
     backward b;
     TN_TRY(tn__op_init());
     TN_TRY(check_backward(&call, args, saved, delayed, &b));
+    TN_TRY(check_apart(&call, args, &b));
     TN_TRY(ask(&call, args, &b));
     const int moves =
         b.gradient.delays && !b.makes_normed && !tn__layer_has_callers_normed(&b.norm, &b.p);

@@ -111,6 +111,15 @@ static tn_status require_aligned(const tn__op_call *call, tn_tensor tensor,
     return tn__op_require_whole_16(call, (uintptr_t)range.first * tn_dtype_bytes(info->dtype));
 }
 
+/* A source is read by a cast of its own, which ends its lease. */
+static tn_status check_apart(const tn__op_call *call, const tn_norm_mlp_forward_args *args) {
+    const tn__op_named outputs[] = {
+        {"norm.sum", args->norm.sum}, {"norm.normed", args->norm.normed}, {"y", args->y}};
+    const tn__op_named sources[] = {{tn__mlp_roles[0].source, args->w1.source},
+                                    {tn__mlp_roles[1].source, args->w2.source}};
+    return tn__op_require_apart(call, outputs, 3, sources, 2);
+}
+
 /* What the second product would refuse when the norm has written. */
 static tn_status ask(const tn__op_call *call, const tn_norm_mlp_forward_args *args,
                      const forward *f) {
@@ -180,6 +189,7 @@ tn_status tn_norm_mlp_forward(const tn_norm_mlp_forward_args *args, tn_norm_mlp_
     forward f;
     TN_TRY(tn__op_init());
     TN_TRY(check_forward(&call, args, saved, &f));
+    TN_TRY(check_apart(&call, args));
     TN_TRY(ask(&call, args, &f));
     TN_TRY(tn__op_finish(&call, run_forward(&call, args, &f)));
     if (!saved) return TN_OK;

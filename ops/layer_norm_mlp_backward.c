@@ -120,6 +120,22 @@ static tn_status check_backward(tn__op_call *call, const tn_norm_mlp_backward_ar
     return check_hidden(call, b);
 }
 
+static tn_status check_apart(const tn__op_call *call, const tn_norm_mlp_backward_args *args,
+                             const backward *b) {
+    const tn_layer_gradient *const of[] = {&args->gradient1, &args->gradient2};
+    enum { PARAMETERS = TN__NORM_PARAMETERS + 2 * TN__LAYER_PARAMETERS };
+    tn__op_named outputs[TN__NORM_OUTPUTS + 4], parameters[PARAMETERS];
+    tn__layer_norm_named(&args->norm, outputs, parameters);
+    for (int i = 0; i < 2; i++) {
+        const tn__layer_roles *roles = b->p[i].roles;
+        tn__op_named *own = &outputs[TN__NORM_OUTPUTS + 2 * i];
+        own[0] = (tn__op_named){roles->dweight, of[i]->dweight};
+        own[1] = (tn__op_named){roles->dbias, of[i]->dbias};
+        tn__layer_parameters(&b->p[i], &parameters[TN__NORM_PARAMETERS + i * TN__LAYER_PARAMETERS]);
+    }
+    return tn__op_require_apart(call, outputs, TN__NORM_OUTPUTS + 4, parameters, PARAMETERS);
+}
+
 /* Whether product 1 runs again. */
 static int runs_product(const backward *b) {
     return tn__is_no_tensor(b->saved.hidden) && (b->wants_first || b->makes[SECOND]);
@@ -345,6 +361,7 @@ tn_status tn_norm_mlp_backward(const tn_norm_mlp_backward_args *args, tn_norm_ml
     backward b;
     TN_TRY(tn__op_init());
     TN_TRY(check_backward(&call, args, saved, delayed, &b));
+    TN_TRY(check_apart(&call, args, &b));
     TN_TRY(ask(&call, args, &b));
     if (saved) spend(&call, &b, saved);
     TN_TRY(tn__op_finish(&call, run_backward(&call, args, &b)));

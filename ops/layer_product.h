@@ -95,6 +95,10 @@ tn_status tn__layer_check_input(const tn__op_call *call, const tn__layer_product
 tn_status tn__layer_check_operand(const tn__op_call *call, tn__layer_product *p, const char *role,
                                   const tn_tensor_info *info, int is_gradient);
 
+/* The product's parameters, for tn__op_require_apart. */
+enum { TN__LAYER_PARAMETERS = 3 };
+void tn__layer_parameters(const tn__layer_product *p, tn__op_named out[TN__LAYER_PARAMETERS]);
+
 /* Bias and source of a forward; they are no operands of a backward. */
 tn_status tn__layer_check_forward(tn__op_call *call, tn__layer_product *p);
 

@@ -74,15 +74,24 @@ static int is_one_of(const tn_tensor *tensors, int count, tn_tensor tensor) {
     return 0;
 }
 
-tn_status tn__op_require_apart(const tn__op_call *call, const char *role, tn_tensor tensor,
-                               const char *other_role, tn_tensor other) {
-    tn__element_range a, b;
-    if (tn__is_no_tensor(tensor) || tn__is_no_tensor(other)) return TN_OK;
-    TN_TRY(tn__tensor_elements(tensor, &a));
-    if (tn__tensor_elements(other, &b) != TN_OK) return TN_OK;
-    TN_REQUIRE(!tn__ranges_overlap(&a, &b),
-               "%s: %s and %s share memory: one would overwrite the other", call->name, role,
-               other_role);
+tn_status tn__op_require_apart(const tn__op_call *call, const tn__op_named *outputs,
+                               int output_count, const tn__op_named *operands, int operand_count) {
+    tn__element_range ranges[TN__OP_APART_MAX];
+    TN_CHECK(operand_count <= TN__OP_APART_MAX);
+    for (int i = 0; i < operand_count; i++) {
+        if (tn__is_no_tensor(operands[i].tensor) ||
+            tn__tensor_elements(operands[i].tensor, &ranges[i]) != TN_OK)
+            ranges[i] = (tn__element_range){.owner = NULL};
+    }
+    for (int i = 0; i < output_count; i++) {
+        tn__element_range range;
+        if (tn__is_no_tensor(outputs[i].tensor)) continue;
+        TN_TRY(tn__tensor_elements(outputs[i].tensor, &range));
+        for (int j = 0; j < operand_count; j++)
+            TN_REQUIRE(!tn__ranges_overlap(&range, &ranges[j]),
+                       "%s: %s and %s share memory: one would overwrite the other", call->name,
+                       outputs[i].role, operands[j].role);
+    }
     return TN_OK;
 }
 

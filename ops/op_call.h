@@ -100,11 +100,19 @@ static inline int tn__is_empty(const tn_tensor_info *info) {
     return info->rows == 0 || info->cols == 0;
 }
 
-/* An output and an operand that no lease of the call is on, so that no lease tells, share no
- * memory, as one tensor or as views of one. {0}, and an operand that is not alive any more and that
- * the call does not read, is apart from all. */
-tn_status tn__op_require_apart(const tn__op_call *call, const char *role, tn_tensor tensor,
-                               const char *other_role, tn_tensor other);
+/* A tensor of the caller's as messages call it; {0}: none. */
+typedef struct tn__op_named {
+    const char *role;
+    tn_tensor tensor;
+} tn__op_named;
+
+enum { TN__OP_APART_MAX = 8 };
+
+/* Outputs and operands, at most APART_MAX, that no lease of the call is on when the outputs are
+ * written, so that no lease tells, share no memory, as one tensor or as views of one. {0}, and an
+ * operand that is not alive any more and that the call does not read, is apart from all. */
+tn_status tn__op_require_apart(const tn__op_call *call, const tn__op_named *outputs,
+                               int output_count, const tn__op_named *operands, int operand_count);
 
 /* ---- resources ------------------------------------------------------------------------------- */
 

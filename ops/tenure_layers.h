@@ -32,6 +32,8 @@
  *   A weight that has a source keeps the ROW that was quantized from it, if the call came so far:
  *   its values are those that were asked for, and what they replaced is not kept.
  * - A gradient that is {0} is not wanted; accumulate adds as tn_gemm and tn_bias_gradient do.
+ * - No output of a backward shares memory with a parameter (weight, source, bias, gamma, beta), nor
+ *   an output of an MLP's forward with a source.
  */
 #ifndef TENURE_LAYERS_H
 #define TENURE_LAYERS_H

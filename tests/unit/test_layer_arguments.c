@@ -228,7 +228,7 @@ static const mistake mistakes[] = {
     {BACKWARD, AT(backward.dx), VECTORS, 0, BAD, "dx (tensor"},
     {BACKWARD, AT(backward.dx), X_BUSY, 0, TN_IN_USE, "WRITE"},
     {BACKWARD, AT(backward.gradient.dweight), X, 0, BAD, "gradient.dweight (tensor"},
-    {BACKWARD, AT(backward.gradient.dweight), WEIGHT, 0, BAD, "gradient.dweight and w.weight"},
+    {BACKWARD, AT(backward.gradient.dweight), WEIGHT, 0, BAD, "gradient.dweight (tensor"},
     {BACKWARD, AT(backward.gradient.dweight), DWEIGHT_NEW, 0, TN_INVALID_STATE, ""},
     {BACKWARD, AT(backward.w.bias), BIAS, 0, BAD, "gradient.dbias and w.bias share memory"},
     {BACKWARD, AT(backward.gradient.dbias), BIAS_MORE, 0, BAD, "gradient.dbias (tensor"},

@@ -314,6 +314,61 @@ static void a_pin_that_refuses_the_second_product_changes_nothing(void **state) 
     test_ops_close_host(&ops);
 }
 
+/* ---- outputs in the place of parameters ------------------------------------------------------ */
+
+/* Of one stretch of fp32, its first elements. */
+static tn_tensor first_of(tn_scope scope, tn_tensor elements, int64_t rows, int64_t cols) {
+    const int64_t shape[] = {rows, cols};
+    tn_tensor part, view;
+    EXPECT_OK(tn_tensor_view_rows(elements, 0, rows * cols, scope, &part));
+    EXPECT_OK(tn_tensor_view_shape(part, 2, shape, scope, &view));
+    return view;
+}
+
+static void an_output_is_none_of_the_parameters(void **state) {
+    (void)state;
+    test_ops ops = test_ops_open_host();
+    static const char *const words[] = {"norm.dx and w.weight share memory",
+                                        "norm.dx and w.source share memory",
+                                        "norm.dbeta and norm.beta share memory",
+                                        "norm.dx and w1.source share memory",
+                                        "gradient2.dweight and w1.source share memo",
+                                        "norm.dgamma and w2.bias share memory",
+                                        "y and w1.source share memory",
+                                        "norm.sum and w1.source share memory"};
+    for (int i = 0; i < 8; i++) {
+        const which w = i < 3 ? LINEAR_BACK : i < 6 ? MLP_BACK : MLP;
+        const test_layer_config config = {
+            .kind = w == LINEAR_BACK ? TEST_NORM_LINEAR : TEST_NORM_MLP,
+            .format = {i == 0 ? TN_FORMAT_PLAIN : TN_FORMAT_FP8_BLOCK_2D, TN_FORMAT_FP8_BLOCK_2D},
+            .dtype = TN_FP32,
+            .norm = TN_NORM_LAYER,
+            .has_residual = 1,
+            .policy = TN_POLICY_KEEP};
+        call c = {.l = test_layer_open(&ops, &config)};
+        const tn_tensor all = test_plain(c.l.io, TN_FP32, LAYER_M * LAYER_K * 2, 1);
+        EXPECT_OK(tn_plane_fill(all, TN_PLANE_DATA, 1, ops.stream));
+        if (i < 2) c.l.dx = first_of(c.l.io, all, LAYER_M, LAYER_K);
+        if (i == 0) c.l.weight[0] = first_of(c.l.io, all, LAYER_N, LAYER_K);
+        if (w != MLP) EXPECT_OK(test_layer_forward(&c.l, ops.stream));
+        c.linear_back = test_norm_linear_backward_args(&c.l);
+        c.mlp = test_norm_mlp_forward_args(&c.l);
+        c.mlp_back = test_norm_mlp_backward_args(&c.l);
+        if (i == 1) c.linear_back.w.source = first_of(c.l.io, all, LAYER_N, LAYER_K);
+        if (i == 2) c.linear_back.norm.beta = c.l.dbeta;
+        if (i == 3) c.mlp_back.w1.source = c.l.dx;
+        if (i == 4) c.mlp_back.w1.source = c.l.dweight[1];
+        if (i == 5) c.mlp_back.w2.bias = c.l.dgamma;
+        if (i > 5) c.mlp.w1.source = first_of(c.l.io, all, LAYER_F, LAYER_K);
+        if (i == 6) c.mlp.y = first_of(c.l.io, all, LAYER_M, LAYER_N);
+        if (i == 7) c.mlp.norm.sum = first_of(c.l.io, all, LAYER_M, LAYER_K);
+        expect_refused(&c, w, BAD, words[i], i);
+        assert_int_equal(test_state(all, TN_PLANE_DATA), TN_PLANE_VALID);
+        close_call(&c);
+    }
+    test_ops_close_host(&ops);
+}
+
 /* ---- what someone else holds ----------------------------------------------------------------- */
 
 static void hold(const test_layer *l, tn_tensor tensor, tn_plane plane, tn_lease *lease) {
@@ -362,6 +417,7 @@ int main(void) {
         cmocka_unit_test(a_set_needs_a_place_and_a_gradient_something_to_add_to),
         cmocka_unit_test(a_pin_that_refuses_the_second_product_changes_nothing),
         cmocka_unit_test(what_is_held_at_its_last_use_ends_with_its_scope),
+        cmocka_unit_test(an_output_is_none_of_the_parameters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
