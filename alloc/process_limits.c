@@ -42,17 +42,25 @@ size_t tn__process_headroom(tn__growth growth) {
     return limit > now ? limit - now : 0;
 }
 
+static tn_status check_claim(size_t bytes, size_t limit, size_t now) {
+    if (now <= limit && bytes <= limit - now) return TN_OK;
+    return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
+                   "%zu more bytes exceed the process's limit of %zu: all pools hold %zu", bytes,
+                   limit, now);
+}
+
+/* The limit is looked at again, which may have been lowered since: whoever lowers one and then asks
+ * what is claimed sees this claim, or this sees the new limit. */
 tn_status tn__process_claim(size_t bytes, tn__growth growth) {
     size_t limit = tn__process_limit(growth);
     size_t now = atomic_load(&claimed);
+    tn_status status;
     do {
-        if (now > limit || bytes > limit - now) {
-            return TN_FAIL(TN_OUT_OF_DEVICE_MEMORY,
-                           "%zu more bytes exceed the process's limit of %zu: all pools hold %zu",
-                           bytes, limit, now);
-        }
+        TN_TRY(check_claim(bytes, limit, now));
     } while (!atomic_compare_exchange_weak(&claimed, &now, now + bytes));
-    return TN_OK;
+    status = check_claim(bytes, tn__process_limit(growth), now);
+    if (status != TN_OK) tn__process_unclaim(bytes);
+    return status;
 }
 
 void tn__process_unclaim(size_t bytes) {

@@ -175,7 +175,7 @@ typedef struct tn__dropin_all {
     tn_pool_backing backing;
     int is_recording_only;
     int free_waits; /* cuMemFree waits for the device as the driver's does */
-    size_t limit_bytes;
+    size_t limit_bytes, soft_limit_bytes;
     _Atomic int is_over; /* exit has begun, or this is a forked child */
     _Atomic(tn__dropin_device *) devices[TN__DROPIN_DEVICES_MAX];
     _Atomic(void *) contexts[TN__DROPIN_DEVICES_MAX]; /* of these */

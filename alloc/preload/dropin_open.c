@@ -341,6 +341,7 @@ static void read_options(void) {
     tn__dropin.is_recording_only = options->run_pool == TN__RUN_POOL_NONE;
     tn__dropin.free_waits = options->run_free_waits;
     tn__dropin.limit_bytes = options->limit_bytes;
+    tn__dropin.soft_limit_bytes = options->soft_limit_bytes;
 }
 
 static void print_banner(void) {

@@ -33,27 +33,47 @@ static void unlink_whole(tn__dropin_device *device, tn__dropin_whole *whole) {
     *(whole->next ? &whole->next->previous : &device->last_whole) = whole->previous;
 }
 
-/* The pools have what the whole blocks leave of the limit. 0: it is as it was. */
-static int share_limit(void) {
-    tn_process_limits limits = TN_PROCESS_LIMITS_INIT;
-    size_t sum = 0, left = 1;
-    if (!tn__dropin.limit_bytes) return 1;
-    if (tn_process_limits_get(&limits) != TN_OK) return 0;
+static size_t sum_bytes(void) {
+    size_t sum = 0;
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
         const tn__dropin_device *device = tn__dropin.devices[i];
         if (device) sum += device->whole_bytes;
     }
+    return sum;
+}
+
+/* The pools have what the whole blocks leave of the limit. */
+static void share_limit(void) {
+    size_t sum = sum_bytes(), left = 1, soft = tn__dropin.soft_limit_bytes;
+    tn_status status;
+    if (!tn__dropin.limit_bytes) return;
     if (sum < tn__dropin.limit_bytes) left = tn__dropin.limit_bytes - sum;
-    if (limits.soft_bytes > left) limits.soft_bytes = left;
-    return tn_process_limits_set(left, limits.soft_bytes) == TN_OK;
+    if (soft > left) soft = left;
+    status = tn_process_limits_set(left, soft); /* these are good */
+    (void)status;
 }
 
 static int is_within_limit(size_t bytes) {
     tn_process_limits limits = TN_PROCESS_LIMITS_INIT;
-    if (!tn__dropin.limit_bytes) return 1;
+    size_t limit = tn__dropin.limit_bytes, sum = sum_bytes();
+    if (!limit) return 1;
     if (tn_process_limits_get(&limits) != TN_OK) return 0;
-    return limits.reserved_bytes <= limits.hard_bytes &&
-           bytes <= limits.hard_bytes - limits.reserved_bytes;
+    return bytes <= limit && sum <= limit - bytes && limits.reserved_bytes <= limit - bytes - sum;
+}
+
+static void unclaim(tn__dropin_device *device, size_t bytes) {
+    device->whole_bytes -= bytes;
+    share_limit();
+}
+
+/* Taken from the pools, which other threads use, and looked at again then. 0: there is no room. */
+static int claim(tn__dropin_device *device, size_t bytes) {
+    if (!is_within_limit(bytes)) return 0;
+    device->whole_bytes += bytes;
+    share_limit();
+    if (is_within_limit(0)) return 1;
+    unclaim(device, bytes);
+    return 0;
 }
 
 /* ---- taking ---------------------------------------------------------------------------------- */
@@ -72,19 +92,20 @@ static tn_status make(tn__dropin_device *device, size_t bytes, tn__dropin_whole 
     tn__dropin_whole *whole;
     void *address = NULL;
     tn_status status;
-    if (!is_within_limit(bytes)) return TN_OUT_OF_DEVICE_MEMORY;
     whole = tn__host_alloc(1, sizeof *whole);
     if (!whole) return TN_OUT_OF_HOST_MEMORY;
-    status = device->driver->mem_alloc(device->state, bytes, &address);
+    status = TN_OUT_OF_DEVICE_MEMORY;
+    if (claim(device, bytes)) {
+        status = device->driver->mem_alloc(device->state, bytes, &address);
+        if (status != TN_OK) unclaim(device, bytes);
+    }
     if (status != TN_OK) {
         tn__host_free(whole);
         return status;
     }
     whole->address = (uintptr_t)address;
     whole->bytes = bytes;
-    device->whole_bytes += bytes;
     link_last(device, whole);
-    (void)share_limit();
     *out = whole;
     return TN_OK;
 }
@@ -146,7 +167,7 @@ size_t tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes) {
         }
         whole = next;
     }
-    (void)share_limit();
+    share_limit();
     pthread_mutex_unlock(&mutex);
     return released;
 }

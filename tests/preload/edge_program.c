@@ -315,6 +315,50 @@ static void free_beside_others(void) {
     EXPECT(DRIVER(tnsim_race_count)() == 0);
 }
 
+/* ---- a limit --------------------------------------------------------------------------------- */
+
+static void *allocate_large(void *unused) {
+    CUdeviceptr memory = 0;
+    use_device(0);
+    EXPECT_OK(DRIVER(cuMemAlloc_v2)(&memory, 40 * MIB));
+    return unused;
+}
+
+/* Limit of 64 MiB, which two threads come to at once: with a block of its own, and in a pool. */
+static void limit_of_two(void) {
+    pthread_t thread;
+    use_device(0);
+    DRIVER(lookalike_hold)(LOOKALIKE_LARGE_ALLOC, 1);
+    EXPECT(pthread_create(&thread, NULL, allocate_large, NULL) == 0);
+    await(LOOKALIKE_LARGE_ALLOC);
+    for (int i = 0; i < 3; i++)
+        allocate(7 * MIB);
+    DRIVER(lookalike_hold)(LOOKALIKE_LARGE_ALLOC, 0);
+    EXPECT(pthread_join(thread, NULL) == 0);
+    EXPECT(DRIVER(lookalike_bytes)() <= 64 * MIB);
+}
+
+/* As tenure_pool.h has it. */
+typedef struct process_limits {
+    size_t size, hard_bytes, soft_bytes, reserved_bytes;
+} process_limits;
+
+/* Limit of 64 MiB: the pools have what is left of it, and nothing softer than that. */
+static void limit_that_comes_back(void) {
+    process_limits limits = {.size = sizeof limits};
+    int (*get)(process_limits *);
+    void *library;
+    use_device(0);
+    release(allocate(62 * MIB));
+    allocate(30 * MIB);
+    library = dlopen(getenv("TENURE_LIBRARY"), RTLD_NOW | RTLD_NOLOAD);
+    EXPECT(library);
+    *(void **)&get = dlsym(library, "tn_process_limits_get");
+    EXPECT(get && get(&limits) == 0);
+    EXPECT(limits.hard_bytes == 34 * MIB);
+    EXPECT(limits.soft_bytes == 34 * MIB);
+}
+
 static const program_case cases[] = {
     {"no_wait_to_allocate", no_wait_to_allocate},
     {"free_beside_others", free_beside_others},
@@ -325,6 +369,8 @@ static const program_case cases[] = {
     {"work_of_another_device", work_of_another_device},
     {"peers_both_ways", peers_both_ways},
     {"own_context", own_context},
+    {"limit_of_two", limit_of_two},
+    {"limit_that_comes_back", limit_that_comes_back},
     {"own_context_shortage", own_context_shortage},
     {"lost_memory", lost_memory},
 };

@@ -28,6 +28,27 @@ static void *inner(const char *name) {
 
 #define INNER(name) ((__typeof__(&name))inner(#name))
 
+/* ---- calls that wait ------------------------------------------------------------------------- */
+
+static struct {
+    _Atomic int nth; /* 0: open */
+    _Atomic int is_waiting;
+} gates[LOOKALIKE_GATES];
+
+void lookalike_hold(int gate, int nth) { gates[gate].nth = nth; }
+int lookalike_is_waiting(int gate) { return gates[gate].is_waiting; }
+
+static void pass(int gate) {
+    if (gates[gate].nth > 1) {
+        gates[gate].nth--;
+        return;
+    }
+    gates[gate].is_waiting = 1;
+    while (gates[gate].nth)
+        sched_yield();
+    gates[gate].is_waiting = 0;
+}
+
 /* ---- plain memory, by address ---------------------------------------------------------------- */
 
 enum { RANGES_MAX = 4096 };
@@ -55,7 +76,15 @@ static size_t find_range(CUdeviceptr address) {
 
 size_t lookalike_ranges(void) { return range_count; }
 
+size_t lookalike_bytes(void) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < range_count; i++)
+        bytes += ranges[i].bytes;
+    return bytes;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
+    if (bytes > (size_t)32 << 20) pass(LOOKALIKE_LARGE_ALLOC);
     return note_range(INNER(cuMemAlloc_v2)(out, bytes), out, bytes);
 }
 
@@ -234,25 +263,6 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer) {
 }
 
 /* ---- contexts -------------------------------------------------------------------------------- */
-
-static struct {
-    _Atomic int nth; /* 0: open */
-    _Atomic int is_waiting;
-} gates[LOOKALIKE_GATES];
-
-void lookalike_hold(int gate, int nth) { gates[gate].nth = nth; }
-int lookalike_is_waiting(int gate) { return gates[gate].is_waiting; }
-
-static void pass(int gate) {
-    if (gates[gate].nth > 1) {
-        gates[gate].nth--;
-        return;
-    }
-    gates[gate].is_waiting = 1;
-    while (gates[gate].nth)
-        sched_yield();
-    gates[gate].is_waiting = 0;
-}
 
 CUresult cuCtxSynchronize(void) {
     pass(LOOKALIKE_CONTEXT_WAIT);

@@ -40,7 +40,13 @@ void lookalike_use_own_context(int is_own);
 
 /* The nth call from now on, and those after it, wait until they are let go on (0); whether one
  * does. */
-enum { LOOKALIKE_CONTEXT_WAIT, LOOKALIKE_EVENT_WAIT, LOOKALIKE_RESET, LOOKALIKE_GATES };
+enum {
+    LOOKALIKE_CONTEXT_WAIT,
+    LOOKALIKE_EVENT_WAIT,
+    LOOKALIKE_RESET,
+    LOOKALIKE_LARGE_ALLOC, /* cuMemAlloc of more than 32 MiB */
+    LOOKALIKE_GATES
+};
 void lookalike_hold(int gate, int nth);
 int lookalike_is_waiting(int gate);
 
@@ -50,8 +56,9 @@ int lookalike_retained(CUdevice device);
 /* Memory ends without a call of the program's: with its context, or with a graph. */
 CUresult lookalike_lose(CUdeviceptr address);
 
-/* Plain allocations that the driver has now. */
+/* Plain allocations that the driver has now, and their bytes. */
 size_t lookalike_ranges(void);
+size_t lookalike_bytes(void);
 
 /* What the driver's own cuIpcOpenMemHandle gave and cuIpcCloseMemHandle got last. */
 CUdeviceptr lookalike_last_opened(void);

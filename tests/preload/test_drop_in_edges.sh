@@ -18,6 +18,10 @@ TENURE_SIM_DEVICES=2 run_under "" preload_edge_program work_of_another_device
 expect_status 0
 run_under "" preload_edge_program own_context
 expect_status 0
+for case in limit_of_two limit_that_comes_back; do
+    run_under "--limit 64MiB" preload_edge_program "$case"
+    expect_status 0
+done
 TENURE_SIM_DEVICES=2 run_under "--pool vmm" preload_edge_program peers_both_ways
 expect_status 0
 run_under "" preload_edge_program lost_memory
