@@ -14,6 +14,7 @@
 #include "shard_plan.h"
 
 #include "comm.h"
+#include "lease.h"
 #include "tenure_grouped.h"
 #include "tensor_internal.h"
 
@@ -353,15 +354,17 @@ static tn_status end_lease(tn_lease lease, tn_status status) {
     return status;
 }
 
-/* A shard that had contents has them after a failure, too: of the pieces that were not to be cast
- * there is no other copy. */
+/* A shard that had contents has them after a failure, too, also of its own lease: of the pieces
+ * that were not to be cast there is no other copy. */
 static tn_status end_shard(const cast *c, tn_status status) {
     tn__saved_error saved;
-    if (status == TN_OK || c->is_new || c->shard_lease.value == 0)
-        return end_lease(c->shard_lease, status);
+    if (c->is_new || c->shard_lease.value == 0) return end_lease(c->shard_lease, status);
     tn__error_save(&saved);
-    if (tn_lease_end(c->shard_lease) != TN_OK) TN_CHECK(tn_lease_abandon(c->shard_lease) == TN_OK);
-    tn__error_restore(&saved);
+    const tn_status ended = tn_lease_end(c->shard_lease);
+    if (status == TN_OK) tn__error_save(&saved);
+    if (ended != TN_OK) tn__lease_end_surely(c->shard_lease);
+    if (status == TN_OK) status = ended;
+    if (status != TN_OK) tn__error_restore(&saved);
     return status;
 }
 

@@ -81,6 +81,39 @@ static int run_with_fault(const void *layout, fault_point *fault) {
     return status != TN_OK;
 }
 
+/* What a shard has and is not to be cast there is no other copy of: it stays valid, and is not made
+ * anew, also on another library's stream, whose uses are told to the driver at once. */
+static int run_on_contents(const void *layout, fault_point *fault) {
+    scene s;
+    begin(&s, *(const tn_shard_layout *)layout);
+    tn_stream foreign = test_open_foreign_stream(s.ops.device);
+    EXPECT_OK(tn_shard_cast(&s.args, s.ops.stream));
+    fault_begin(fault);
+    tn_status status = tn_shard_cast(&s.args, foreign);
+    fault_end(fault);
+    assert_int_equal(test_ledger(s.ops.scope).leases, 0);
+    assert_int_equal(test_state(s.args.shard, TN_PLANE_DATA), TN_PLANE_VALID);
+    EXPECT_OK(tn_shard_cast(&s.args, foreign));
+    tn_device *device = s.ops.device;
+    EXPECT_OK(tn_device_synchronize(device));
+    test_ops_close(&s.ops);
+    test_close_foreign_stream(device, foreign);
+    test_close_sim(device);
+    tn_shard_plan_destroy(s.plan);
+    return status != TN_OK;
+}
+
+static void a_shard_with_contents_keeps_them(void **state) {
+    (void)state;
+    for (int i = TN_SHARD_TILES; i < TN_SHARD_LAYOUT_COUNT; i++) {
+        tn_shard_layout layout = (tn_shard_layout)i;
+        for (int and_after = 0; and_after < 2; and_after++) {
+            fault_point fault = {.and_after = and_after, .code = UNKNOWN_ERROR};
+            assert_true(fault_each(fault, run_on_contents, &layout) > 3);
+        }
+    }
+}
+
 static void a_driver_call_that_fails_leaves_nothing_open(void **state) {
     (void)state;
     for (int i = TN_SHARD_TILES; i < TN_SHARD_LAYOUT_COUNT; i++) {
@@ -114,6 +147,7 @@ static void casts_on_alternating_streams_have_no_races(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_driver_call_that_fails_leaves_nothing_open),
+        cmocka_unit_test(a_shard_with_contents_keeps_them),
         cmocka_unit_test(casts_on_alternating_streams_have_no_races),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
