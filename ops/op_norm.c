@@ -90,13 +90,20 @@ static tn_status lease_vector(tn__op_call *call, tn_tensor tensor, const tn_tens
     return tn__op_lease_matrix(call, tensor, info, TN_READ, vector);
 }
 
-/* The caller's tensor, or scratch. */
+/* Rows without columns have statistics still. */
+static int makes_something(const tn_norm_args *args, const tn__norm *n) {
+    const int has_statistics = !tn__is_no_tensor(args->mean) || !tn__is_no_tensor(args->rstd);
+    return n->x.rows > 0 && (n->x.cols > 0 || has_statistics);
+}
+
+/* The caller's tensor, or scratch where the work reads it. */
 static tn_status lease_statistic(tn__op_call *call, const char *role, tn_tensor tensor,
                                  const tn__norm *n, const tn_norm_args *args, const float *skip,
                                  float **out) {
     tn_plane_view view;
     void *scratch = NULL;
     if (tn__is_no_tensor(tensor)) {
+        if (!makes_something(args, n)) return TN_OK;
         TN_TRY(
             tn__op_scratch_bytes(call, args->scope, (size_t)n->x.rows * sizeof(float), &scratch));
         *out = scratch;
@@ -144,12 +151,6 @@ tn_status tn__norm_lease(tn__op_call *call, const tn_norm_args *args, const tn__
 }
 
 /* ---- the op -------------------------------------------------------------------------------- */
-
-/* Rows without columns have statistics still. */
-static int makes_something(const tn_norm_args *args, const tn__norm *n) {
-    const int has_statistics = !tn__is_no_tensor(args->mean) || !tn__is_no_tensor(args->rstd);
-    return n->x.rows > 0 && (n->x.cols > 0 || has_statistics);
-}
 
 tn_status tn__norm_run(tn__op_call *call, const tn_norm_args *args, const tn__norm *n,
                        tn__norm_work *work) {

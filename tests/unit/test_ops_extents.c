@@ -1,6 +1,7 @@
 /* Numbers near the end of int64 that a caller gives to ops: refused, or counted without a sum that
  * does not fit (UBSan sees one that does not). */
 #include "ops_groups_support.h"
+#include "tenure_layers.h"
 
 enum { SIDES = 6 };
 static const int64_t sides[SIDES] = {0, 1, INT64_MAX, INT64_MAX - 127, INT64_MIN, (int64_t)1 << 62};
@@ -136,6 +137,119 @@ static void slots_of_delayed_scaling(void **state) {
     test_ops_close_host(&ops);
 }
 
+/* ---- tensors without elements, however long one side is -------------------------------------- */
+
+/* Of a tensor that can be made. */
+#define SIDE_MAX ((int64_t)1 << 62)
+
+typedef struct extent {
+    int64_t rows, cols;
+} extent;
+
+static const extent without_elements[] = {
+    {0, SIDE_MAX}, {SIDE_MAX, 0}, {0, 0}, {SIDE_MAX - 127, 0}, {(int64_t)1 << 44, 0}};
+enum { WITHOUT_ELEMENTS = sizeof without_elements / sizeof *without_elements };
+
+static tn_tensor nothing(const test_ops *ops, tn_dtype dtype, extent s) {
+    tn_tensor tensor = test_plain(ops->scope, dtype, s.rows, s.cols);
+    test_declare_valid(ops, tensor, TN_PLANE_DATA);
+    return tensor;
+}
+
+static void casts_of_nothing(const test_ops *ops, extent s) {
+    static const tn_format formats[] = {TN_FORMAT_FP8_BLOCK_1D, TN_FORMAT_FP8_BLOCK_2D,
+                                        TN_FORMAT_FP8_TENSOR, TN_FORMAT_MXFP8, TN_FORMAT_NVFP4};
+    for (int i = 0; i < 5; i++) {
+        tn_quantize_args quantize = TN_QUANTIZE_ARGS_INIT;
+        tn_dequantize_args dequantize = TN_DEQUANTIZE_ARGS_INIT;
+        quantize.src = nothing(ops, TN_BF16, s);
+        quantize.dst = test_fp8(ops->scope, formats[i], i == 4 ? TN_E2M1 : TN_E4M3, s.rows, s.cols);
+        quantize.planes = TN_QUANTIZE_ROW | TN_QUANTIZE_COL;
+        dequantize.src = quantize.dst, dequantize.dst = quantize.src;
+        EXPECT_OK(tn_quantize(&quantize, ops->stream));
+        EXPECT_OK(tn_dequantize(&dequantize, ops->stream));
+    }
+}
+
+static void norms_of_nothing(const test_ops *ops, extent s) {
+    tn_norm_args norm = TN_NORM_ARGS_INIT;
+    tn_norm_backward_args back = TN_NORM_BACKWARD_ARGS_INIT;
+    norm.norm = back.norm = TN_NORM_LAYER;
+    norm.x = back.x = nothing(ops, TN_BF16, s);
+    norm.y = nothing(ops, TN_BF16, s);
+    norm.scope = ops->scope;
+    EXPECT_OK(tn_norm_forward(&norm, ops->stream));
+    if (s.cols == 0) return; /* without columns there are statistics of each row still */
+    back.dy = nothing(ops, TN_BF16, s), back.dx = nothing(ops, TN_BF16, s);
+    back.mean = nothing(ops, TN_FP32, (extent){0, 1});
+    back.rstd = nothing(ops, TN_FP32, (extent){0, 1});
+    back.scope = ops->scope;
+    EXPECT_OK(tn_norm_backward(&back, ops->stream));
+}
+
+static void producers_of_nothing(const test_ops *ops, extent s) {
+    tn_activation_args forward = TN_ACTIVATION_ARGS_INIT;
+    tn_activation_backward_args back = TN_ACTIVATION_BACKWARD_ARGS_INIT;
+    tn_bias_gradient_args bias = TN_BIAS_GRADIENT_ARGS_INIT;
+    forward.x = back.x = nothing(ops, TN_BF16, s), forward.y = nothing(ops, TN_BF16, s);
+    EXPECT_OK(tn_activation_forward(&forward, ops->stream));
+    back.dy = nothing(ops, TN_BF16, s), back.dx = nothing(ops, TN_BF16, s);
+    back.scope = bias.scope = ops->scope;
+    if (s.cols == 0) back.dbias = nothing(ops, TN_FP32, (extent){1, 0});
+    EXPECT_OK(tn_activation_backward(&back, ops->stream));
+    if (s.cols != 0) return; /* the sums are as many as there are columns */
+    bias.dy = back.dy, bias.dbias = back.dbias;
+    EXPECT_OK(tn_bias_gradient(&bias, ops->stream));
+}
+
+static void elements_of_nothing(const test_ops *ops, extent s) {
+    tn_convert_args convert = TN_CONVERT_ARGS_INIT;
+    tn_axpy_args axpy = TN_AXPY_ARGS_INIT;
+    tn_square_sums_args sums = TN_SQUARE_SUMS_ARGS_INIT;
+    convert.x = axpy.x = sums.x = nothing(ops, TN_BF16, s);
+    convert.y = axpy.y = nothing(ops, TN_FP32, s);
+    sums.sums = test_plain(ops->scope, TN_FP32, 1, TN_SQUARE_SUMS);
+    EXPECT_OK(tn_convert(&convert, ops->stream));
+    EXPECT_OK(tn_axpy(&axpy, ops->stream));
+    EXPECT_OK(tn_square_sums(&sums, ops->stream));
+}
+
+/* [rows, 0] by [0, 0]: nothing is contracted, and nothing made. */
+static void products_of_nothing(const test_ops *ops, extent s) {
+    tn_linear_forward_args forward = TN_LINEAR_FORWARD_ARGS_INIT;
+    tn_linear_backward_args back = TN_LINEAR_BACKWARD_ARGS_INIT;
+    const extent weight = {s.cols, s.cols};
+    if (s.cols != 0) return;
+    forward.x = back.x = nothing(ops, TN_BF16, s), forward.y = nothing(ops, TN_BF16, s);
+    forward.w.weight = back.w.weight = nothing(ops, TN_BF16, weight);
+    forward.common.scope = back.common.scope = ops->scope;
+    back.dy = nothing(ops, TN_BF16, s), back.dx = nothing(ops, TN_BF16, s);
+    back.gradient.dweight = nothing(ops, TN_FP32, weight);
+    back.gradient.dbias = nothing(ops, TN_FP32, (extent){1, 0});
+    EXPECT_OK(tn_linear_forward(&forward, NULL, ops->stream));
+    EXPECT_OK(tn_linear_backward(&back, NULL, NULL, ops->stream));
+}
+
+static void nothing_is_success_however_long_it_is(void **state) {
+    (void)state;
+    for (int i = 0; i < 2 * WITHOUT_ELEMENTS; i++) {
+        const extent s = without_elements[i / 2];
+        test_ops ops = i % 2 ? test_ops_open(test_open_sim(0, 0)) : test_ops_open_host();
+        tn_device *device = ops.device;
+        casts_of_nothing(&ops, s);
+        norms_of_nothing(&ops, s);
+        producers_of_nothing(&ops, s);
+        elements_of_nothing(&ops, s);
+        products_of_nothing(&ops, s);
+        if (i % 2) {
+            test_ops_close(&ops);
+            test_close_sim(device);
+        } else {
+            test_ops_close_host(&ops);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sides_of_sharded_weights),
@@ -143,6 +257,7 @@ int main(void) {
         cmocka_unit_test(offsets_that_only_the_device_sees),
         cmocka_unit_test(scales_of_groups_are_counted_or_refused),
         cmocka_unit_test(slots_of_delayed_scaling),
+        cmocka_unit_test(nothing_is_success_however_long_it_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
