@@ -206,6 +206,38 @@ tn_status tn_adapters_close(void) {
     return status;
 }
 
+/* ---- threads --------------------------------------------------------------------------------- */
+
+static pthread_key_t thread_key;
+static int has_thread_key;
+
+static void when_thread_ends(void *ignored) {
+    (void)ignored;
+    if (tn__driver_is_gone()) return;
+    pthread_mutex_lock(&adapters_mutex);
+    for (int i = 0; i < DEVICES_MAX; i++) {
+        tn__adapter *adapter = atomic_load(&adapters[i]);
+        if (adapter) tn__graph_memories_leave(adapter);
+    }
+    pthread_mutex_unlock(&adapters_mutex);
+}
+
+static void make_thread_key(void) {
+    has_thread_key = pthread_key_create(&thread_key, when_thread_ends) == 0;
+}
+
+/* Threads that outlive the library would call what is gone with it. */
+__attribute__((destructor)) static void end_thread_key(void) {
+    if (has_thread_key) (void)pthread_key_delete(thread_key);
+}
+
+tn_status tn__adapters_watch_thread(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_thread_key);
+    if (has_thread_key && pthread_setspecific(thread_key, &thread_key) == 0) return TN_OK;
+    return TN_FAIL(TN_OUT_OF_HOST_MEMORY, "no memory to see the end of a thread that captures");
+}
+
 /* ---- the pool -------------------------------------------------------------------------------- */
 
 tn_status tn_adapter_pool(int device, tn_pool **out) {

@@ -52,6 +52,9 @@ TN_MUST_USE tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *blo
  * driver can. */
 void tn__adapter_befriend(tn__adapter *adapter, tn_pool *pool);
 
+/* From now on the end of this thread is seen by tn__graph_memories_leave. TN_OUT_OF_HOST_MEMORY. */
+TN_MUST_USE tn_status tn__adapters_watch_thread(void);
+
 /* The tn__settle of all pools here: waits for the devices, unless a framework captures a graph. */
 int tn__adapters_settle(void);
 

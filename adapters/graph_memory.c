@@ -158,6 +158,20 @@ static void drop_route(tn__graph_memories *captures, tn__graph_route *route) {
     remove_route(captures, route);
 }
 
+void tn__graph_memories_leave(tn__adapter *adapter) {
+    tn__graph_memories *captures = &adapter->captures;
+    tn__graph_route *next;
+    if (atomic_load(&captures->route_count) == 0) return;
+    pthread_mutex_lock(&captures->mutex);
+    for (tn__graph_route *route = captures->routes; route; route = next) {
+        next = route->next;
+        if (!is_mine(route)) continue;
+        if (route->is_bound && !is_over(adapter, route->stream, route->capture_id)) continue;
+        drop_route(captures, route);
+    }
+    pthread_mutex_unlock(&captures->mutex);
+}
+
 /* Captures of this thread that failed: their ends would have come before this call. */
 static void drop_failed(tn__adapter *adapter) {
     tn__graph_route *route = adapter->captures.routes;
@@ -253,6 +267,7 @@ static tn_status begin_locked(tn__adapter *adapter, const uint64_t key[2],
 tn_status tn__graph_memory_begin(tn__adapter *adapter, const uint64_t key[2],
                                  const tn__stream_filter *filter) {
     tn_status status;
+    TN_TRY(tn__adapters_watch_thread());
     tn__graph_memories_collect(adapter);
     pthread_mutex_lock(&adapter->captures.mutex);
     status = begin_locked(adapter, key, filter);

@@ -19,7 +19,8 @@
  * would have come next, drops the route when it sees that the capture is over. One that failed
  * before it asked for memory is not known: torch empties its caches before each capture, so a route
  * that knows none when its thread does that is doubted: nothing is kept from waiting for the device
- * by it, and it is dropped when the thread begins anew.
+ * by it, and it is dropped when the thread begins anew. A thread that ends drops what would have
+ * ended before: routes of captures that are over, and that know none.
  *
  * Invariants, under the mutex: a route's memory is in the list; is_open if the pool has a capture
  * open; live_blocks is what the pool has given out; users counts begins that were not released.
@@ -97,6 +98,9 @@ TN_MUST_USE tn_status tn__graph_memory_free(struct tn__adapter *adapter, void *b
 
 /* This thread empties its caches: its routes that know no capture are doubted. */
 void tn__graph_memories_doubt(struct tn__adapter *adapter);
+
+/* This thread ends. */
+void tn__graph_memories_leave(struct tn__adapter *adapter);
 
 /* Destroys pools that have no user and no block, unless a capture is under way. */
 void tn__graph_memories_collect(struct tn__adapter *adapter);

@@ -4,6 +4,7 @@
 #include "adapters_support.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 
 typedef struct fixture {
     tn_device *device;
@@ -359,8 +360,26 @@ static void nothing_waits_for_the_device_in_a_capture(void **state) {
     assert_int_equal(adapters_number("live_blocks"), 0);
 }
 
-static void *begin_aside(void *filter) {
-    adapters_begin(1, filter);
+/* ---- threads that capture -------------------------------------------------------------------- */
+
+typedef struct aside {
+    fixture *f;
+    adapters_filter filter;
+    sem_t has_begun, may_end;
+} aside;
+
+static void open_aside(aside *other, fixture *f, tn_stream stream) {
+    other->f = f;
+    other->filter = (adapters_filter){stream, 0, 0};
+    assert_int_equal(sem_init(&other->has_begun, 0, 0) | sem_init(&other->may_end, 0, 0), 0);
+}
+
+static void *begin_and_end_aside(void *argument) {
+    aside *other = argument;
+    adapters_begin(1, &other->filter);
+    sem_post(&other->has_begun);
+    sem_wait(&other->may_end);
+    EXPECT_OK(adapters_end(1));
     return NULL;
 }
 
@@ -368,18 +387,91 @@ static void *begin_aside(void *filter) {
 static void a_thread_ends_its_own_begin(void **state) {
     fixture *f = *state;
     adapters_filter mine = {f->a, 0, 0};
-    adapters_filter others = {f->b, 0, 0};
+    aside other;
     pthread_t thread;
+    open_aside(&other, f, f->b);
     adapters_begin(1, &mine);
-    assert_int_equal(pthread_create(&thread, NULL, begin_aside, &others), 0);
-    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_create(&thread, NULL, begin_and_end_aside, &other), 0);
+    sem_wait(&other.has_begun);
     EXPECT_OK(adapters_end(1));
     assert_int_equal(mine.ended, 1);
-    assert_int_equal(others.ended, 0);
-    EXPECT_OK(adapters_end(1)); /* also by another thread than has begun */
-    assert_int_equal(others.ended, 1);
+    assert_int_equal(other.filter.ended, 0);
+    sem_post(&other.may_end);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(other.filter.ended, 1);
     EXPECT_OK(adapters_release(1));
     EXPECT_OK(adapters_release(1));
+}
+
+static void *fail_without_memory(void *argument) {
+    aside *other = argument;
+    begin(other->f, 40, &other->filter);
+    test_capture_spoil(other->f->device, other->f->a);
+    test_capture_end_invalid(other->f->device, other->f->a);
+    return NULL;
+}
+
+static void *fail_with_memory(void *argument) {
+    aside *other = argument;
+    void *block;
+    begin(other->f, 41, &other->filter);
+    block = take_and_write(other->f, MIB, other->f->a);
+    test_capture_spoil(other->f->device, other->f->a);
+    test_capture_end_invalid(other->f->device, other->f->a);
+    adapters_give(block, other->f->a);
+    return NULL;
+}
+
+static void *leave_open(void *argument) {
+    aside *other = argument;
+    adapters_begin(42, &other->filter);
+    test_capture_begin(other->f->device, other->f->a, TEST_CAPTURE_RELAXED);
+    adapters_give(take_and_write(other->f, MIB, other->f->a), other->f->a);
+    return NULL;
+}
+
+static void run_aside(aside *other, fixture *f, void *(*body)(void *)) {
+    pthread_t thread;
+    open_aside(other, f, f->a);
+    assert_int_equal(pthread_create(&thread, NULL, body, other), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+}
+
+/* Captures that fail in threads that end: what waits for the device does not wait for ever. */
+static void failed_captures_end_with_their_thread(void **state) {
+    fixture *f = *state;
+    void *(*const bodies[])(void *) = {fail_without_memory, fail_with_memory};
+    static aside others[2];
+    for (int i = 0; i < 2; i++) {
+        void *segment = NULL;
+        EXPECT_OK(tn__framework_segment(0, 4 * MIB, NULL, "test", &segment));
+        tn__framework_free_unordered(0, segment);
+        run_aside(&others[i], f, bodies[i]);
+        EXPECT_OK(tn_adapters_trim());
+        assert_int_equal(adapters_number("live_blocks"), 0);
+        assert_int_equal(others[i].filter.ended, 1);
+    }
+    EXPECT_STATUS(adapters_end(40), TN_INVALID_ARGUMENT);
+}
+
+/* A capture that goes on without the thread that began it keeps its way; another one ends it. */
+static void a_capture_outlives_its_thread(void **state) {
+    fixture *f = *state;
+    static aside other;
+    test_graph graph;
+    run_aside(&other, f, leave_open);
+    EXPECT_OK(tn_adapters_trim());
+    assert_true(test_is_capturing(f->device, f->a));
+    adapters_give(take_and_write(f, MIB, f->a), f->a);
+    assert_int_equal(other.filter.ended, 0);
+    graph = test_capture_end(f->device, f->a);
+    EXPECT_OK(adapters_end(42));
+    assert_int_equal(other.filter.ended, 1);
+    test_graph_launch(f->device, &graph, f->a);
+    test_graph_destroy(f->device, &graph);
+    EXPECT_OK(adapters_release(42));
+    EXPECT_OK(tn_adapters_trim());
+    assert_int_equal(adapters_number("reserved_bytes"), 0);
 }
 
 static void ends_and_releases_without_a_begin_are_refused(void **state) {
@@ -474,6 +566,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(ends_and_releases_without_a_begin_are_refused, set_up,
                                         tear_down),
         cmocka_unit_test_setup_teardown(a_thread_ends_its_own_begin, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(failed_captures_end_with_their_thread, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_capture_outlives_its_thread, set_up, tear_down),
         cmocka_unit_test(shortage_in_a_capture_of_others_waits_for_nothing),
         cmocka_unit_test(shortage_in_a_capture_leaves_it_as_it_was),
     };
