@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "error.h"
+#include "tensor_internal.h"
 #include "tenure_train.h"
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -27,14 +28,58 @@ static tn_status check_units(const tn_sharded_model *model) {
     return TN_OK;
 }
 
-static tn_status check_args(const char *call, const tn_sharded_update_args *args) {
+typedef struct number {
+    const char *name, *expected;
+    float value;
+    int is_right;
+} number;
+
+static int is_fraction(float value) { return value >= 0.0f && value < 1.0f; }
+
+static int is_size(float value) { return isfinite(value) && value >= 0.0f; }
+
+/* As tn_adamw and the cast want them: once a unit has been updated it would be too late. */
+static tn_status check_numbers(const char *call, const tn_sharded_update_args *args) {
+    static const char fraction[] = "0 or more, below 1", size[] = "a finite number of at least 0";
+    const number numbers[] = {
+        {"learning_rate", size, args->learning_rate, is_size(args->learning_rate)},
+        {"beta1", fraction, args->beta1, is_fraction(args->beta1)},
+        {"beta2", fraction, args->beta2, is_fraction(args->beta2)},
+        {"epsilon", "a finite number above 0", args->epsilon,
+         isfinite(args->epsilon) && args->epsilon > 0.0f},
+        {"weight_decay", size, args->weight_decay, is_size(args->weight_decay)},
+        {"gradient_scale", "a finite number", args->gradient_scale, isfinite(args->gradient_scale)},
+        {"max_norm", "0 or more", args->max_norm, args->max_norm >= 0.0f},
+        {"amax_epsilon", size, args->amax_epsilon, is_size(args->amax_epsilon)},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        TN_REQUIRE(numbers[i].is_right, "%s: %s is %g, expected %s", call, numbers[i].name,
+                   (double)numbers[i].value, numbers[i].expected);
+    return TN_OK;
+}
+
+static tn_status check_rate(const tn_sharded_model *model, const char *call, tn_tensor rate) {
+    tn_tensor_info info = TN_TENSOR_INFO_INIT;
+    tn_device *device = NULL;
+    if (rate.value == 0) return TN_OK;
+    TN_TRY(tn_tensor_info_get(rate, &info));
+    TN_TRY(tn__tensor_device(rate, &device));
+    TN_REQUIRE(info.format == TN_FORMAT_PLAIN && info.dtype == TN_FP32 &&
+                   info.rows * info.cols == 1 && device == model->device,
+               "%s: rate (tensor %s) is %s %s of %lld elements%s, expected plain fp32 of one, on "
+               "the model's device",
+               call, info.name, tn_format_name(info.format), tn_dtype_name(info.dtype),
+               (long long)(info.rows * info.cols),
+               device == model->device ? "" : " on another device");
+    return TN_OK;
+}
+
+static tn_status check_args(const tn_sharded_model *model, const char *call,
+                            const tn_sharded_update_args *args) {
     TN_REQUIRE(args && args->size == sizeof *args,
                "%s: args is NULL or of another size: start from TN_SHARDED_UPDATE_ARGS_INIT", call);
-    TN_REQUIRE(args->max_norm >= 0.0f, "%s: max_norm is %g, expected 0 or more", call,
-               (double)args->max_norm);
-    TN_REQUIRE(isfinite(args->gradient_scale), "%s: gradient_scale is %g", call,
-               (double)args->gradient_scale);
-    return TN_OK;
+    TN_TRY(check_numbers(call, args));
+    return check_rate(model, call, args->rate);
 }
 
 static tn_status check_update(const tn_sharded_model *model, const tn_sharded_update_args *args) {
@@ -43,7 +88,7 @@ static tn_status check_update(const tn_sharded_model *model, const tn_sharded_up
     TN_REQUIRE(!args || !model->is_update_ahead,
                "tn_sharded_update: args is not NULL, and tn_sharded_update_ahead was called: its "
                "arguments are those of this step");
-    if (!model->is_update_ahead) TN_TRY(check_args(call, args));
+    if (!model->is_update_ahead) TN_TRY(check_args(model, call, args));
     if (!model->ring)
         return TN_FAIL(TN_INVALID_STATE, "tn_sharded_update: model %s is not sealed",
                        model->config.name);
@@ -55,7 +100,7 @@ static tn_status check_update(const tn_sharded_model *model, const tn_sharded_up
 static tn_status check_ahead(const tn_sharded_model *model, const tn_sharded_update_args *args) {
     static const char call[] = "tn_sharded_update_ahead";
     TN_REQUIRE(model, "%s: model is NULL", call);
-    TN_TRY(check_args(call, args));
+    TN_TRY(check_args(model, call, args));
     TN_TRY(tn__sharded_check_given_up(model, call));
     TN_REQUIRE(
         args->max_norm == 0.0f,

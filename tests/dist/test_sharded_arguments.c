@@ -153,6 +153,50 @@ static void calls_out_of_order_are_refused(void **state) {
     model_close(model);
 }
 
+/* Arguments that no AdamW and no cast takes, one by one; 0: there are no more. */
+static int spoil(tn_sharded_update_args *args, int which, const tn_tensor rates[3]) {
+    const struct {
+        float *number;
+        float value;
+    } numbers[] = {{&args->learning_rate, NAN},  {&args->learning_rate, -1.0f},
+                   {&args->beta1, 1.0f},         {&args->beta1, -0.5f},
+                   {&args->beta2, 1.0f},         {&args->beta2, NAN},
+                   {&args->epsilon, 0.0f},       {&args->epsilon, INFINITY},
+                   {&args->weight_decay, -1.0f}, {&args->weight_decay, INFINITY},
+                   {&args->gradient_scale, NAN}, {&args->max_norm, -1.0f},
+                   {&args->amax_epsilon, -1.0f}, {&args->amax_epsilon, NAN}};
+    const int count = (int)(sizeof numbers / sizeof *numbers);
+    *args = (tn_sharded_update_args)TN_SHARDED_UPDATE_ARGS_INIT;
+    if (which < count) *numbers[which].number = numbers[which].value;
+    if (which >= count && which < count + 3) args->rate = rates[which - count];
+    return which < count + 3;
+}
+
+/* Refused before a unit is updated with them: the step can be given up, and is as it was. */
+static void a_bad_update_changes_nothing(void **state) {
+    (void)state;
+    const model_options options = model_options_small(2);
+    const tn_sharded_update_args good = TN_SHARDED_UPDATE_ARGS_INIT;
+    tn_sharded_update_args args;
+    test_model *model = model_open(&all, &options, NULL);
+    const tn_tensor rates[3] = {open_plain(model->scope, TN_BF16, 1, 1),
+                                open_plain(model->scope, TN_FP32, 1, 2),
+                                open_plain(model->scope, TN_FP32, 1, 1)};
+    EXPECT_OK(tn_tensor_destroy(rates[2], all.stream));
+    for (int which = 0; spoil(&args, which, rates); which++)
+        assert_int_not_equal(tn_sharded_update_ahead(model->sharded, &args), TN_OK);
+    model_pass(model, 0, 0);
+    for (int which = 0; spoil(&args, which, rates); which++) {
+        const tn_status status = tn_sharded_update(model->sharded, &args);
+        EXPECT_STATUS(status,
+                      args.rate.value == rates[2].value ? TN_STALE_HANDLE : TN_INVALID_ARGUMENT);
+    }
+    EXPECT_OK(tn_sharded_abandon(model->sharded));
+    model_pass(model, 0, 0);
+    EXPECT_OK(tn_sharded_update(model->sharded, &good));
+    model_close(model);
+}
+
 static void an_update_ahead_is_told_before_it_begins(void **state) {
     (void)state;
     const model_options options = model_options_small(2);
@@ -328,6 +372,7 @@ int main(void) {
         cmocka_unit_test(a_bad_configuration_is_refused),
         cmocka_unit_test(a_bad_unit_is_refused),
         cmocka_unit_test(calls_out_of_order_are_refused),
+        cmocka_unit_test(a_bad_update_changes_nothing),
         cmocka_unit_test(an_update_ahead_is_told_before_it_begins),
         cmocka_unit_test(what_is_leased_stays),
         cmocka_unit_test(a_bucket_in_use_is_not_taken),
