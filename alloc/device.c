@@ -487,11 +487,12 @@ static int is_in_capture(tn_device *device, tn_stream stream) {
     return is_capturing;
 }
 
-static tn_status put_wait(tn_device *device, waiting *w) {
+static tn_status put_wait(tn_device *device, waiting *w, int is_outside) {
     const tn__driver *driver = device->driver;
     if (!w->event) TN_TRY(driver->event_create(device->state, &w->event));
     tell_wait(w);
-    TN_TRY(driver->event_record(device->state, w->event, w->wait.other));
+    TN_TRY((is_outside ? driver->event_record_outside
+                       : driver->event_record)(device->state, w->event, w->wait.other));
     TN_TRY(driver->stream_wait_event(device->state, w->wait.stream, w->event));
     if (w->told_count && !is_in_capture(device, w->wait.stream)) {
         w->wait.is_put = 1;
@@ -500,7 +501,8 @@ static tn_status put_wait(tn_device *device, waiting *w) {
     return TN_OK;
 }
 
-tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
+static tn_status wait_between(tn_device *device, tn_stream stream, tn_stream other,
+                              int is_outside) {
     static atomic_uint_fast64_t last_number;
     TN_REQUIRE(device, "tn_stream_wait: device is NULL");
     TN_TRY(tn__driver_require_present("tn_stream_wait"));
@@ -508,9 +510,17 @@ tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
     w.wait = (tn__user_wait){.stream = stream, .other = other};
     begin_wait(device, &w);
     if (w.told_count) w.wait.number = ++last_number;
-    tn_status status = put_wait(device, &w);
+    tn_status status = put_wait(device, &w, is_outside);
     end_wait(device, &w);
     return status;
+}
+
+tn_status tn_stream_wait(tn_device *device, tn_stream stream, tn_stream other) {
+    return wait_between(device, stream, other, 0);
+}
+
+tn_status tn__stream_wait_outside(tn_device *device, tn_stream stream, tn_stream other) {
+    return wait_between(device, stream, other, 1);
 }
 
 tn_status tn_copy(tn_device *device, void *dst, const void *src, size_t bytes, tn_stream stream) {

@@ -279,6 +279,10 @@ typedef struct tn__user_wait {
     int is_put; /* 0: the event for it is about to be recorded */
 } tn__user_wait;
 
+/* The same of streams that did not capture when they were asked last. TN_INVALID_STATE if `other`
+ * does by now, since another thread has begun a capture there: no wait is put. */
+tn_status tn__stream_wait_outside(tn_device *device, tn_stream stream, tn_stream other);
+
 /* One of 64 bits for a stream's handle: both names of the legacy stream have the same. */
 static inline uint64_t tn__stream_bit(tn_stream stream) {
     const uintptr_t legacy = 1;

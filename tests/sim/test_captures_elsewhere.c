@@ -155,7 +155,21 @@ static int record_in_capture(void *event, void *stream) {
     return record_really(event, stream);
 }
 
-static void end_meanwhile(const tensor_fixture *base) {
+static const tn__cu_calls *begin_meanwhile(const tensor_fixture *base) {
+    static tn__cu_calls calls;
+    const tn__cu_calls *real = base->pool->state->cu;
+    calls = *real;
+    record_really = real->event_record;
+    calls.event_record = record_in_capture;
+    base->pool->state->cu = &calls;
+    meanwhile = base;
+    return real;
+}
+
+/* The capture has begun, and nobody else is in it. */
+static void end_meanwhile(const tensor_fixture *base, const tn__cu_calls *real) {
+    base->pool->state->cu = real;
+    assert_null(meanwhile);
     assert_true(test_is_capturing(base->device, base->stream));
     assert_false(test_is_capturing(base->device, base->other));
     test_graph graph = test_capture_end(base->device, base->stream);
@@ -164,27 +178,36 @@ static void end_meanwhile(const tensor_fixture *base) {
 
 static void nobody_waits_for_an_event_that_a_capture_has(void **state) {
     tensor_fixture base;
-    tn__cu_calls calls;
     void *block = NULL, *first = NULL;
     (void)state;
     tensor_fixture_open_sim(&base);
-    const tn__cu_calls *real = base.pool->state->cu;
-    calls = *real;
-    record_really = real->event_record;
-    calls.event_record = record_in_capture;
-    base.pool->state->cu = &calls;
     EXPECT_OK(tn_alloc(base.pool, 64 * MIB, base.stream, NULL, &first));
     EXPECT_OK(tn_free(first, base.stream));
-    meanwhile = &base;
+    const tn__cu_calls *real = begin_meanwhile(&base);
     EXPECT_OK(tn_alloc(base.pool, 64 * MIB, base.other, NULL, &block));
-    assert_null(meanwhile);
     assert_ptr_not_equal(block, first);
     EXPECT_OK(tn_pool_trim(base.pool, 0, NULL)); /* asks no event of the capture */
-    end_meanwhile(&base);
+    end_meanwhile(&base, real);
     EXPECT_OK(tn_free(block, base.other));
     EXPECT_OK(tn_alloc(base.pool, 128 * MIB, base.other, NULL, &block));
     EXPECT_OK(tn_free(block, base.other));
-    base.pool->state->cu = real;
+    assert_int_equal(test_sim_get()->race_count(), 0);
+    tensor_fixture_close(&base);
+}
+
+static void no_plane_waits_for_an_event_that_a_capture_has(void **state) {
+    tensor_fixture base;
+    (void)state;
+    tensor_fixture_open_sim(&base);
+    tn_tensor tensor = fixture_tensor(&base, TN_FORMAT_FP8_BLOCK_2D, SIDE, SIDE, "tensor");
+    fixture_write(tensor, TN_PLANE_ROW, base.stream);
+    EXPECT_OK(tn_stream_synchronize(base.device, base.stream));
+    const tn__cu_calls *real = begin_meanwhile(&base);
+    fixture_write(tensor, TN_PLANE_ROW, base.other);
+    end_meanwhile(&base, real);
+    uint64_t waits = test_calls(base.device, TN_CALL_STREAM_WAIT);
+    fixture_write(tensor, TN_PLANE_ROW, base.other); /* now it can be waited for */
+    assert_int_equal(test_calls(base.device, TN_CALL_STREAM_WAIT) - waits, 1);
     assert_int_equal(test_sim_get()->race_count(), 0);
     tensor_fixture_close(&base);
 }
@@ -192,6 +215,7 @@ static void nobody_waits_for_an_event_that_a_capture_has(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nobody_waits_for_an_event_that_a_capture_has),
+        cmocka_unit_test(no_plane_waits_for_an_event_that_a_capture_has),
         cmocka_unit_test(a_pool_takes_other_memory_than_wait_in_a_capture),
         cmocka_unit_test(a_plane_is_not_waited_for_in_a_capture),
     };
