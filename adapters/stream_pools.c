@@ -1,5 +1,6 @@
 /* A pool for each stream that a framework allocates on: see stream_pools.h. */
 #include "adapter_device.h"
+#include "cuda_abi.h"
 
 void tn__stream_pools_init(tn__stream_pools *pools) { pthread_mutex_init(&pools->mutex, NULL); }
 
@@ -8,13 +9,17 @@ void tn__stream_pools_deinit(tn__stream_pools *pools) { pthread_mutex_destroy(&p
 /* The legacy default stream has two names. */
 static int is_default(tn_stream stream) { return (uintptr_t)stream <= 1; }
 
+/* Handles are addresses, or small numbers: no thread's key is one. */
+static uintptr_t key_of(tn_stream stream) {
+    return stream == TN__CU_STREAM_PER_THREAD ? ~(uintptr_t)pthread_self() : (uintptr_t)stream;
+}
+
 /* Where the stream is, or the free slot where it would be; *pool is what the slot had when it was
  * looked at: without the mutex, a free one may be another stream's a moment later. Half of the
  * slots stay free. */
-static tn__stream_slot *find_slot(tn__stream_pools *pools, tn_stream stream, tn_pool **pool) {
-    size_t at = ((uintptr_t)stream * 0x9E3779B97F4A7C15u >> 32) % TN__STREAM_POOL_SLOTS;
-    while ((*pool = atomic_load(&pools->slots[at].pool)) != NULL &&
-           pools->slots[at].stream != stream)
+static tn__stream_slot *find_slot(tn__stream_pools *pools, uintptr_t key, tn_pool **pool) {
+    size_t at = (key * 0x9E3779B97F4A7C15u >> 32) % TN__STREAM_POOL_SLOTS;
+    while ((*pool = atomic_load(&pools->slots[at].pool)) != NULL && pools->slots[at].key != key)
         at = (at + 1) % TN__STREAM_POOL_SLOTS;
     return &pools->slots[at];
 }
@@ -29,16 +34,16 @@ static tn_status make_pool(tn__adapter *adapter, tn_pool **out) {
     return TN_OK;
 }
 
-static tn_status make_locked(tn__adapter *adapter, tn_stream stream, tn_pool **out) {
+static tn_status make_locked(tn__adapter *adapter, uintptr_t key, tn_pool **out) {
     tn__stream_pools *pools = &adapter->streams;
-    tn__stream_slot *slot = find_slot(pools, stream, out);
+    tn__stream_slot *slot = find_slot(pools, key, out);
     if (*out) return TN_OK;
     if (pools->count == TN__STREAM_POOLS_MAX) {
         *out = adapter->pool;
         return TN_OK;
     }
     TN_TRY(make_pool(adapter, out));
-    slot->stream = stream;
+    slot->key = key;
     atomic_store(&slot->pool, *out);
     pools->count++;
     return TN_OK;
@@ -47,10 +52,10 @@ static tn_status make_locked(tn__adapter *adapter, tn_stream stream, tn_pool **o
 tn_status tn__stream_pool_find(tn__adapter *adapter, tn_stream stream, tn_pool **out) {
     tn_status status;
     *out = adapter->pool;
-    if (!is_default(stream)) (void)find_slot(&adapter->streams, stream, out);
+    if (!is_default(stream)) (void)find_slot(&adapter->streams, key_of(stream), out);
     if (*out) return TN_OK;
     pthread_mutex_lock(&adapter->streams.mutex);
-    status = make_locked(adapter, stream, out);
+    status = make_locked(adapter, key_of(stream), out);
     pthread_mutex_unlock(&adapter->streams.mutex);
     return status;
 }

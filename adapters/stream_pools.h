@@ -11,6 +11,9 @@
  * streams have plain segments, which stay where they are: where memory moves, its old mapping is
  * undone once the block's stream is through with it, and an unnamed reader may still be there.
  *
+ * The default streams that threads have each for themselves go by one name: each is a stream of its
+ * own here, too. A thread that ends leaves its pool to the next one that has its pthread_t.
+ *
  * Looked up without a lock: slots are filled once, and emptied by the close alone.
  */
 #ifndef TENURE_STREAM_POOLS_H
@@ -28,7 +31,7 @@ enum { TN__STREAM_POOL_SLOTS = 512, TN__STREAM_POOLS_MAX = 256 };
 struct tn__adapter;
 
 typedef struct tn__stream_slot {
-    tn_stream stream;
+    uintptr_t key; /* the stream's handle; for a thread's default stream one of the thread */
     _Atomic(tn_pool *) pool; /* NULL: the slot is free */
 } tn__stream_slot;
 

@@ -3,6 +3,7 @@
 #include "adapter_device.h"
 #include "adapters_support.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -92,6 +93,39 @@ static void unrecorded_readers_are_safe_from_other_streams(void **state) {
     test_close_foreign_stream(device, reader);
     test_close_foreign_stream(device, third);
     adapters_close(device);
+}
+
+typedef struct thread_stream {
+    tn_device *device;
+    tn_stream reader;
+} thread_stream;
+#define PER_THREAD ((tn_stream)2) /* CU_STREAM_PER_THREAD */
+
+static void *read_and_free(void *argument) {
+    thread_stream *t = argument;
+    void *block = adapters_take(40 * MIB, PER_THREAD);
+    test_sim_write(t->device, PER_THREAD, block, 40 * MIB, 5);
+    EXPECT_OK(tn_stream_wait(t->device, t->reader, PER_THREAD));
+    test_sim_read(t->device, t->reader, block, 40 * MIB, 500);
+    adapters_give(block, PER_THREAD);
+    return NULL;
+}
+
+/* The default streams of two threads have one name, and are two. */
+static void unrecorded_readers_are_safe_from_other_threads(void **state) {
+    thread_stream t = {adapters_open(1, 64 * MIB), NULL};
+    pthread_t thread;
+    void *block;
+    (void)state;
+    t.reader = test_open_foreign_stream(t.device);
+    assert_int_equal(pthread_create(&thread, NULL, read_and_free, &t), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    block = adapters_take(40 * MIB, PER_THREAD);
+    test_sim_write(t.device, PER_THREAD, block, 40 * MIB, 5);
+    adapters_give(block, PER_THREAD);
+    EXPECT_OK(tn_device_synchronize(t.device));
+    test_close_foreign_stream(t.device, t.reader);
+    adapters_close(t.device);
 }
 
 /* Short of memory, what one stream has idle goes to another: behind all work of the device. */
@@ -434,6 +468,7 @@ int main(void) {
         cmocka_unit_test(blocks_are_given_out_and_taken_back_once),
         cmocka_unit_test(a_use_that_is_told_early_holds_until_the_free),
         cmocka_unit_test(unrecorded_readers_are_safe_from_other_streams),
+        cmocka_unit_test(unrecorded_readers_are_safe_from_other_threads),
         cmocka_unit_test(idle_memory_goes_between_streams_behind_all_work),
         cmocka_unit_test(memory_with_recorded_uses_goes_between_streams_too),
         cmocka_unit_test(a_use_of_a_stream_that_is_gone_waits_for_the_device),
