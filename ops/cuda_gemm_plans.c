@@ -286,37 +286,55 @@ void tn__gemm_plan_release(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
     if (ends) tn__gemm_plan_end(gemm, plan);
 }
 
-void tn__gemm_plan_put(tn__cuda_gemm *gemm, tn__gemm_plan *plan) {
-    tn__gemm_plan *gone = NULL, *before;
+/* Puts it into the table in the place of `before`, NULL: of any. 0: another thread has put another
+ * one there since, which stays, and the plan is ended. */
+static int put(tn__cuda_gemm *gemm, const tn__gemm_plan *before, tn__gemm_plan *plan) {
+    tn__gemm_plan *gone = NULL, *room = NULL;
     pthread_mutex_lock(&gemm->lock);
-    before = find(gemm, &plan->shape);
-    if (before) {
-        unlink_plan(gemm, before);
-        before->is_replaced = 1;
-        if (before->users > 0) before = NULL; /* its last user ends it */
+    tn__gemm_plan *there = find(gemm, &plan->shape);
+    const int is_put = !before || there == before;
+    if (is_put && there) {
+        unlink_plan(gemm, there);
+        there->is_replaced = 1;
+        if (there->users == 0) gone = there; /* else its last user ends it */
     }
-    gone = make_room(gemm);
-    link_plan(gemm, plan);
+    if (is_put) {
+        room = make_room(gemm);
+        link_plan(gemm, plan);
+    }
     pthread_mutex_unlock(&gemm->lock);
-    tn__gemm_plan_end(gemm, before);
     tn__gemm_plan_end(gemm, gone);
+    tn__gemm_plan_end(gemm, room);
+    if (!is_put) tn__gemm_plan_end(gemm, plan);
+    return is_put;
 }
 
-tn_status tn__gemm_plan_widen(tn__cuda_gemm *gemm, const tn__blas_shape *shape) {
+void tn__gemm_plan_put(tn__cuda_gemm *gemm, tn__gemm_plan *plan) { (void)put(gemm, NULL, plan); }
+
+/* Of the plan that there is now, which is held until another one has its place. */
+static tn_status widen(tn__cuda_gemm *gemm, tn__gemm_plan *plan, int *is_done) {
     tn__gemm_candidate chosen;
-    tn__gemm_plan *plan, *wide;
-    int place = 0;
-    TN_TRY(tn__gemm_plan_acquire(gemm, shape, &plan, &place));
-    int is_done = plan->is_wide || plan->count == 0;
+    tn__gemm_plan *wide;
     pthread_mutex_lock(&gemm->lock);
-    int is_measured = plan->is_measured;
+    const int is_measured = plan->is_measured;
     if (is_measured) chosen = plan->candidates[plan->chosen];
     const tn_gemm_engine engine = plan->engine;
     pthread_mutex_unlock(&gemm->lock);
-    tn__gemm_plan_release(gemm, plan);
-    if (is_done) return TN_OK;
-    TN_TRY(tn__gemm_plan_make(gemm, shape, is_measured ? &chosen : NULL, 1, &wide));
+    TN_TRY(tn__gemm_plan_make(gemm, &plan->shape, is_measured ? &chosen : NULL, 1, &wide));
     wide->engine = engine;
-    tn__gemm_plan_put(gemm, wide);
+    *is_done = put(gemm, plan, wide);
     return TN_OK;
+}
+
+tn_status tn__gemm_plan_widen(tn__cuda_gemm *gemm, const tn__blas_shape *shape) {
+    tn_status status = TN_OK;
+    for (int is_done = 0; status == TN_OK && !is_done;) {
+        tn__gemm_plan *plan;
+        int unused;
+        TN_TRY(tn__gemm_plan_acquire(gemm, shape, &plan, &unused));
+        is_done = plan->is_wide || plan->count == 0;
+        if (!is_done) status = widen(gemm, plan, &is_done);
+        tn__gemm_plan_release(gemm, plan);
+    }
+    return status;
 }

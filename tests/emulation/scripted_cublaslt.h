@@ -33,9 +33,10 @@ typedef struct scripted_cublaslt {
     double own_us;      /* of a product that is not cuBLASLt's, but ours */
     double plain_share; /* a product of PLAIN operands takes so much of an algorithm's time */
     scripted_weather weather;
-    int outruns_host; /* the device has done what is put on it before the host looks */
-    int has_no_bias;  /* no product of it has an epilogue */
-    int heuristics;   /* calls so far */
+    int outruns_host;        /* the device has done what is put on it before the host looks */
+    int has_no_bias;         /* no product of it has an epilogue */
+    int heuristics;          /* calls so far */
+    void (*meanwhile)(void); /* called from within the next of them: as another thread would */
     int products;
     int descriptors; /* operation descriptors that are alive */
     int made;        /* and that were ever made */

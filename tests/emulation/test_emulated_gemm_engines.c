@@ -141,6 +141,26 @@ static void tuning_without_leave_times_one_engine(void **state) {
     end_product(&args);
 }
 
+static tn_gemm_args tuned_meanwhile;
+
+static void tune_meanwhile(void) { EXPECT_OK(tn_gemm_tune(&tuned_meanwhile, gpu.stream)); }
+
+/* While more offers are asked for, another thread has tuned the same shape, and that others are
+ * faster: what it has found stays. */
+static void what_another_thread_has_tuned_meanwhile_stays(void **state) {
+    (void)state;
+    tn_gemm_args args = product_of(TN_FORMAT_FP8_BLOCK_1D);
+    scripted.plain_share = 0.5;
+    EXPECT_OK(tn_gemm(&args, gpu.stream)); /* so that there are offers */
+    tuned_meanwhile = args;
+    tuned_meanwhile.may_differ = 1;
+    scripted.meanwhile = tune_meanwhile;
+    EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    assert_null(scripted.meanwhile);
+    assert_int_equal(engine_of(&tuned_meanwhile), TN_GEMM_ENGINE_DEQUANTIZE_BF16);
+    end_product(&args);
+}
+
 static void a_file_keeps_which_engine_it_is(void **state) {
     char path[] = "/tmp/tenure_engines_XXXXXX";
     int file = mkstemp(path);
@@ -290,6 +310,7 @@ int main(void) {
         TEST(another_engine_is_taken_by_time_where_that_is_allowed),
         TEST(a_pinned_algorithm_is_of_the_formats_own_engine),
         TEST(tuning_without_leave_times_one_engine),
+        TEST(what_another_thread_has_tuned_meanwhile_stays),
         TEST(a_file_keeps_which_engine_it_is),
         TEST(formats_without_a_gemm_are_dequantized_where_that_is_allowed),
         TEST(a_driver_without_boxes_is_offered_none_of_ours),
