@@ -316,10 +316,17 @@ tn_status tn__adapter_alloc(tn__adapter *adapter, size_t bytes, tn_stream stream
 
 tn_status tn__adapter_free_unordered(tn__adapter *adapter, void *block, int is_promised) {
     size_t bytes = 0;
+    tn__stream_use *uses;
+    tn_status status;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_TRY(tn_block_info(block, &bytes, NULL));
-    tn__stream_uses_drop(&adapter->uses, block);
-    TN_TRY(tn__late_frees_add(&adapter->late, block, NULL, bytes, is_promised));
+    uses = tn__stream_uses_take(&adapter->uses, block);
+    status = tn__late_frees_add(&adapter->late, block, NULL, bytes, is_promised);
+    if (status != TN_OK) {
+        tn__stream_uses_put(&adapter->uses, uses);
+        return status;
+    }
+    tn__stream_uses_drop(uses);
     if (tn__late_frees_are_many(&adapter->late)) tn__late_frees_flush(adapter, 1);
     return TN_OK;
 }

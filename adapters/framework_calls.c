@@ -64,6 +64,7 @@ tn_status tn__framework_free(int device, void *block, tn_stream stream) {
     int is_recorded;
     if (!block || tn__driver_is_gone()) return TN_OK;
     TN_REQUIRE(adapter, "no memory of device %d was given out: %p is not its block", device, block);
+    TN_TRY(tn__late_frees_refuse(&adapter->late, block));
     uses = tn__stream_uses_take(&adapter->uses, block);
     tn__error_scope_begin();
     is_recorded = record_all(block, uses);

@@ -51,26 +51,56 @@ void tn__late_frees_unpromise(tn__late_frees *late) {
     tn__host_free(item);
 }
 
-static void add_item(tn__late_frees *late, tn__late_free *item) {
+/* Blocks begin at multiples of 512 bytes. Where the block's entry is, or would go. */
+static tn__late_free **place_of(tn__late_frees *late, const void *block) {
+    size_t at = ((uintptr_t)block / 512 * 0x9E3779B97F4A7C15u >> 40) % TN__LATE_FREE_BUCKETS;
+    tn__late_free **place = &late->buckets[at];
+    while (*place && (*place)->block != block)
+        place = &(*place)->next_in_bucket;
+    return place;
+}
+
+static tn_status refuse_locked(tn__late_frees *late, const void *block) {
+    TN_REQUIRE(!*place_of(late, block), "the block at %p was freed before: it waits to go back",
+               block);
+    return TN_OK;
+}
+
+tn_status tn__late_frees_refuse(tn__late_frees *late, const void *block) {
+    tn_status status;
+    if (atomic_load(&late->count) == 0) return TN_OK;
     pthread_mutex_lock(&late->mutex);
+    status = refuse_locked(late, block);
+    pthread_mutex_unlock(&late->mutex);
+    return status;
+}
+
+static void add_item(tn__late_frees *late, tn__late_free *item) {
     push(&late->list, item);
     late->bytes += item->bytes;
-    pthread_mutex_unlock(&late->mutex);
+}
+
+static tn_status add_locked(tn__late_frees *late, const tn__late_free *added, int is_promised) {
+    tn__late_free *item = NULL;
+    TN_TRY(refuse_locked(late, added->block));
+    if (is_promised) item = pop(&late->spare);
+    if (!item) item = tn__host_alloc(1, sizeof *item);
+    if (!item) return TN_OUT_OF_HOST_MEMORY;
+    *item = *added;
+    *place_of(late, item->block) = item;
+    atomic_fetch_add(&late->count, 1);
+    add_item(late, item);
+    return TN_OK;
 }
 
 tn_status tn__late_frees_add(tn__late_frees *late, void *block, tn_stream stream, size_t bytes,
                              int is_promised) {
-    tn__late_free *item = NULL;
-    if (is_promised) {
-        pthread_mutex_lock(&late->mutex);
-        item = pop(&late->spare);
-        pthread_mutex_unlock(&late->mutex);
-    }
-    if (!item) item = tn__host_alloc(1, sizeof *item);
-    if (!item) return TN_OUT_OF_HOST_MEMORY;
-    *item = (tn__late_free){NULL, block, stream, bytes};
-    add_item(late, item);
-    return TN_OK;
+    const tn__late_free added = {.block = block, .stream = stream, .bytes = bytes};
+    tn_status status;
+    pthread_mutex_lock(&late->mutex);
+    status = add_locked(late, &added, is_promised);
+    pthread_mutex_unlock(&late->mutex);
+    return status;
 }
 
 int tn__late_frees_are_many(tn__late_frees *late) {
@@ -117,12 +147,31 @@ static tn_status free_item(tn__adapter *adapter, tn__late_free *item, int is_idl
     return tn_block_info(item->block, &item->bytes, NULL) == TN_OK ? TN_INVALID_STATE : status;
 }
 
+static void set_waiting(tn__late_frees *late, tn__late_free *item, int is_waiting) {
+    tn__late_free **place;
+    pthread_mutex_lock(&late->mutex);
+    place = place_of(late, item->block);
+    if (is_waiting) {
+        item->next_in_bucket = NULL;
+        *place = item;
+        atomic_fetch_add(&late->count, 1);
+        add_item(late, item);
+    } else {
+        *place = item->next_in_bucket;
+        atomic_fetch_sub(&late->count, 1);
+    }
+    pthread_mutex_unlock(&late->mutex);
+}
+
+/* Out of its bucket before it is freed, since its address may then be another block's at once. */
 static void free_list(tn__adapter *adapter, tn__late_free *list, int is_idle) {
     while (list) {
         tn__late_free *item = pop(&list);
-        tn_status status = free_item(adapter, item, is_idle);
+        tn_status status;
+        set_waiting(&adapter->late, item, 0);
+        status = free_item(adapter, item, is_idle);
         if (status != TN_OK && status != TN_INVALID_ARGUMENT) {
-            add_item(&adapter->late, item);
+            set_waiting(&adapter->late, item, 1);
             continue;
         }
         if (status == TN_OK) {

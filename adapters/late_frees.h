@@ -16,7 +16,8 @@
  * A flush takes the list out while it waits. Another thread that is short meanwhile has to wait for
  * that flush, or it would fail for want of memory that is on its way back.
  *
- * Invariants: a block in the list is live in its pool, once; bytes is the sum of unordered ones.
+ * Invariants: a block that waits here is live in its pool, and in its bucket, once; bytes is the
+ * sum of unordered ones.
  */
 #ifndef TENURE_LATE_FREES_H
 #define TENURE_LATE_FREES_H
@@ -28,8 +29,11 @@
 
 struct tn__adapter;
 
+enum { TN__LATE_FREE_BUCKETS = 256 };
+
 typedef struct tn__late_free {
     struct tn__late_free *next;
+    struct tn__late_free *next_in_bucket;
     void *block;
     tn_stream stream; /* of an ordered one */
     size_t bytes;     /* of an unordered one; 0: it is ordered */
@@ -39,6 +43,8 @@ typedef struct tn__late_frees {
     pthread_mutex_t mutex;
     tn__late_free *list;
     tn__late_free *spare; /* promised */
+    tn__late_free *buckets[TN__LATE_FREE_BUCKETS];
+    atomic_size_t count; /* in the buckets */
     size_t bytes;
     size_t bytes_max; /* beyond it the devices are waited for */
     size_t flushes;   /* under way: each has taken a list out */
@@ -53,10 +59,13 @@ void tn__late_frees_deinit(tn__late_frees *late);
 tn_status tn__late_frees_promise(tn__late_frees *late);
 void tn__late_frees_unpromise(tn__late_frees *late);
 
-/* bytes 0: an ordered free. What was promised takes its entry and can not fail; else
- * TN_OUT_OF_HOST_MEMORY: the block is in no list. */
+/* bytes 0: an ordered free. TN_INVALID_ARGUMENT: the block waits already. What was promised takes
+ * its entry and can not fail otherwise; else TN_OUT_OF_HOST_MEMORY: the block is in no list. */
 tn_status tn__late_frees_add(tn__late_frees *late, void *block, tn_stream stream, size_t bytes,
                              int is_promised);
+
+/* TN_INVALID_ARGUMENT in words if the block waits to be freed. */
+TN_MUST_USE tn_status tn__late_frees_refuse(tn__late_frees *late, const void *block);
 
 /* 1 if unordered frees have grown enough to be worth a wait. */
 int tn__late_frees_are_many(tn__late_frees *late);

@@ -47,12 +47,25 @@ tn_status tn__stream_uses_add(tn__stream_uses *uses, const void *block, tn_strea
     return status;
 }
 
-void tn__stream_uses_drop(tn__stream_uses *uses, const void *block) {
-    tn__stream_use *use = tn__stream_uses_take(uses, block);
-    while (use) {
-        tn__stream_use *next = use->next;
-        tn__host_free(use);
-        use = next;
+void tn__stream_uses_put(tn__stream_uses *uses, tn__stream_use *taken) {
+    if (!taken) return;
+    pthread_mutex_lock(&uses->mutex);
+    while (taken) {
+        tn__stream_use *use = taken;
+        tn__stream_use **bucket = bucket_of(uses, use->block);
+        taken = use->next;
+        use->next = *bucket;
+        *bucket = use;
+        atomic_fetch_add(&uses->count, 1);
+    }
+    pthread_mutex_unlock(&uses->mutex);
+}
+
+void tn__stream_uses_drop(tn__stream_use *taken) {
+    while (taken) {
+        tn__stream_use *next = taken->next;
+        tn__host_free(taken);
+        taken = next;
     }
 }
 

@@ -36,7 +36,10 @@ tn_status tn__stream_uses_add(tn__stream_uses *uses, const void *block, tn_strea
 /* Takes the block's uses out and returns them, linked by next; free each with tn__host_free. */
 tn__stream_use *tn__stream_uses_take(tn__stream_uses *uses, const void *block);
 
-/* Takes them out for nothing: the block is freed once nothing can use it any more. */
-void tn__stream_uses_drop(tn__stream_uses *uses, const void *block);
+/* What was taken out is there again: the block was not freed. */
+void tn__stream_uses_put(tn__stream_uses *uses, tn__stream_use *taken);
+
+/* Ends what was taken out for nothing: the block is freed once nothing can use it any more. */
+void tn__stream_uses_drop(tn__stream_use *taken);
 
 #endif

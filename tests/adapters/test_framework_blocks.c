@@ -2,6 +2,7 @@
  * that nobody orders, several devices, shortage. Races on the simulated device fail a test. */
 #include "adapter_device.h"
 #include "adapters_support.h"
+#include "host_alloc.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -260,6 +261,36 @@ static void uses_end_with_their_block(void **state) {
     adapters_close(device);
 }
 
+/* A block that was freed and waits for the devices is no live block any more. */
+static void what_waits_for_the_devices_is_freed_once(void **state) {
+    tn_device *device = adapters_open(1, 0);
+    tn_stream side = test_open_foreign_stream(device);
+    tn__adapter *adapter = NULL;
+    void *block = NULL;
+    void *other;
+    (void)state;
+    EXPECT_OK(tn__framework_segment(0, MIB, NULL, "test", &block));
+    EXPECT_OK(tn__adapter_find(0, &adapter));
+    EXPECT_OK(tn__framework_use(block, side));
+    tn__host_alloc_fault(1, 1);
+    EXPECT_STATUS(tn__adapter_free_unordered(adapter, block, 0), TN_OUT_OF_HOST_MEMORY);
+    tn__host_alloc_fault(0, 0);
+    assert_int_equal(adapter->uses.count, 1); /* nothing has changed */
+    EXPECT_OK(tn__adapter_free_unordered(adapter, block, 1));
+    EXPECT_STATUS(tn__adapter_free_unordered(adapter, block, 1), TN_INVALID_ARGUMENT);
+    EXPECT_ERROR_HAS("was freed before");
+    EXPECT_STATUS(tn__framework_free(0, block, NULL), TN_INVALID_ARGUMENT);
+    assert_int_equal(adapters_number("live_blocks"), 1);
+    EXPECT_OK(tn_adapters_trim());
+    assert_int_equal(adapters_number("live_blocks"), 0);
+    other = adapters_take(MIB, NULL);
+    EXPECT_OK(tn_adapters_trim());
+    assert_int_equal(adapters_number("live_blocks"), 1);
+    adapters_give(other, NULL);
+    test_close_foreign_stream(device, side);
+    adapters_close(device);
+}
+
 /* Many of them are worth a wait by themselves: what waits stays bounded. */
 static void what_waits_for_the_devices_is_bounded(void **state) {
     tn_device *device = adapters_open(1, (size_t)16 << 30); /* a wait for each 256 MiB */
@@ -442,6 +473,7 @@ static void onnx_runtime_has_no_stream_unless_told(void **state) {
     EXPECT_STATUS(tn_ort_configure(0, compute, 1), TN_INVALID_STATE);
     test_sim_write(device, compute, block, 8 * MIB, 1000);
     tn_ort_free(block);
+    tn_ort_free(block); /* freed already, though not back yet: told on stderr */
     other = tn_ort_alloc(8 * MIB);
     assert_ptr_not_equal(other, block);
     tn_ort_free(other);
@@ -475,6 +507,7 @@ int main(void) {
         cmocka_unit_test(memory_freed_without_a_stream_waits_for_all_work),
         cmocka_unit_test(what_waits_for_the_devices_is_bounded),
         cmocka_unit_test(uses_end_with_their_block),
+        cmocka_unit_test(what_waits_for_the_devices_is_freed_once),
         cmocka_unit_test(shortage_is_a_status_or_null),
         cmocka_unit_test(a_block_of_a_stream_that_is_gone_is_freed),
         cmocka_unit_test(a_fraction_limits_the_pool),

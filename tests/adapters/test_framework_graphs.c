@@ -175,6 +175,7 @@ static void an_older_block_is_freed_after_the_capture(void **state) {
     first = end(f, 3);
     begin(f, 3, &filter);
     adapters_give(old, f->a);
+    EXPECT_STATUS(tn__framework_free(0, old, f->a), TN_INVALID_ARGUMENT);
     adapters_give(plain, f->a); /* of the ordinary pool */
     adapters_give(take_and_write(f, 2 * MIB, f->a), f->a);
     second = end(f, 3);
