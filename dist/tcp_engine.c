@@ -6,7 +6,7 @@
 #include "rendezvous.h"
 #include "tcp_state.h"
 
-enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, LOOK_US = 1 };
+enum { STAGING_BYTES = 1 << 20, ROW_BYTES_MIN = 64, LOOK_US = 1, KEY_BYTES = 64 };
 
 typedef struct queued_task {
     tn__comm_state *state; /* a reference of its own */
@@ -121,6 +121,7 @@ static void remember_failure(tn__comm_state *state, tn_status status) {
 typedef struct joining {
     tn_rendezvous *ranks;
     uint64_t timeout_us;
+    char key[KEY_BYTES]; /* of the words of a rank that can not connect */
 } joining;
 
 static tn_status gather_at_rendezvous(void *context, const void *mine, size_t bytes, void *all) {
@@ -129,19 +130,39 @@ static tn_status gather_at_rendezvous(void *context, const void *mine, size_t by
                                  all, join->timeout_us);
 }
 
-/* A rank that dies or leaves behind the meeting connects to nobody any more. */
-static tn_status look_for_lost(void *context) {
-    const joining *join = context;
+/* TN_OK: nobody has put words under the key. */
+static tn_status ask_for(const joining *join, const char *key) {
     char text[TN__STORE_VALUE_MAX + 1];
     size_t bytes = 0;
-    if (!join->ranks->channel) return TN_OK;
     tn__error_scope_begin();
     const tn_status status =
-        tn__store_get(join->ranks->channel, TN__LOST_KEY, LOOK_US, text, sizeof text - 1, &bytes);
-    const int is_lost = status == TN_OK, is_none = status == TN_COMM_TIMEOUT;
-    (void)tn__error_scope_end(is_lost || is_none ? TN_OK : status);
-    if (!is_lost) return is_none ? TN_OK : status;
+        tn__store_get(join->ranks->channel, key, LOOK_US, text, sizeof text - 1, &bytes);
+    const int is_there = status == TN_OK, is_none = status == TN_COMM_TIMEOUT;
+    (void)tn__error_scope_end(is_there || is_none ? TN_OK : status);
+    if (!is_there) return is_none ? TN_OK : status;
     return TN_FAIL(TN_COMM_ERROR, "%.*s", (int)bytes, text);
+}
+
+/* A rank that dies or leaves behind the meeting, or gives up, connects to nobody any more. */
+static tn_status look_for_lost(void *context) {
+    const joining *join = context;
+    if (!join->ranks->channel) return TN_OK;
+    TN_TRY(ask_for(join, TN__LOST_KEY));
+    return ask_for(join, join->key);
+}
+
+/* It may be another rank's failure that this one has met, and then that is what it says. Else
+ * whoever waits for this rank's connections learns that there will be none. */
+static tn_status give_up_joining(joining *join, tn_status status) {
+    char text[TN__STORE_VALUE_MAX];
+    tn__saved_error saved;
+    if (!join->ranks->channel) return status;
+    tn__error_save(&saved);
+    TN_TRY(look_for_lost(join));
+    snprintf(text, sizeof text, "rank %d has given up: %s", join->ranks->place.rank, saved.text);
+    (void)tn__store_set(join->ranks->channel, join->key, text, strlen(text));
+    tn__error_restore(&saved);
+    return status;
 }
 
 static tn_status prepare(tn_rendezvous *ranks, const tn__tcp_state_config *config,
@@ -166,8 +187,12 @@ static tn_status tcp_join(const tn_comm_config *config, int *rank, int *rank_cou
     tn_status status = prepare(ranks, &state_config, &state);
     status = tn__rendezvous_share_status(ranks, status, config->timeout_us);
     if (!state) return status; /* not TN_OK: the other ranks have been told why */
-    if (status == TN_OK)
+    snprintf(join.key, sizeof join.key, "no connections behind meeting %llu",
+             (unsigned long long)ranks->meetings);
+    if (status == TN_OK) {
         status = tn__tcp_state_connect(state, ranks->place.rank, ranks->place.rank_count, &by);
+        if (status != TN_OK) status = give_up_joining(&join, status);
+    }
     if (status != TN_OK) {
         tn__tcp_state_drop(state);
         return status;

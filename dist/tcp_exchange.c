@@ -159,3 +159,12 @@ tn_status tn__tcp_exchange(tn__comm_state *state) {
         TN_TRY(wait_for_some(state));
     }
 }
+
+tn_status tn__tcp_look_at(tn__comm_state *state, int rank) {
+    tn__tcp_notice notice = {.status = TN_COMM_ERROR};
+    struct pollfd one = {.fd = state->mesh->peers[rank].notice, .events = POLLIN};
+    if (state->words[rank] != TN__TCP_NOT_HEARD || poll(&one, 1, 0) <= 0) return TN_OK;
+    hear(state, rank, &notice);
+    if (state->words[rank] == TN__TCP_LEFT) return TN_OK;
+    return state->words[rank] == TN__TCP_GAVE_UP ? told(state, rank, &notice) : lost(state, rank);
+}

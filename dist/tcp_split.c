@@ -38,6 +38,13 @@ static tn_status gather_members(void *context, const void *mine, size_t bytes, v
     return gather_from(of->parent, of->ranks, of->count, mine, bytes, all);
 }
 
+static tn_status look_at_members(void *context) {
+    const members *of = context;
+    for (int i = 0; i < of->count; i++)
+        if (i != of->mine) TN_TRY(tn__tcp_look_at(of->parent, of->ranks[i]));
+    return TN_OK;
+}
+
 static int is_before(const tn__tcp_split_word *words, int a, int b) {
     return words[a].key != words[b].key ? words[a].key < words[b].key : a < b;
 }
@@ -91,10 +98,17 @@ static tn_status agree(tn__comm_state *state, int color, int key, tn_status so_f
 }
 
 static tn_status connect_members(members *of, tn__comm_state *made) {
-    tn__tcp_gather by = {.gather = gather_members, .context = of, .connection = -1};
+    tn__tcp_gather by = {
+        .gather = gather_members, .context = of, .connection = -1, .look = look_at_members};
     int other = of->count > 1 ? of->ranks[of->mine ? 0 : 1] : -1;
     if (other >= 0) by.connection = of->parent->mesh->peers[other].data;
-    return tn__tcp_state_connect(made, of->mine, of->count, &by);
+    const tn_status status = tn__tcp_state_connect(made, of->mine, of->count, &by);
+    if (status == TN_OK) return TN_OK;
+    tn__saved_error saved;
+    tn__error_save(&saved);
+    TN_TRY(look_at_members(of)); /* what this rank has met may be another one's failure */
+    tn__error_restore(&saved);
+    return status;
 }
 
 tn_status tn__tcp_split(tn__comm_state *state, int color, int key, const char *name,

@@ -114,6 +114,10 @@ void tn__tcp_lane_block(tn__tcp_lane *lane, const void *bytes, size_t count);
 /* Moves what is in all lanes, until the deadline. */
 tn_status tn__tcp_exchange(tn__comm_state *state);
 
+/* While nothing is exchanged: why nothing will come of the rank any more, if it has said so or has
+ * died; TN_OK: it has not. */
+tn_status tn__tcp_look_at(tn__comm_state *state, int rank);
+
 /* Does a batch, on the thread that calls. */
 tn_status tn__tcp_batch_run(tn__comm_state *state, tn__flow_plan *plan);
 

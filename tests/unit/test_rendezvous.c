@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -453,6 +454,61 @@ static void a_rank_short_of_memory_comes_again(void **state) {
     assert_int_equal(munmap(at, bytes), 0);
 }
 
+/* ---- a rank that can not connect ------------------------------------------------------------- */
+
+enum { FILES = 256 };
+
+/* All files but `left` that this process may open; how many they are. */
+static int take_files(int *files, int left) {
+    const struct rlimit limit = {FILES, FILES};
+    int count = 0;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    while (count < FILES && (files[count] = dup(0)) >= 0)
+        count++;
+    assert_true(count > left);
+    for (; left > 0; left--)
+        close(files[--count]);
+    return count;
+}
+
+static void give_files(const int *files, int count) {
+    while (count > 0)
+        close(files[--count]);
+}
+
+static void expect_given_up(const test_meeting *meeting, tn_status status) {
+    EXPECT_STATUS(status, TN_COMM_ERROR);
+    EXPECT_ERROR_HAS(meeting->rank == 1 ? "rank 1 could not connect to rank 0"
+                                        : "rank 1 has given up");
+}
+
+/* Of three ranks the second has files for what comes before its connections, and not for these. */
+static void connect_without_files(const test_meeting *meeting) {
+    enum { OF_CREATE = 2, OF_SPLIT = 1 };
+    int files[FILES], count = 0;
+    tn_comm_config config = TN_COMM_CONFIG_INIT;
+    tn_rendezvous *ranks = join(meeting);
+    tn_comm *comm = NULL, *part = NULL;
+    config.device = test_open_host(), config.rendezvous = ranks;
+    config.timeout_us = LONG_US;
+    if (meeting->rank == 1) count = take_files(files, OF_CREATE);
+    expect_given_up(meeting, tn_comm_create(&config, &comm));
+    give_files(files, count);
+    EXPECT_OK(tn_rendezvous_gather(ranks, NULL, 0, NULL));
+    EXPECT_OK(tn_comm_create(&config, &comm));
+    count = meeting->rank == 1 ? take_files(files, OF_SPLIT) : 0;
+    expect_given_up(meeting, tn_comm_split(comm, 0, meeting->rank, NULL, &part));
+    give_files(files, count);
+    EXPECT_STATUS(tn_comm_destroy(comm), TN_COMM_ERROR);
+    EXPECT_OK(tn_device_destroy(config.device));
+    leave(ranks);
+}
+
+static void a_rank_that_can_not_connect_is_heard(void **state) {
+    (void)state;
+    test_ranks_run(3, connect_without_files, NULL);
+}
+
 static void impossible_arguments_are_refused(void **state) {
     (void)state;
     tn_rendezvous_config config = TN_RENDEZVOUS_CONFIG_INIT;
@@ -496,6 +552,7 @@ int main(void) {
         cmocka_unit_test(a_second_job_on_the_port_is_refused),
         cmocka_unit_test(the_programs_own_gather_serves),
         cmocka_unit_test(a_rank_short_of_memory_comes_again),
+        cmocka_unit_test(a_rank_that_can_not_connect_is_heard),
         cmocka_unit_test(impossible_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
