@@ -19,13 +19,29 @@ PRODUCE_ALL(activate)
 
 /* ---- the sums of tiles -------------------------------------------------------------------- */
 
-__device__ __forceinline__ float sum_of_tile(const tn__cuda_column_sums_arguments &a, int64_t tile,
-                                             int64_t col) {
+/* Four loads are on their way at once: of parts here, of tiles that have but one below. */
+__device__ __forceinline__ float sum_of_parts(const tn__cuda_column_sums_arguments &a, int64_t tile,
+                                              int64_t col) {
     const float *const parts = a.tile_sums + tile * a.parts * a.cols + col;
     float sum = __ldg(parts);
-#pragma unroll 1
+#pragma unroll 4
     for (int i = 1; i < a.parts; i++)
         sum = __fadd_rn(sum, __ldg(parts + i * a.cols));
+    return sum;
+}
+
+__device__ __forceinline__ float sum_of_tiles(const tn__cuda_column_sums_arguments &a,
+                                              int64_t first, int64_t col) {
+    float sum = 0.0f;
+    if (a.parts > 1) {
+#pragma unroll 1
+        for (int64_t tile = first; tile < a.tiles; tile += TN__TILE_SUMS)
+            sum = __fadd_rn(sum, sum_of_parts(a, tile, col));
+        return sum;
+    }
+#pragma unroll 4
+    for (int64_t tile = first; tile < a.tiles; tile += TN__TILE_SUMS)
+        sum = __fadd_rn(sum, __ldg(a.tile_sums + tile * a.cols + col));
     return sum;
 }
 
@@ -36,14 +52,8 @@ extern "C" __global__ void __launch_bounds__(TN__FLAT_THREADS)
     const int column = (int)(threadIdx.x % TN__SUM_COLUMNS);
     const int part = (int)(threadIdx.x / TN__SUM_COLUMNS);
     const int64_t col = (int64_t)blockIdx.x * TN__SUM_COLUMNS + column;
-    float sum = 0.0f;
     if (is_skipped(a.skip)) return;
-    if (col < a.cols) {
-#pragma unroll 4
-        for (int64_t tile = part; tile < a.tiles; tile += TN__TILE_SUMS)
-            sum = __fadd_rn(sum, sum_of_tile(a, tile, col));
-    }
-    partial[part][column] = sum;
+    partial[part][column] = col < a.cols ? sum_of_tiles(a, part, col) : 0.0f;
 #pragma unroll
     for (int half = TN__TILE_SUMS / 2; half > 0; half /= 2) {
         __syncthreads();

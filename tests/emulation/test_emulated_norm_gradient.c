@@ -139,8 +139,25 @@ static sum_parts parts_begin(const tn__norm_gradient_work *work, float **sums) {
     return parts;
 }
 
-static void parts_end(sum_parts *parts) {
+/* What the device makes of the parts: as the host of them, and of what it has itself of tiles. */
+static void compare_columns(const sum_parts *parts, const twin_matrix *of_tiles, const char *what) {
+    for (int of_parts = 0; of_parts < 2; of_parts++) {
+        twin_matrix sums = twin_matrix_make(TN_FP32, 1, parts->cols);
+        tn__column_sums_work work = {parts->sums, parts->tiles, parts->count, sums.emulated,
+                                     0,           NULL};
+        EXPECT_OK(tn__op_table_cuda.column_sums(emulation.device, &work, emulation.stream));
+        emulation_wait(what);
+        work.sums = sums.host;
+        if (!of_parts) work.tile_sums = of_tiles->host.data, work.parts = 1;
+        tn__host_column_sums(&work);
+        twin_matrix_compare(&sums, of_parts ? "parts of tiles" : "sums of columns", what);
+        twin_matrix_end(&sums);
+    }
+}
+
+static void parts_end(sum_parts *parts, const twin_matrix *of_tiles, const char *what) {
     if (!parts->sums) return;
+    compare_columns(parts, of_tiles, what);
     for (int64_t i = 0; i < parts->tiles * parts->cols; i++) {
         const float *part = parts->sums + i / parts->cols * parts->count * parts->cols;
         part += i % parts->cols;
@@ -172,9 +189,9 @@ static void check_case(const gradient_case *c, const char *kernel, uint64_t laun
     EXPECT_OK(tn__op_table_cuda.norm_gradient(emulation.device, &work, emulation.stream));
     emulation_wait(what);
     free(work.parts);
-    parts_end(&gamma), parts_end(&beta);
     assert_int_equal(emulated_launch_count() - before, launches);
     assert_int_equal(strncmp(emulated_last_kernel(), kernel, strlen(kernel)), 0);
+    parts_end(&gamma, &o.gamma_sums, what), parts_end(&beta, &o.beta_sums, what);
     twin_plane_compare(&o.row, "planes", what);
     twin_plane_compare(&o.col, "planes", what);
     twin_matrix_compare(&o.dx, "dx", what);
