@@ -198,7 +198,8 @@ tn_status tn__foreign_await(tn__plane_object *plane) {
     status = tn__error_scope_end(is_lost ? TN_OK : status);
     if (is_lost) return tn__plane_order_await_device(books->device);
     if (status != TN_OK) return status;
-    return tn__plane_order_before(books, plane, TN_WRITE, foreign->stream, stream_id);
+    TN_TRY(tn__plane_order_before(books, plane, TN_WRITE, foreign->stream, stream_id));
+    return tn__plane_order_check_after(books, plane, foreign->stream, stream_id);
 }
 
 void tn__foreign_release(tn__foreign *foreign) {

@@ -347,6 +347,28 @@ tn_status tn__plane_order_before(const tn__books *books, tn__plane_object *plane
     return wait_before(books, plane, is_read, stream, stream_id);
 }
 
+static tn_status check_after(waiter *w, const tn__plane_use *use) {
+    int is_across = 0;
+    if (use->stream_id == w->stream_id || is_in_capture(use->stream_id)) return TN_OK;
+    TN_TRY(is_across_captures(w, use, &is_across));
+    if (!is_across) return TN_OK;
+    return TN_FAIL(
+        TN_INVALID_STATE,
+        "stream %p would have to wait for work on stream %p and can not, since a capture "
+        "is between them: wait till no stream of either captures",
+        (void *)w->stream, (void *)use->stream);
+}
+
+tn_status tn__plane_order_check_after(const tn__books *books, const tn__plane_object *plane,
+                                      tn_stream stream, uint64_t stream_id) {
+    waiter w = {.books = books, .stream = stream, .stream_id = stream_id};
+    if (!plane->has_skips) return TN_OK;
+    if (plane->has_write) TN_TRY(check_after(&w, &plane->write));
+    for (size_t i = 0; i < plane->read_count; i++)
+        TN_TRY(check_after(&w, &plane->reads[i]));
+    return TN_OK;
+}
+
 /* ---- noting -------------------------------------------------------------------------------- */
 
 /* A write that did not wait for all before it does not stand for them: they stay to be waited for,

@@ -43,6 +43,12 @@ tn_status tn__plane_order_refuse_capture(const tn__tensor_object *tensor, tn_pla
 tn_status tn__plane_order_before(const tn__books *books, tn__plane_object *plane, tn_access access,
                                  tn_stream stream, uint64_t stream_id);
 
+/* Behind that: TN_OK if `stream` comes after all uses, but for those that a capture has for good,
+ * which are ordered by who launches its graph. TN_INVALID_STATE if a capture that is under way was
+ * between the stream and a use: it was not waited for. */
+tn_status tn__plane_order_check_after(const tn__books *books, const tn__plane_object *plane,
+                                      tn_stream stream, uint64_t stream_id);
+
 /* A read on a stream that has read the plane since it was written: such a one waits for nothing,
  * and all there is to note is that it was the last. 0: it is none, or waits might be missing. */
 static inline int tn__plane_order_read_again(tn__plane_object *plane, tn_stream stream,

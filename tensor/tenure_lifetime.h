@@ -322,7 +322,8 @@ typedef struct tn_foreign_memory {
  * memory of the pool: the ledger has it as foreign_bytes. Planes that are derived from it are the
  * pool's. When the plane is dropped or the tensor ends, memory->stream is made to wait on the
  * device for all uses of the plane, and then release(context) is called, once, by that thread and
- * with no lock held. A call that fails has changed nothing and calls no release.
+ * with no lock held. While a capture is between that stream and a use, so that it can not wait,
+ * such a call is TN_INVALID_STATE. A call that fails has changed nothing and calls no release.
  * TN_INVALID_ARGUMENT: a config that tn_tensor_create refuses, a plane that the format has not,
  * NULL, too few bytes, an address that is not aligned (16 bytes on CUDA; on the host driver that of
  * the element), or that is not this device's. */

@@ -7,6 +7,7 @@
 
 #include "driver.h"
 #include "tenure_lifetime.h"
+#include "test_graphs.h"
 
 enum { ROWS = 64, COLS = 64, BYTES = ROWS * COLS * 4, OUT_OF_MEMORY = 2 };
 
@@ -102,7 +103,51 @@ static void our_uses_come_between_the_owners(void **state) {
     }
 }
 
-/* What the test above would not see, were it not for the waits. */
+/* A capture can not be made to wait for what is outside of it, nor the other way round: the owner
+ * would have memory back that is in use. */
+static void nothing_goes_back_while_a_capture_is_between(void **state) {
+    (void)state;
+    for (int is_users = 0; is_users < 2; is_users++) {
+        owner self;
+        owner_open(&self);
+        tn_tensor tensor = adopt(&self);
+        use(&self, tensor, TN_UPDATE, self.f.stream);
+        tn_stream captures = is_users ? self.f.stream : self.stream;
+        test_capture_begin(self.f.device, captures, TEST_CAPTURE_RELAXED);
+        EXPECT_STATUS(tn_tensor_destroy(tensor, self.f.other), TN_INVALID_STATE);
+        EXPECT_ERROR_HAS("since a capture is between them");
+        EXPECT_STATUS(tn_scope_close(self.f.scope), TN_INVALID_STATE);
+        assert_int_equal(self.released, 0);
+        assert_true(test_is_capturing(self.f.device, captures));
+        test_graph graph = test_capture_end(self.f.device, captures);
+        test_graph_destroy(self.f.device, &graph);
+        EXPECT_OK(tn_tensor_destroy(tensor, self.f.other));
+        assert_int_equal(self.released, 1);
+        assert_int_equal(test_sim_get()->race_count(), 0);
+        owner_close(&self);
+    }
+}
+
+/* Within one capture the owner's stream waits as ever. */
+static void a_captured_owner_waits_for_captured_uses(void **state) {
+    owner self;
+    (void)state;
+    owner_open(&self);
+    tn_tensor tensor = adopt(&self);
+    test_capture_begin(self.f.device, self.stream, TEST_CAPTURE_RELAXED);
+    EXPECT_OK(tn_stream_wait(self.f.device, self.f.stream, self.stream));
+    use(&self, tensor, TN_UPDATE, self.f.stream);
+    EXPECT_OK(tn_tensor_destroy(tensor, self.f.stream));
+    assert_int_equal(self.released, 1);
+    test_graph graph = test_capture_end(self.f.device, self.stream); /* all have joined it */
+    test_graph_launch(self.f.device, &graph, self.stream);
+    assert_int_equal(test_sim_get()->race_count(), 0);
+    EXPECT_OK(tn_stream_synchronize(self.f.device, self.stream));
+    test_graph_destroy(self.f.device, &graph);
+    owner_close(&self);
+}
+
+/* What the tests above would not see, were it not for the waits. */
 static void an_owner_that_does_not_wait_races(void **state) {
     owner self;
     tn_plane_view view;
@@ -251,6 +296,8 @@ static void memory_of_another_device_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(our_uses_come_between_the_owners),
+        cmocka_unit_test(nothing_goes_back_while_a_capture_is_between),
+        cmocka_unit_test(a_captured_owner_waits_for_captured_uses),
         cmocka_unit_test(a_plane_that_comes_and_goes_is_between_the_owners_uses),
         cmocka_unit_test(an_owner_that_does_not_wait_races),
         cmocka_unit_test(an_owner_whose_stream_has_ended_gets_it_back_on_the_default_stream),
