@@ -115,14 +115,12 @@ void tn__grouped_plane_end(tn_grouped_plane *plane, tn_stream stream) {
 static tn_status make_tensor(tn__op_call *call, tn_scope scope, int is_kept, const char *name,
                              tn_dtype dtype, int64_t rows, int64_t cols, tn_tensor *out) {
     tn_tensor_config config = TN_TENSOR_CONFIG_INIT;
-    tn_tensor_info info;
     config.dtype = dtype;
     config.rank = 2;
     config.shape[0] = rows, config.shape[1] = cols;
     config.name = name;
-    if (!is_kept) return tn__op_scratch(call, scope, &config, out);
-    TN_TRY(tn_tensor_create(scope, &config, out));
-    return tn__op_tensor(call, name, *out, &info);
+    return is_kept ? tn__op_create(call, scope, &config, out)
+                   : tn__op_scratch(call, scope, &config, out);
 }
 
 /* A plane as it is written, and as it is read after that. */

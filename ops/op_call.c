@@ -278,15 +278,24 @@ tn_status tn__op_ran(tn__op_call *call, tn_status status) {
 
 /* ---- scratch --------------------------------------------------------------------------------- */
 
+tn_status tn__op_create(const tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
+                        tn_tensor *out) {
+    tn_device *device;
+    TN_TRY(tn__scope_device(scope, &device));
+    TN_REQUIRE(device == call->device,
+               "%s: the scope for %s is of another device than the call's tensors", call->name,
+               config->name);
+    return tn_tensor_create(scope, config, out);
+}
+
 tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
                          tn_tensor *out) {
-    tn_tensor_info info;
     TN_CHECK(call->scratch_count < TN__OP_SCRATCH_MAX);
     TN_REQUIRE(scope.value != 0, "%s: scope is {0}, but the op needs scratch memory: name a scope",
                call->name);
-    TN_TRY(tn_tensor_create(scope, config, out));
+    TN_TRY(tn__op_create(call, scope, config, out));
     call->scratch[call->scratch_count++] = *out;
-    return tn__op_tensor(call, "scratch", *out, &info);
+    return TN_OK;
 }
 
 tn_status tn__op_let_go(tn__op_call *call, tn_tensor tensor) {
@@ -303,11 +312,10 @@ tn_status tn__op_let_go(tn__op_call *call, tn_tensor tensor) {
 
 tn_status tn__op_saved(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
                        tn_tensor *out) {
-    tn_tensor_info info;
     TN_CHECK(call->saved_count < TN__OP_SAVED_MAX);
-    TN_TRY(tn_tensor_create(scope, config, out));
+    TN_TRY(tn__op_create(call, scope, config, out));
     call->saved[call->saved_count++] = *out;
-    return tn__op_tensor(call, "saved", *out, &info);
+    return TN_OK;
 }
 
 void tn__op_spend(tn__op_call *call, tn_tensor *tensor) {

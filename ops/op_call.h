@@ -179,7 +179,12 @@ tn_status tn__op_end_lease(tn__op_call *call, int index);
 /* The same for the lease of a plane, if there is one. */
 tn_status tn__op_end_plane(tn__op_call *call, tn_tensor tensor, tn_plane plane);
 
-/* A tensor in the caller's scope that lives until tn__op_finish. */
+/* A tensor in a scope that the caller has named; the scope must be of the device of the call's
+ * tensors: what is made in another one, the call's stream can not destroy. */
+tn_status tn__op_create(const tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
+                        tn_tensor *out);
+
+/* Such a one that lives until tn__op_finish. */
 tn_status tn__op_scratch(tn__op_call *call, tn_scope scope, const tn_tensor_config *config,
                          tn_tensor *out);
 

@@ -324,6 +324,24 @@ static void scopes_must_be_there_and_alive(void **state) {
     close_fixture(&f);
 }
 
+/* Nothing is made in it: on the call's stream it could not be destroyed again. */
+static void scopes_are_of_the_tensors_device(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    const tn_ledger before = test_ledger(f.other.scope);
+    for (int i = 0; i < 4; i++) {
+        const layer which_layer = i / 2 ? BACKWARD : FORWARD;
+        call c = right_call(&f, which_layer);
+        tn_layer_common *common = which_layer == FORWARD ? &c.forward.common : &c.backward.common;
+        c.backward.gradient.delay = i == 3; /* so that something is kept */
+        *(i % 2 ? &common->saved_scope : &common->scope) = f.other.scope;
+        expect_refused(&f, which_layer, &c, BAD, "of another device", i);
+        const tn_ledger after = test_ledger(f.other.scope);
+        test_expect_same_ledger(&before, &after);
+    }
+    close_fixture(&f);
+}
+
 static void sizes_and_structs_must_be_right(void **state) {
     (void)state;
     fixture f = open_fixture();
@@ -463,6 +481,7 @@ int main(void) {
         cmocka_unit_test(every_mistake_has_its_status_and_changes_nothing),
         cmocka_unit_test(the_right_arguments_are_taken),
         cmocka_unit_test(scopes_must_be_there_and_alive),
+        cmocka_unit_test(scopes_are_of_the_tensors_device),
         cmocka_unit_test(sizes_and_structs_must_be_right),
         cmocka_unit_test(two_e5m2_operands_are_unsupported),
         cmocka_unit_test(a_delayed_gradient_needs_a_place_and_a_scope),

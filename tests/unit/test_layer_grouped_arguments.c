@@ -144,6 +144,8 @@ SPOIL(long_bias, f->vectors[4] = f->fp32)
 SPOIL(bias_of_bytes, f->vectors[0] = f->t.experts.error)
 SPOIL(no_scope, c->forward.scope.value = 0)
 SPOIL(nowhere_to_save, c->saved = NULL)
+SPOIL(scope_elsewhere, (c->forward.scope = c->backward.scope = f->other.scope))
+SPOIL(saved_elsewhere, c->forward.saved_scope = f->other.scope)
 SPOIL(absent_x, c->forward.x = test_plain(f->ops.scope, TN_BF16, EXPERTS_ROWS, EXPERTS_K))
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -174,6 +176,7 @@ SPOIL(short_saved_scale, f->saved.x.scale = f->t.biases[0])
 SPOIL(no_saved_scale, f->saved.x.scale.value = 0)
 SPOIL(nowhere_to_delay, (c->backward.delay = 1, c->delayed = NULL))
 SPOIL(no_scope_to_delay, (c->backward.delay = 1, c->backward.saved_scope.value = 0))
+SPOIL(delayed_elsewhere, (c->backward.delay = 1, c->backward.saved_scope = f->other.scope))
 SPOIL(dy_is_dx, c->backward.dx = c->backward.dy)
 SPOIL(no_op_scope, c->backward.scope.value = 0)
 SPOIL(both_e5m2, {
@@ -230,6 +233,8 @@ static const struct mistake {
     {bias_of_bytes, FORWARD, TN_INVALID_ARGUMENT, "bias (tensor"},
     {no_scope, FORWARD, TN_INVALID_ARGUMENT, "name a scope"},
     {nowhere_to_save, FORWARD, TN_INVALID_ARGUMENT, "saved is NULL"},
+    {scope_elsewhere, EITHER, TN_INVALID_ARGUMENT, "of another device"},
+    {saved_elsewhere, FORWARD, TN_INVALID_ARGUMENT, "of another device"},
     {absent_x, FORWARD, TN_INVALID_STATE, ""},
     {small_dy, BACKWARD, TN_INVALID_ARGUMENT, "dy (tensor"},
     {dy_of_x, BACKWARD, TN_INVALID_ARGUMENT, "dy (tensor"},
@@ -249,6 +254,7 @@ static const struct mistake {
     {no_saved_scale, BACKWARD, TN_STALE_HANDLE, ""},
     {nowhere_to_delay, BACKWARD, TN_INVALID_ARGUMENT, "delayed is NULL"},
     {no_scope_to_delay, BACKWARD, TN_INVALID_ARGUMENT, "saved_scope is {0}"},
+    {delayed_elsewhere, BACKWARD, TN_INVALID_ARGUMENT, "of another device"},
     {dy_is_dx, BACKWARD, TN_INVALID_ARGUMENT, "dx (tensor"},
     {no_op_scope, BACKWARD, TN_INVALID_ARGUMENT, "name a scope"},
     {both_e5m2, BACKWARD, TN_UNSUPPORTED, "are both E5M2"},
@@ -258,7 +264,7 @@ static void expect_refused(fixture *f, const struct mistake *mistake, which of) 
     const tn_grouped_saved kept = f->saved;
     call c = right_call(f);
     mistake->spoil(&c, f);
-    tn_ledger before = test_ledger(f->ops.scope);
+    tn_ledger before = test_ledger(f->ops.scope), elsewhere = test_ledger(f->other.scope);
     tn_grouped_saved other = TN_GROUPED_SAVED_INIT;
     tn_status status =
         of == FORWARD
@@ -269,6 +275,8 @@ static void expect_refused(fixture *f, const struct mistake *mistake, which of) 
     f->saved = kept;
     tn_ledger after = test_ledger(f->ops.scope);
     test_expect_same_ledger(&before, &after);
+    after = test_ledger(f->other.scope);
+    test_expect_same_ledger(&elsewhere, &after);
     assert_true(other.x.data.value == 0 && f->delayed.dy.data.value == 0);
 }
 
