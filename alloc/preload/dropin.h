@@ -152,7 +152,8 @@ typedef struct tn__dropin_device {
     _Atomic(tn_pool *) stream_pool; /* NULL until it is first asked for */
     tn_stream idle;
     size_t memory_bytes;
-    unsigned pins; /* threads at work on it that do not have it current */
+    unsigned pins;                       /* threads at work on it that do not have it current */
+    _Atomic int is_told, is_stream_told; /* the pools know who reaches them: dropin_peers.c */
 
     /* Under the mutex of dropin_whole.c: */
     tn__dropin_whole *first_whole, *last_whole;
@@ -226,9 +227,9 @@ void tn__dropin_device_remove(const tn__dropin_device *device);
 
 /* ---- peers: dropin_peers.c ------------------------------------------------------------------- */
 
-/* A device, or its stream pool, is new: its pools are told who reaches them. Not in the midst of
- * opening a device. */
-void tn__dropin_peers_apply(const tn__dropin_device *owner);
+/* A device, or its stream pool, is new: its pools are told who reaches them, before anybody gets
+ * memory of them. Not in the midst of opening a device. */
+void tn__dropin_peers_apply(tn__dropin_device *owner);
 
 /* The device is about to end. */
 void tn__dropin_peers_close(const tn__dropin_device *gone);

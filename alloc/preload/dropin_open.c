@@ -198,15 +198,13 @@ tn__dropin_device *tn__dropin_device_current(void) {
     int ordinal = 0;
     if (tn__dropin.is_over || tn__dropin.is_recording_only) return NULL;
     if (contexts.current(&context) != TN__CU_SUCCESS || !context) return NULL;
-    if (device && tn__dropin.contexts[last] == context) return device;
+    if (device && tn__dropin.contexts[last] == context && device->is_told) return device;
     if (contexts.device(&ordinal) != TN__CU_SUCCESS) return NULL;
     if (ordinal < 0 || ordinal >= TN__DROPIN_DEVICES_MAX) return NULL;
     device = tn__dropin.devices[ordinal];
-    if (!device && is_primary(ordinal, context)) {
-        device = open_once(ordinal, context);
-        if (device) tn__dropin_peers_apply(device);
-    }
+    if (!device && is_primary(ordinal, context)) device = open_once(ordinal, context);
     if (!device || device->context != context) return NULL;
+    if (!device->is_told) tn__dropin_peers_apply(device);
     last = ordinal;
     return device;
 }
@@ -241,21 +239,17 @@ void tn__dropin_devices_open_active(void) {
         tn__dropin_device *device = NULL;
         if (tn__dropin.devices[i] || refused[i] || !is_active(i)) continue;
         device = tn__dropin_device_open(i);
-        if (device) tn__dropin_peers_apply(device);
+        if (device && !device->is_told) tn__dropin_peers_apply(device);
     }
 }
 
 tn_pool *tn__dropin_stream_pool(tn__dropin_device *device) {
     tn_pool *pool;
-    int is_new = 0;
     pthread_mutex_lock(&mutex);
     pool = device->stream_pool;
-    if (!pool) {
-        is_new = make_pool(device, "cuMemAllocAsync", &pool) == TN_OK;
-        device->stream_pool = pool;
-    }
+    if (!pool && make_pool(device, "cuMemAllocAsync", &pool) == TN_OK) device->stream_pool = pool;
     pthread_mutex_unlock(&mutex);
-    if (is_new) tn__dropin_peers_apply(device);
+    if (pool && !device->is_stream_told) tn__dropin_peers_apply(device);
     return pool;
 }
 

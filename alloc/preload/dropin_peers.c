@@ -21,27 +21,31 @@ static void tell(tn_pool *pool, tn_device *peer, int is_allowed) {
     if (status != TN_OK) tn__dropin_count(&tn__dropin.counts.peers_refused);
 }
 
-static void tell_pools(const tn__dropin_device *owner, const tn__dropin_device *peer,
-                       int is_allowed) {
-    tell(owner->pool, peer->device, is_allowed);
-    tell(owner->stream_pool, peer->device, is_allowed);
-}
-
-/* A peer that is opened for it has pools, and so peers, of its own. */
-static void apply_locked(const tn__dropin_device *owner) {
+/* A stream pool that is made meanwhile is told by whoever makes it. A peer that is opened for it
+ * has pools, and so peers, of its own. */
+static void apply_locked(tn__dropin_device *owner) {
+    tn_pool *stream_pool = owner->stream_pool;
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
         int is_new = !tn__dropin.devices[i];
-        const tn__dropin_device *peer = NULL;
+        tn__dropin_device *peer = NULL;
         if (reached_by[owner->ordinal] >> i & 1) peer = tn__dropin_device_open(i);
-        if (peer) tell_pools(owner, peer, 1);
+        if (peer) tell(owner->pool, peer->device, 1);
+        if (peer) tell(stream_pool, peer->device, 1);
         if (peer && is_new) apply_locked(peer);
     }
+    owner->is_told = 1;
+    if (stream_pool) owner->is_stream_told = 1;
 }
 
-void tn__dropin_peers_apply(const tn__dropin_device *owner) {
+void tn__dropin_peers_apply(tn__dropin_device *owner) {
     pthread_mutex_lock(&mutex);
     apply_locked(owner);
     pthread_mutex_unlock(&mutex);
+}
+
+static void forbid(const tn__dropin_device *owner, const tn__dropin_device *peer) {
+    tell(owner->pool, peer->device, 0);
+    tell(owner->stream_pool, peer->device, 0);
 }
 
 void tn__dropin_peers_close(const tn__dropin_device *gone) {
@@ -49,7 +53,7 @@ void tn__dropin_peers_close(const tn__dropin_device *gone) {
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
         const tn__dropin_device *owner = tn__dropin.devices[i];
         if (!(reached_by[i] >> gone->ordinal & 1)) continue;
-        if (owner) tell_pools(owner, gone, 0);
+        if (owner) forbid(owner, gone);
         reached_by[i] &= ~((uint64_t)1 << gone->ordinal);
     }
     reached_by[gone->ordinal] = 0;
@@ -59,12 +63,12 @@ void tn__dropin_peers_close(const tn__dropin_device *gone) {
 /* A device without pools is not opened for it: it is told when it is. */
 static void change(int owner, int user, int is_allowed) {
     const uint64_t bit = (uint64_t)1 << user;
-    const tn__dropin_device *device, *peer;
+    tn__dropin_device *device, *peer;
     pthread_mutex_lock(&mutex);
     device = tn__dropin.devices[owner];
     peer = tn__dropin.devices[user];
     reached_by[owner] = is_allowed ? reached_by[owner] | bit : reached_by[owner] & ~bit;
-    if (!is_allowed && device && peer) tell_pools(device, peer, 0);
+    if (!is_allowed && device && peer) forbid(device, peer);
     if (is_allowed && device) apply_locked(device);
     pthread_mutex_unlock(&mutex);
 }

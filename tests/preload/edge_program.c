@@ -108,21 +108,21 @@ static void *wait_for_fences(void *stream) {
     return NULL;
 }
 
-static sem_t is_reset;
+static sem_t is_done;
 
 static void *reset_first(void *unused) {
     EXPECT_OK(DRIVER(cuDevicePrimaryCtxReset_v2)(0));
-    sem_post(&is_reset);
+    sem_post(&is_done);
     return unused;
 }
 
-static int is_reset_within_50_ms(void) {
+static int is_done_within_50_ms(void) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += 50000000;
     until.tv_sec += until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
-    return sem_timedwait(&is_reset, &until) == 0;
+    return sem_timedwait(&is_done, &until) == 0;
 }
 
 /* Device of 1 GiB. Another thread waits for a fence on the first device's event (nth 1), which the
@@ -130,7 +130,7 @@ static int is_reset_within_50_ms(void) {
 static void reset_beside_a_wait_for_event(int nth) {
     pthread_t waits, resets;
     CUstream stream;
-    EXPECT(sem_init(&is_reset, 0, 0) == 0);
+    EXPECT(sem_init(&is_done, 0, 0) == 0);
     use_device(0);
     allocate(4096);
     use_device(1);
@@ -142,9 +142,9 @@ static void reset_beside_a_wait_for_event(int nth) {
     await(LOOKALIKE_EVENT_WAIT);
     EXPECT(pthread_create(&resets, NULL, reset_first, NULL) == 0);
     if (nth == 1) {
-        EXPECT(!is_reset_within_50_ms());
+        EXPECT(!is_done_within_50_ms());
     } else {
-        EXPECT(sem_wait(&is_reset) == 0);
+        EXPECT(sem_wait(&is_done) == 0);
     }
     EXPECT_OK(DRIVER(tnsim_stall)(stream, 0));
     DRIVER(lookalike_hold)(LOOKALIKE_EVENT_WAIT, 0);
@@ -199,6 +199,63 @@ static void peers_both_ways(void) {
     write_on(stream, memory, 3 * MIB, 10);
     EXPECT_OK(DRIVER(cuStreamSynchronize)(stream));
 }
+
+typedef struct meeting {
+    CUstream first, second; /* of the devices */
+    int is_in_order;        /* memory of cuMemAllocAsync */
+} meeting;
+
+static CUdeviceptr allocate_of(const meeting *m) {
+    CUdeviceptr memory = 0;
+    if (!m->is_in_order) return allocate(3 * MIB);
+    EXPECT_OK(DRIVER(cuMemAllocAsync)(&memory, 3 * MIB, m->second));
+    EXPECT_OK(DRIVER(cuStreamSynchronize)(m->second));
+    return memory;
+}
+
+static void *allocate_first(void *m) {
+    use_device(1);
+    allocate_of(m);
+    return NULL;
+}
+
+/* Gives the memory of the second device to the first, as soon as there is some. */
+static void *allocate_and_reach(void *argument) {
+    const meeting *m = argument;
+    CUdeviceptr memory;
+    use_device(1);
+    memory = allocate_of(m);
+    use_device(0);
+    write_on(m->first, memory, 3 * MIB, 10);
+    EXPECT_OK(DRIVER(cuStreamSynchronize)(m->first));
+    sem_post(&is_done);
+    return NULL;
+}
+
+/* Another thread is about to tell a new pool who reaches it: nobody gets memory of it before. */
+static void meet_at_a_new_pool(int is_in_order) {
+    meeting m = {.is_in_order = is_in_order};
+    pthread_t threads[2];
+    EXPECT(sem_init(&is_done, 0, 0) == 0);
+    use_device(0);
+    m.first = new_stream();
+    use_device(1);
+    m.second = new_stream();
+    if (is_in_order) allocate(MIB);
+    use_device(0);
+    EXPECT_OK(DRIVER(cuCtxEnablePeerAccess)(contexts[1], 0));
+    DRIVER(lookalike_hold)(LOOKALIKE_PEER, 1);
+    EXPECT(pthread_create(&threads[0], NULL, allocate_first, &m) == 0);
+    await(LOOKALIKE_PEER);
+    EXPECT(pthread_create(&threads[1], NULL, allocate_and_reach, &m) == 0);
+    EXPECT(!is_done_within_50_ms());
+    DRIVER(lookalike_hold)(LOOKALIKE_PEER, 0);
+    for (int i = 0; i < 2; i++)
+        EXPECT(pthread_join(threads[i], NULL) == 0);
+}
+
+static void peers_of_a_new_device(void) { meet_at_a_new_pool(0); }
+static void peers_of_a_new_stream_pool(void) { meet_at_a_new_pool(1); }
 
 /* ---- contexts -------------------------------------------------------------------------------- */
 
@@ -368,6 +425,8 @@ static const program_case cases[] = {
     {"reset_beside_a_wait_for_another", reset_beside_a_wait_for_another},
     {"work_of_another_device", work_of_another_device},
     {"peers_both_ways", peers_both_ways},
+    {"peers_of_a_new_device", peers_of_a_new_device},
+    {"peers_of_a_new_stream_pool", peers_of_a_new_stream_pool},
     {"own_context", own_context},
     {"limit_of_two", limit_of_two},
     {"limit_that_comes_back", limit_that_comes_back},

@@ -258,6 +258,11 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
     return peer && !flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+CUresult cuDeviceCanAccessPeer(int *can_access, CUdevice device, CUdevice peer) {
+    pass(LOOKALIKE_PEER);
+    return INNER(cuDeviceCanAccessPeer)(can_access, device, peer);
+}
+
 CUresult cuCtxDisablePeerAccess(CUcontext peer) {
     return peer ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -45,6 +45,7 @@ enum {
     LOOKALIKE_EVENT_WAIT,
     LOOKALIKE_RESET,
     LOOKALIKE_LARGE_ALLOC, /* cuMemAlloc of more than 32 MiB */
+    LOOKALIKE_PEER,        /* cuDeviceCanAccessPeer */
     LOOKALIKE_GATES
 };
 void lookalike_hold(int gate, int nth);

@@ -22,8 +22,10 @@ for case in limit_of_two limit_that_comes_back; do
     run_under "--limit 64MiB" preload_edge_program "$case"
     expect_status 0
 done
-TENURE_SIM_DEVICES=2 run_under "--pool vmm" preload_edge_program peers_both_ways
-expect_status 0
+for case in peers_both_ways peers_of_a_new_device peers_of_a_new_stream_pool; do
+    TENURE_SIM_DEVICES=2 run_under "--pool vmm" preload_edge_program "$case"
+    expect_status 0
+done
 run_under "" preload_edge_program lost_memory
 expect_status 0
 TENURE_SIM_MEMORY=256MiB run_under "" preload_edge_program no_wait_to_allocate
