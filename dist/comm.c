@@ -395,13 +395,13 @@ tn_status tn_comm_wait(tn_comm *comm) {
 
 /* ---- what it is ---------------------------------------------------------------------------- */
 
-int tn_comm_rank(const tn_comm *comm) { return comm->rank; }
+int tn_comm_rank(const tn_comm *comm) { return comm ? comm->rank : -1; }
 
-int tn_comm_size(const tn_comm *comm) { return comm->rank_count; }
+int tn_comm_size(const tn_comm *comm) { return comm ? comm->rank_count : 0; }
 
-const char *tn_comm_name(const tn_comm *comm) { return comm->name; }
+const char *tn_comm_name(const tn_comm *comm) { return comm ? comm->name : ""; }
 
-const char *tn_comm_engine_name(const tn_comm *comm) { return comm->engine->name; }
+const char *tn_comm_engine_name(const tn_comm *comm) { return comm ? comm->engine->name : ""; }
 
 tn_status tn_comm_stats_get(tn_comm *comm, tn_comm_stats *out) {
     TN_REQUIRE(comm, "tn_comm_stats_get: comm is NULL");

@@ -363,8 +363,10 @@ void tn_rendezvous_destroy(tn_rendezvous *ranks) {
 
 /* ---- what it is ----------------------------------------------------------------------------- */
 
-int tn_rendezvous_rank(const tn_rendezvous *ranks) { return ranks->place.rank; }
+int tn_rendezvous_rank(const tn_rendezvous *ranks) { return ranks ? ranks->place.rank : -1; }
 
-int tn_rendezvous_size(const tn_rendezvous *ranks) { return ranks->place.rank_count; }
+int tn_rendezvous_size(const tn_rendezvous *ranks) { return ranks ? ranks->place.rank_count : 0; }
 
-int tn_rendezvous_local_rank(const tn_rendezvous *ranks) { return ranks->place.local_rank; }
+int tn_rendezvous_local_rank(const tn_rendezvous *ranks) {
+    return ranks ? ranks->place.local_rank : -1;
+}

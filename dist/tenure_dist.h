@@ -132,6 +132,7 @@ TN_API TN_MUST_USE tn_status tn_comm_create(const tn_comm_config *config, tn_com
  * has ended, while it has captured graphs (tenure_comm_graph.h). */
 TN_API tn_status tn_comm_destroy(tn_comm *comm);
 
+/* Of NULL: -1, 0 and "". */
 TN_API int tn_comm_rank(const tn_comm *comm);
 TN_API int tn_comm_size(const tn_comm *comm); /* count of ranks */
 TN_API const char *tn_comm_name(const tn_comm *comm);

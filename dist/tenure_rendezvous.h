@@ -63,11 +63,12 @@ TN_API TN_MUST_USE tn_status tn_rendezvous_create(const tn_rendezvous_config *co
  * were made with it go on without it. NULL is a no-op. */
 TN_API void tn_rendezvous_destroy(tn_rendezvous *ranks);
 
+/* Of NULL: -1 and 0. */
 TN_API int tn_rendezvous_rank(const tn_rendezvous *ranks);
 TN_API int tn_rendezvous_size(const tn_rendezvous *ranks); /* count of ranks */
 
 /* Place among the ranks of this machine, from the environment: which of its GPUs to open. -1 if it
- * does not say. */
+ * does not say, and of NULL. */
 TN_API int tn_rendezvous_local_rank(const tn_rendezvous *ranks);
 
 /* A meeting of all ranks on the host: all = the `bytes` (at most 4096) of every rank in the order

@@ -88,6 +88,17 @@ static void a_rank_alone_meets_itself(void **state) {
     EXPECT_OK(tn_device_destroy(host));
 }
 
+static void nothing_has_no_ranks(void **state) {
+    (void)state;
+    assert_int_equal(tn_comm_rank(NULL), -1);
+    assert_int_equal(tn_comm_size(NULL), 0);
+    assert_string_equal(tn_comm_name(NULL), "");
+    assert_string_equal(tn_comm_engine_name(NULL), "");
+    assert_int_equal(tn_rendezvous_rank(NULL), -1);
+    assert_int_equal(tn_rendezvous_size(NULL), 0);
+    assert_int_equal(tn_rendezvous_local_rank(NULL), -1);
+}
+
 int main(void) {
     /* Before the first call reads the options. */
     setenv("TENURE_MPI_LIBRARY", "libtenure-mpi-missing.so", 1);
@@ -98,6 +109,7 @@ int main(void) {
         cmocka_unit_test(nccl_is_for_real_gpus),
         cmocka_unit_test(tcp_needs_a_host_device_and_a_rendezvous),
         cmocka_unit_test(a_rank_alone_meets_itself),
+        cmocka_unit_test(nothing_has_no_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
