@@ -373,12 +373,12 @@ static tn_status check_bias(tn__op_call *call, const tn_gemm_args *args, tn__gem
     return TN_OK;
 }
 
-/* Where the formats have no engine of their own and another will do: the first that takes them. */
-static tn_status check_engine(const tn__op_call *call, const tn_gemm_args *args,
-                              tn__gemm_tensors *t) {
+/* Where the formats have no engine of their own, or that has nothing for the product, and another
+ * will do: the first that takes them. */
+static tn_status take_another(const tn__op_call *call, const tn_gemm_args *args,
+                              tn__gemm_tensors *t, tn_status refused) {
     tn__saved_error refusal;
-    tn_status status = t->engine->check(call, args->form, t);
-    if (status != TN_UNSUPPORTED || !tn__gemm_may_differ(args)) return status;
+    if (refused != TN_UNSUPPORTED || !tn__gemm_may_differ(args)) return refused;
     tn__error_save(&refusal);
     for (int i = TN_GEMM_ENGINE_AUTO + 1; i < TN_GEMM_ENGINE_COUNT; i++) {
         if (engines[i].is_automatic || engines[i].is_among_own || !engines[i].exists(call))
@@ -389,7 +389,7 @@ static tn_status check_engine(const tn__op_call *call, const tn_gemm_args *args,
         return TN_OK;
     }
     tn__error_restore(&refusal);
-    return status;
+    return refused;
 }
 
 /* The engine that was measured to be faster than the formats' own; a pinned algorithm is one of the
@@ -406,7 +406,8 @@ static tn_status take_preferred(const tn__op_call *call, const tn_gemm_args *arg
     work.d = (tn__matrix){t->d.dtype, NULL, t->d.rows, t->d.cols};
     if (!tn__is_no_tensor(args->bias)) work.bias = (tn__matrix){t->bias.dtype, NULL, 1, t->d.cols};
     TN_TRY(t->engine->outline(args, t, &work));
-    TN_TRY(call->ops->gemm_choice(call->device, &work, &choice));
+    const tn_status status = call->ops->gemm_choice(call->device, &work, &choice);
+    if (status != TN_OK) return take_another(call, args, t, status);
     if (choice.engine == TN_GEMM_ENGINE_AUTO || engines[choice.engine].is_among_own) return TN_OK;
     TN_TRY(engines[choice.engine].check(call, args->form, t));
     t->id = choice.engine;
@@ -432,7 +433,7 @@ tn_status tn__gemm_check(tn__op_call *call, const tn_gemm_args *args, tn__gemm_t
     t->engine = &engines[t->id];
     if (!is_quantized(&t->a)) TN_TRY(tn__op_require_float(call, "a", &t->a));
     if (!is_quantized(&t->b)) TN_TRY(tn__op_require_float(call, "b", &t->b));
-    TN_TRY(check_engine(call, args, t));
+    TN_TRY(take_another(call, args, t, t->engine->check(call, args->form, t)));
     TN_TRY(check_shapes(call, args->form, t));
     TN_TRY(check_bias(call, args, t));
     TN_TRY(tn__gemm_check_epilogue(call, args, t));

@@ -186,6 +186,7 @@ static cublasStatus_t work_of(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t 
         if (scripted.has_no_bias || !of->bias || type != out->d.dtype || type == TN_FP32)
             return CUBLAS_STATUS_NOT_SUPPORTED;
     }
+    if (scripted.lacks_fp8 && out->a.kind != TN__OPERAND_PLAIN) return CUBLAS_STATUS_NOT_SUPPORTED;
     return is_supported(out) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 

@@ -37,6 +37,7 @@ typedef struct scripted_cublaslt {
     int has_no_bias;         /* no product of it has an epilogue */
     int heuristics;          /* calls so far */
     void (*meanwhile)(void); /* called from within the next of them: as another thread would */
+    int lacks_fp8;           /* has nothing for it: an older one */
     int products;
     int descriptors; /* operation descriptors that are alive */
     int made;        /* and that were ever made */

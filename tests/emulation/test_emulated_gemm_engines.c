@@ -196,6 +196,25 @@ static void formats_without_a_gemm_are_dequantized_where_that_is_allowed(void **
     end_product(&args);
 }
 
+/* The device has GEMMs of the format, and cuBLASLt none of this product. */
+static void products_without_an_algorithm_are_dequantized_where_that_is_allowed(void **state) {
+    (void)state;
+    tn_gemm_args args = product_of(TN_FORMAT_FP8_BLOCK_1D);
+    scripted.lacks_fp8 = 1;
+    EXPECT_STATUS(tn_gemm(&args, gpu.stream), TN_UNSUPPORTED);
+    args.may_differ = 1;
+    for (int tuned = 0; tuned < 2; tuned++) {
+        assert_int_equal(engine_of(&args), TN_GEMM_ENGINE_DEQUANTIZE_BF16);
+        expect_bits_of(args, TN_GEMM_ENGINE_DEQUANTIZE_BF16);
+        EXPECT_OK(tn_gemm_tune(&args, gpu.stream));
+    }
+    args.engine = TN_GEMM_ENGINE_CUBLASLT; /* a pin comes first */
+    EXPECT_STATUS(tn_gemm(&args, gpu.stream), TN_UNSUPPORTED);
+    EXPECT_ERROR_HAS("MatmulAlgoGetHeuristic");
+    scripted.lacks_fp8 = 0;
+    end_product(&args);
+}
+
 /* ---- our own --------------------------------------------------------------------------------- */
 
 /* A device that has products of our own, by a driver that has all calls that they need, or not. */
@@ -313,6 +332,7 @@ int main(void) {
         TEST(what_another_thread_has_tuned_meanwhile_stays),
         TEST(a_file_keeps_which_engine_it_is),
         TEST(formats_without_a_gemm_are_dequantized_where_that_is_allowed),
+        TEST(products_without_an_algorithm_are_dequantized_where_that_is_allowed),
         TEST(a_driver_without_boxes_is_offered_none_of_ours),
         TEST(lines_of_ours_are_left_out_where_it_does_not_run),
         TEST(our_own_goes_without_another),
