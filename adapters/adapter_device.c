@@ -280,6 +280,7 @@ tn_status tn_adapter_pool_use(tn_pool *pool) {
     TN_REQUIRE(info.driver == TN_DRIVER_CUDA && info.ordinal < DEVICES_MAX,
                "tn_adapter_pool_use: pool %s is of no CUDA device that the adapters know",
                tn_pool_name(pool));
+    TN_TRY(tn__pool_check_ordinary(pool));
     pthread_mutex_lock(&adapters_mutex);
     status = use_locked(pool, info.ordinal);
     pthread_mutex_unlock(&adapters_mutex);

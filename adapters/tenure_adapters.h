@@ -33,7 +33,7 @@ TN_API TN_MUST_USE tn_status tn_adapter_pool(int device, tn_pool **out);
  * one with a limit, a name or a backing of its own, of device memory, and no graph pool. It must
  * not be destroyed before tn_adapters_close, and nobody uses it during this call and that one.
  * TN_INVALID_STATE if the device has a pool already; TN_INVALID_ARGUMENT if it is no CUDA
- * device's. */
+ * device's, of host memory, or a graph pool. */
 TN_API TN_MUST_USE tn_status tn_adapter_pool_use(tn_pool *pool);
 
 /* A statistic of the device by its name in TN_POOL_STATS_TABLE ("peak_reserved_bytes"): of its

@@ -373,6 +373,13 @@ static tn_status trim_locked(tn_pool *pool, size_t keep_bytes, uint64_t freed_un
 
 void tn__pool_settle_set(tn_pool *pool, tn__settle settle) { pool->settle = settle; }
 
+tn_status tn__pool_check_ordinary(const tn_pool *pool) {
+    TN_REQUIRE(!pool->backing->is_host_memory, "pool %s is of host memory", pool->name);
+    TN_REQUIRE(!pool->graph, "pool %s gives memory to captures alone: it is a graph pool",
+               pool->name);
+    return TN_OK;
+}
+
 /* The caches are drained for their clocks, too: no free is older than it is. */
 static uint64_t free_time(tn_pool *pool) {
     uint64_t now;

@@ -18,6 +18,10 @@ typedef int (*tn__settle)(void);
  * lower limit, other pools that are short), and no memory goes back by decay. NULL: nobody is. */
 TN_SISTER_API void tn__pool_settle_set(tn_pool *pool, tn__settle settle);
 
+/* TN_INVALID_ARGUMENT in words for a pool that a framework can not have: of host memory, or for
+ * captures. */
+TN_SISTER_API TN_MUST_USE tn_status tn__pool_check_ordinary(const tn_pool *pool);
+
 /* 1 if the pool may give idle memory back, of what was freed until *freed_until by the heap's clock
  * (0: all): what is freed later was not waited for. Without its mutex. */
 int tn__pool_settle(tn_pool *pool, uint64_t *freed_until);

@@ -383,6 +383,12 @@ static void the_program_can_give_its_own_pool(void **state) {
     void *block = NULL;
     uint64_t waits;
     (void)state;
+    tn_pool *const others[] = {test_open_pool(device, TN_BACKING_PINNED, 0),
+                               test_open_graph_pool(device, TN_BACKING_VMM)};
+    for (int i = 0; i < 2; i++) {
+        EXPECT_STATUS(tn_adapter_pool_use(others[i]), TN_INVALID_ARGUMENT);
+        EXPECT_OK(tn_pool_destroy(others[i]));
+    }
     EXPECT_STATUS(tn_adapter_pool_use(NULL), TN_INVALID_ARGUMENT);
     EXPECT_OK(tn_adapter_pool_use(mine));
     EXPECT_STATUS(tn_adapter_pool_use(mine), TN_INVALID_STATE);
