@@ -25,15 +25,19 @@ static struct {
     size_t live_blocks;
 } ort = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
+static int is_configured(int device, tn_stream stream, int is_ordered) {
+    return ort.device == device && ort.stream == stream && ort.is_ordered == (is_ordered != 0);
+}
+
 tn_status tn_ort_configure(int device, tn_stream stream, int is_ordered) {
     tn__adapter *adapter = NULL;
     tn_status status = TN_OK;
     TN_TRY(tn__adapter_find(device, &adapter));
     pthread_mutex_lock(&ort.mutex);
-    if (ort.live_blocks > 0) {
+    if (ort.live_blocks > 0 && !is_configured(device, stream, is_ordered)) {
         status = TN_FAIL(TN_INVALID_STATE,
-                         "tn_ort_configure: %zu blocks of ONNX Runtime are live: call it before "
-                         "the first session",
+                         "tn_ort_configure: %zu blocks of ONNX Runtime are live, on another device "
+                         "or stream: call it before the first session",
                          ort.live_blocks);
     } else {
         ort.device = device;

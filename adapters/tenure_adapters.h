@@ -73,7 +73,7 @@ TN_API void tn_ort_empty_cache(void);
 /* That interface names neither device nor stream. At first the device is 0, and freed memory waits
  * until the device was seen idle. is_ordered: all work is put on `stream` (the provider option
  * user_compute_stream), and memory is reused in its order. Call before the first session is made:
- * TN_INVALID_STATE while blocks of ONNX Runtime are live. */
+ * TN_INVALID_STATE while blocks of ONNX Runtime are live, unless it changes nothing. */
 TN_API TN_MUST_USE tn_status tn_ort_configure(int device, tn_stream stream, int is_ordered);
 
 /* ---- DLPack ------------------------------------------------------------------------------- */

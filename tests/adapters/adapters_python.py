@@ -97,7 +97,9 @@ def check_onnx_runtime():
     free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(int(options["gpu_external_free"]))
     empty = ctypes.CFUNCTYPE(None)(int(options["gpu_external_empty_cache"]))
     block = alloc(7 * MIB)
-    expect(raised_by(tenure.onnx_runtime.provider_options, tenure.Error), "while blocks are live")
+    expect(tenure.onnx_runtime.provider_options() == options, "for a second session")
+    expect(raised_by(lambda: tenure.onnx_runtime.provider_options(0, 4096), tenure.Error),
+           "while blocks are live")
     free(block)
     empty()
     expect(tenure.statistic("reserved_bytes") == 0, "ONNX Runtime's cache is empty")

@@ -477,6 +477,7 @@ static void onnx_runtime_has_no_stream_unless_told(void **state) {
     (void)state;
     assert_non_null(block);
     EXPECT_STATUS(tn_ort_configure(0, compute, 1), TN_INVALID_STATE);
+    EXPECT_OK(tn_ort_configure(0, NULL, 0)); /* for the next session: as it is */
     test_sim_write(device, compute, block, 8 * MIB, 1000);
     tn_ort_free(block);
     tn_ort_free(block); /* freed already, though not back yet: told on stderr */
