@@ -23,16 +23,16 @@ tn_status tn__layer_open(tn__op_call *call, tn_tensor tensor, tn_plane plane,
                          tn__layer_operand *out) {
     *out = (tn__layer_operand){.tensor = tensor};
     TN_TRY(tn__op_tensor(call, "saved", tensor, &out->info));
-    return tn__op_lease(call, tensor, plane, TN_READ, view_of(out, plane));
+    return tn__op_lease_derived(call, tensor, plane, view_of(out, plane));
 }
 
 tn_status tn__layer_open_callers(tn__op_call *call, tn_tensor tensor, const tn_tensor_info *info,
                                  tn_plane first, int wants_first, tn_plane second, int wants_second,
                                  tn__layer_operand *out) {
     *out = (tn__layer_operand){.tensor = tensor, .info = *info, .is_callers = 1};
-    if (wants_first) TN_TRY(tn__op_lease(call, tensor, first, TN_READ, view_of(out, first)));
+    if (wants_first) TN_TRY(tn__op_lease_derived(call, tensor, first, view_of(out, first)));
     if (!wants_second || (wants_first && first == second)) return TN_OK;
-    return tn__op_lease(call, tensor, second, TN_READ, view_of(out, second));
+    return tn__op_lease_derived(call, tensor, second, view_of(out, second));
 }
 
 tn_status tn__layer_open_kept(tn__op_call *call, const tn__layer_product *p, tn_tensor tensor,

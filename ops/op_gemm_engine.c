@@ -203,7 +203,7 @@ static tn_status lease_dequantized(tn__op_call *call, tn_scope scope, tn_tensor 
     config.name = "dequantized operand";
     TN_TRY(tn__op_scratch(call, scope, &config, &copy));
     TN_TRY(tn__op_tensor(call, config.name, copy, &copy_info));
-    TN_TRY(tn__op_lease(call, tensor, plane, TN_READ, &work.src));
+    TN_TRY(tn__op_lease_derived(call, tensor, plane, &work.src));
     TN_TRY(tn__op_lease_matrix(call, copy, &copy_info, TN_WRITE, &work.dst));
     *out = work.dst;
     return tn__is_empty(info) ? TN_OK : call->ops->dequantize(call->device, &work, call->stream);

@@ -324,6 +324,30 @@ static void scopes_must_be_there_and_alive(void **state) {
     close_fixture(&f);
 }
 
+/* A plane that a READ lease has derived from the other one, of what was saved or of the caller's. */
+static void what_was_derived_of_operands_goes_after_a_failure(void **state) {
+    (void)state;
+    fixture f = open_fixture();
+    for (int i = 0; i < 3; i++) {
+        tn_tensor x = test_fp8(f.ops.scope, TN_FORMAT_FP8_TENSOR, TN_E4M3, ROWS, IN);
+        tn_tensor dy = test_fp8(f.ops.scope, TN_FORMAT_FP8_TENSOR, TN_E4M3, ROWS, OUT);
+        test_declare_valid(&f.ops, x, TN_PLANE_ROW);
+        test_declare_valid(&f.ops, dy, TN_PLANE_ROW);
+        call c = right_call(&f, BACKWARD);
+        c.backward.w.weight = f.tensor[TENSOR];
+        c.backward.dx = f.tensor[X_BUSY];
+        c.saved.x = i == 0 ? x : (tn_tensor){0};
+        if (i > 0) c.backward.x = x;
+        if (i > 1) c.backward.dy = dy, c.backward.gradient.dbias = (tn_tensor){0};
+        expect_refused(&f, BACKWARD, &c, TN_IN_USE, "", i);
+        assert_int_equal(test_state(x, TN_PLANE_COL), TN_PLANE_ABSENT);
+        assert_int_equal(test_state(dy, TN_PLANE_COL), TN_PLANE_ABSENT);
+        c.backward.dx = f.tensor[DX];
+        EXPECT_OK(make_call(BACKWARD, &c, f.ops.stream));
+    }
+    close_fixture(&f);
+}
+
 /* Nothing is made in it: on the call's stream it could not be destroyed again. */
 static void scopes_are_of_the_tensors_device(void **state) {
     (void)state;
@@ -482,6 +506,7 @@ int main(void) {
         cmocka_unit_test(the_right_arguments_are_taken),
         cmocka_unit_test(scopes_must_be_there_and_alive),
         cmocka_unit_test(scopes_are_of_the_tensors_device),
+        cmocka_unit_test(what_was_derived_of_operands_goes_after_a_failure),
         cmocka_unit_test(sizes_and_structs_must_be_right),
         cmocka_unit_test(two_e5m2_operands_are_unsupported),
         cmocka_unit_test(a_delayed_gradient_needs_a_place_and_a_scope),
