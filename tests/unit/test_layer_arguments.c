@@ -324,7 +324,7 @@ static void scopes_must_be_there_and_alive(void **state) {
     close_fixture(&f);
 }
 
-/* A plane that a READ lease has derived from the other one, of what was saved or of the caller's. */
+/* A plane that a READ lease derived from the other one, of what was saved or is the caller's. */
 static void what_was_derived_of_operands_goes_after_a_failure(void **state) {
     (void)state;
     fixture f = open_fixture();
