@@ -3,6 +3,7 @@
 
 #include "format_table.h"
 #include "op_scaling.h"
+#include "options.h"
 
 /* ---- what all layers take -------------------------------------------------------------------- */
 
@@ -357,6 +358,7 @@ tn_status tn__layer_ask(const tn__op_call *call, const tn__layer_product *p, tn_
                         int64_t m, tn_dtype plain, tn_dtype d, int accumulate) {
     tn__gemm_work work = {.d = {d, NULL, m, 0}, .accumulate = accumulate != 0};
     size_t bytes;
+    if (tn__options_get()->gemm_engine == TN_GEMM_ENGINE_AUTO) return TN_OK;
     switch (form) {
     case TN_GEMM_FPROP: TN_TRY(outline_fprop(p, m, plain, &work)); break;
     case TN_GEMM_DGRAD: TN_TRY(outline_dgrad(p, m, plain, &work)); break;
@@ -364,6 +366,5 @@ tn_status tn__layer_ask(const tn__op_call *call, const tn__layer_product *p, tn_
     }
     if (!tn__gemm_has_product(&work)) return TN_OK;
     TN_TRY(tn__gemm_take_pin(call, &work));
-    if (work.engine == TN_GEMM_ENGINE_AUTO) return TN_OK;
     return call->ops->gemm_scratch_bytes(call->device, &work, &bytes);
 }
