@@ -5,7 +5,7 @@
 
 /* Taken after a device's mutex. */
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
-static size_t open_routes; /* of all devices, that are not doubted */
+static size_t open_routes; /* of all devices, that are not doubted; and begins under way */
 
 int tn__captures_lock(void) {
     pthread_mutex_lock(&open_mutex);
@@ -253,6 +253,7 @@ static tn_status begin_locked(tn__adapter *adapter, const uint64_t key[2],
         return TN_OUT_OF_HOST_MEMORY;
     }
     memory->users++;
+    memory->unused_since = 0;
     route->memory = memory;
     route->filter = *filter;
     route->thread = pthread_self();
@@ -260,7 +261,6 @@ static tn_status begin_locked(tn__adapter *adapter, const uint64_t key[2],
         at = &(*at)->next;
     *at = route;
     atomic_fetch_add(&captures->route_count, 1);
-    add_open(1);
     return TN_OK;
 }
 
@@ -269,9 +269,11 @@ tn_status tn__graph_memory_begin(tn__adapter *adapter, const uint64_t key[2],
     tn_status status;
     TN_TRY(tn__adapters_watch_thread());
     tn__graph_memories_collect(adapter);
+    add_open(1); /* may wait for a wait: without the mutex, which frees take */
     pthread_mutex_lock(&adapter->captures.mutex);
     status = begin_locked(adapter, key, filter);
     pthread_mutex_unlock(&adapter->captures.mutex);
+    if (status != TN_OK) add_open(-1);
     return status;
 }
 
@@ -374,32 +376,46 @@ tn_status tn__graph_memory_free(tn__adapter *adapter, void *block, tn_stream str
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static tn__graph_memory *find_unused(const tn__graph_memories *captures) {
-    tn__graph_memory *memory = captures->memories;
-    while (memory && (memory->users > 0 || memory->live_blocks > 0))
-        memory = memory->next;
-    return memory;
+/* The number of the collection that begins; 0: there is nothing to collect. */
+static uint64_t begin_collection(tn__graph_memories *captures) {
+    uint64_t number = 0;
+    pthread_mutex_lock(&captures->mutex);
+    for (tn__graph_memory *memory = captures->memories; memory; memory = memory->next) {
+        if (memory->users > 0 || memory->live_blocks > 0) continue;
+        if (!number) number = ++captures->collections;
+        if (!memory->unused_since) memory->unused_since = number;
+    }
+    pthread_mutex_unlock(&captures->mutex);
+    return number;
 }
 
-static tn_status collect_locked(tn__graph_memories *captures) {
-    tn__graph_memory *memory = find_unused(captures);
-    int is_idle = 0;
-    if (memory) TN_TRY(tn__adapters_wait_idle(&is_idle));
-    if (!is_idle) return TN_OK;
-    for (; memory; memory = find_unused(captures)) {
+static tn_status end_unused_locked(tn__graph_memories *captures, uint64_t number) {
+    tn__graph_memory *next;
+    for (tn__graph_memory *memory = captures->memories; memory; memory = next) {
+        next = memory->next;
+        if (!memory->unused_since || memory->unused_since > number) continue;
         if (memory->pool) TN_TRY(end_pool(memory));
         remove_memory(captures, memory);
     }
     return TN_OK;
 }
 
-void tn__graph_memories_collect(tn__adapter *adapter) {
-    tn__graph_memories *captures = &adapter->captures;
-    if (atomic_load(&captures->memory_count) == 0) return;
-    tn__error_scope_begin(); /* what can not be done now is done by a later call */
+static tn_status collect(tn__graph_memories *captures) {
+    uint64_t number = begin_collection(captures);
+    int is_idle = 0;
+    tn_status status;
+    if (number) TN_TRY(tn__adapters_wait_idle(&is_idle));
+    if (!is_idle) return TN_OK;
     pthread_mutex_lock(&captures->mutex);
-    (void)collect_locked(captures);
+    status = end_unused_locked(captures, number);
     pthread_mutex_unlock(&captures->mutex);
+    return status;
+}
+
+void tn__graph_memories_collect(tn__adapter *adapter) {
+    if (atomic_load(&adapter->captures.memory_count) == 0) return;
+    tn__error_scope_begin(); /* what can not be done now is done by a later call */
+    (void)collect(&adapter->captures);
     (void)tn__error_scope_end(TN_OK);
 }
 
@@ -415,7 +431,7 @@ static tn_status close_locked(tn__graph_memories *captures) {
         }
         memory->users = 0;
     }
-    return collect_locked(captures);
+    return TN_OK;
 }
 
 tn_status tn__graph_memories_close(tn__adapter *adapter) {
@@ -425,7 +441,7 @@ tn_status tn__graph_memories_close(tn__adapter *adapter) {
     drop_doubted(&adapter->captures);
     status = close_locked(&adapter->captures);
     pthread_mutex_unlock(&adapter->captures.mutex);
-    return status;
+    return status == TN_OK ? collect(&adapter->captures) : status;
 }
 
 /* ---- all pools ------------------------------------------------------------------------------- */
@@ -440,6 +456,7 @@ static tn_status each_locked(const tn__graph_memories *captures, tn__pool_visit 
 
 tn_status tn__graph_memories_each(tn__adapter *adapter, tn__pool_visit visit, void *context) {
     tn_status status;
+    if (atomic_load(&adapter->captures.memory_count) == 0) return TN_OK;
     pthread_mutex_lock(&adapter->captures.mutex);
     status = each_locked(&adapter->captures, visit, context);
     pthread_mutex_unlock(&adapter->captures.mutex);

@@ -22,6 +22,9 @@
  * by it, and it is dropped when the thread begins anew. A thread that ends drops what would have
  * ended before: routes of captures that are over, and that know none.
  *
+ * The devices are waited for without the mutex, since they may be waiting for a thread that frees.
+ * What was used and released meanwhile waits for a collection of its own.
+ *
  * Invariants, under the mutex: a route's memory is in the list; is_open if the pool has a capture
  * open; live_blocks is what the pool has given out; users counts begins that were not released.
  */
@@ -42,6 +45,7 @@ typedef struct tn__graph_memory {
     tn_pool *pool; /* NULL until a capture asks for memory */
     size_t users;
     size_t live_blocks;
+    uint64_t unused_since; /* the number of the first collection that found it unused; 0: none */
     int is_open;
     tn_stream stream; /* the open capture's */
     uint64_t capture_id;
@@ -65,6 +69,7 @@ typedef struct tn__graph_memories {
     pthread_mutex_t mutex;
     tn__graph_memory *memories;
     tn__graph_route *routes; /* in the order of their begins */
+    uint64_t collections;    /* so far */
     atomic_size_t route_count;
     atomic_size_t memory_count;
 } tn__graph_memories;

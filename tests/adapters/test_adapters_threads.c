@@ -133,26 +133,34 @@ static void *trim(void *argument) {
     return NULL;
 }
 
-static void begin_wait(meeting *m, size_t memory_bytes, size_t block_bytes) {
-    uint64_t before;
+static void open_meeting(meeting *m, size_t memory_bytes) {
     m->device = adapters_open(1, memory_bytes);
     m->stream = test_open_foreign_stream(m->device);
     assert_int_equal(sem_init(&m->is_held, 0, 0) | sem_init(&m->may_end, 0, 0), 0);
     assert_int_equal(sem_init(&m->is_done, 0, 0), 0);
-    tn__framework_free_unordered(0, adapters_take(block_bytes, m->stream));
+}
+
+static void hold_and_wait(meeting *m, void *(*waits)(void *)) {
+    uint64_t before;
     assert_int_equal(pthread_create(&m->submits, NULL, submit, m), 0);
     sem_wait(&m->is_held);
     before = test_sim_get()->call_count("cuCtxSynchronize");
-    assert_int_equal(pthread_create(&m->trims, NULL, trim, NULL), 0);
+    assert_int_equal(pthread_create(&m->trims, NULL, waits, NULL), 0);
     while (test_sim_get()->call_count("cuCtxSynchronize") == before)
         sched_yield();
 }
 
-static int is_done_within_50_ms(meeting *m) {
+static void begin_wait(meeting *m, size_t memory_bytes, size_t block_bytes) {
+    open_meeting(m, memory_bytes);
+    tn__framework_free_unordered(0, adapters_take(block_bytes, m->stream));
+    hold_and_wait(m, trim);
+}
+
+static int is_done_within_ms(meeting *m, int ms) {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 50000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    until.tv_sec += ms / 1000 + until.tv_nsec / 1000000000;
     until.tv_nsec %= 1000000000;
     return sem_timedwait(&m->is_done, &until) == 0;
 }
@@ -161,7 +169,7 @@ static int is_done_within_50_ms(meeting *m) {
 static void run_in_wait(meeting *m, void *(*body)(void *)) {
     pthread_t thread;
     assert_int_equal(pthread_create(&thread, NULL, body, m), 0);
-    assert_false(is_done_within_50_ms(m));
+    assert_false(is_done_within_ms(m, 50));
     sem_post(&m->may_end);
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_int_equal(pthread_join(m->submits, NULL), 0);
@@ -213,11 +221,77 @@ static void who_is_short_waits_for_another_threads_flush(void **state) {
     close_meeting(&m);
 }
 
+/* ---- the end of a graph's memory, beside other threads --------------------------------------- */
+
+static void *release_graph(void *unused) {
+    EXPECT_OK(adapters_release(77));
+    return unused;
+}
+
+static void *take_and_give(void *argument) {
+    meeting *m = argument;
+    adapters_give(adapters_take(MIB, NULL), NULL);
+    adapters_give(m->block, NULL);
+    sem_post(&m->is_done);
+    return NULL;
+}
+
+/* The device may be waiting for just the thread that frees. */
+static void frees_go_on_while_a_graphs_memory_waits_to_end(void **state) {
+    meeting m = {0};
+    pthread_t thread;
+    test_graph graph;
+    (void)state;
+    open_meeting(&m, (size_t)4 << 30);
+    m.block = adapters_take(MIB, NULL);
+    adapters_begin(77, &m.filter);
+    test_capture_begin(m.device, m.stream, TEST_CAPTURE_RELAXED);
+    adapters_give(adapters_take(MIB, m.stream), m.stream);
+    graph = test_capture_end(m.device, m.stream);
+    EXPECT_OK(adapters_end(77));
+    test_graph_destroy(m.device, &graph);
+    hold_and_wait(&m, release_graph);
+    assert_int_equal(pthread_create(&thread, NULL, take_and_give, &m), 0);
+    int is_done = is_done_within_ms(&m, 5000);
+    sem_post(&m.may_end);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_join(m.submits, NULL), 0);
+    assert_int_equal(pthread_join(m.trims, NULL), 0);
+    assert_true(is_done);
+    assert_int_equal(adapters_number("live_blocks"), 0);
+    close_meeting(&m);
+}
+
+static void frees_go_on_while_a_capture_waits_to_begin(void **state) {
+    meeting m = {0};
+    meeting begins = {0};
+    pthread_t threads[2];
+    (void)state;
+    begin_wait(&m, (size_t)4 << 30, MIB);
+    m.block = adapters_take(MIB, NULL);
+    assert_int_equal(sem_init(&begins.is_done, 0, 0), 0);
+    assert_int_equal(pthread_create(&threads[0], NULL, begin_and_end, &begins), 0);
+    assert_false(is_done_within_ms(&begins, 50));
+    assert_int_equal(pthread_create(&threads[1], NULL, take_and_give, &m), 0);
+    int is_done = is_done_within_ms(&m, 5000);
+    sem_post(&m.may_end);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    assert_int_equal(pthread_join(m.submits, NULL), 0);
+    assert_int_equal(pthread_join(m.trims, NULL), 0);
+    assert_true(is_done);
+    EXPECT_OK(adapters_release(77));
+    sem_destroy(&begins.is_done);
+    close_meeting(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_allocate_free_and_capture_at_once),
         cmocka_unit_test(begin_waits_for_who_waits_for_the_device),
         cmocka_unit_test(who_is_short_waits_for_another_threads_flush),
+        cmocka_unit_test(frees_go_on_while_a_graphs_memory_waits_to_end),
+        cmocka_unit_test(frees_go_on_while_a_capture_waits_to_begin),
     };
     return cmocka_run_group_tests_name("adapters/adapters_threads", tests, NULL, NULL);
 }
