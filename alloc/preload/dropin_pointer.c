@@ -182,21 +182,32 @@ static tn__cu_result hook_ipc_open(tn__cu_address *out, tn__cu_ipc_handle handle
     return TN__CU_SUCCESS;
 }
 
-static tn__cu_result hook_ipc_close(tn__cu_address address) {
-    tn__cu_address base = address;
-    if (tn__dropin.is_over) return TN__REAL(cuIpcCloseMemHandle)(address);
+static tn__cu_address base_of(tn__cu_address address) {
+    pthread_mutex_lock(&opened_mutex);
+    const opened *one = *opened_at(address);
+    tn__cu_address base = one ? one->base : address;
+    pthread_mutex_unlock(&opened_mutex);
+    return base;
+}
+
+static void note_closed(tn__cu_address address) {
     pthread_mutex_lock(&opened_mutex);
     opened **at = opened_at(address);
     opened *one = *at;
-    if (one) {
-        base = one->base;
-        if (--one->count == 0) {
-            *at = one->next;
-            tn__host_free(one);
-        }
+    if (one && --one->count == 0) {
+        *at = one->next;
+        tn__host_free(one);
     }
     pthread_mutex_unlock(&opened_mutex);
-    return TN__REAL(cuIpcCloseMemHandle)(base);
+}
+
+/* What the driver does not close stays known, so that it can be closed again. */
+static tn__cu_result hook_ipc_close(tn__cu_address address) {
+    tn__cu_result result;
+    if (tn__dropin.is_over) return TN__REAL(cuIpcCloseMemHandle)(address);
+    result = TN__REAL(cuIpcCloseMemHandle)(base_of(address));
+    if (result == TN__CU_SUCCESS) note_closed(address);
+    return result;
 }
 
 void tn__dropin_pointer_hooks(tn__dropin_calls *hooks) {

@@ -317,6 +317,25 @@ static void lost_memory(void) {
     }
 }
 
+/* ---- memory of other processes --------------------------------------------------------------- */
+
+/* A close that the driver refuses can be made again. */
+static void ipc_close_again(void) {
+    CUipcMemHandle handle;
+    CUdeviceptr block, opened = 0, base;
+    use_device(0);
+    allocate(4096);
+    block = allocate(4096);
+    EXPECT_OK(DRIVER(cuIpcGetMemHandle)(&handle, block));
+    EXPECT_OK(DRIVER(cuIpcOpenMemHandle_v2)(&opened, handle, 1));
+    base = DRIVER(lookalike_last_opened)();
+    EXPECT(opened != base);
+    EXPECT_OK(DRIVER(tnsim_fault)("cuMemFree_v2", 1, 0, CUDA_ERROR_INVALID_VALUE));
+    EXPECT_CODE(DRIVER(cuIpcCloseMemHandle)(opened), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_OK(DRIVER(cuIpcCloseMemHandle)(opened));
+    EXPECT(DRIVER(lookalike_last_closed)() == base);
+}
+
 /* ---- waits ----------------------------------------------------------------------------------- */
 
 /* Device of 256 MiB, of which more is kept than may be for long: what that is given back at waits
@@ -432,6 +451,7 @@ static const program_case cases[] = {
     {"limit_that_comes_back", limit_that_comes_back},
     {"own_context_shortage", own_context_shortage},
     {"lost_memory", lost_memory},
+    {"ipc_close_again", ipc_close_again},
 };
 
 int main(int argc, char **argv) {

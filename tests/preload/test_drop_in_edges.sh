@@ -28,6 +28,8 @@ for case in peers_both_ways peers_of_a_new_device peers_of_a_new_stream_pool; do
 done
 run_under "" preload_edge_program lost_memory
 expect_status 0
+run_under "" preload_edge_program ipc_close_again
+expect_status 0
 TENURE_SIM_MEMORY=256MiB run_under "" preload_edge_program no_wait_to_allocate
 expect_status 0
 
