@@ -115,7 +115,9 @@ TN_API TN_MUST_USE tn_status tn_pool_pressure_callback_set(tn_pool *pool,
  * destroyed without a word may have to be waited for with the whole device, which spoils captures
  * on it: so the capture begins between begin and end. tn_no_wait_end may follow as soon as the
  * capture is open in a graph pool, and at once if its stream was made or adopted with the pool's
- * tn_device: such captures are seen. For any other it follows when the capture has ended. */
+ * tn_device: such captures are seen. In a graph pool that is till tn_graph_capture_end, so that the
+ * stream's capture ends before it, or both in a no-wait time. For any other capture tn_no_wait_end
+ * follows when it has ended. */
 TN_API TN_MUST_USE tn_status tn_no_wait_begin(void);
 TN_API TN_MUST_USE tn_status tn_no_wait_end(void);
 

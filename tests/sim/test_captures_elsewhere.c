@@ -8,6 +8,9 @@
 #include "tensor_fixture.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #include "driver_cuda.h"
 #include "pool_internal.h"
@@ -212,12 +215,77 @@ static void no_plane_waits_for_an_event_that_a_capture_has(void **state) {
     tensor_fixture_close(&base);
 }
 
+/* ---- captures of a thread that others know nothing of ---------------------------------------- */
+
+enum { CAPTURES = 60 };
+
+typedef struct capturer {
+    lost_work work;
+    atomic_int is_over;
+} capturer;
+
+/* As tn_no_wait_begin says: nobody may be about to wait for the device when a capture begins, and
+ * it is open in the graph pool till it has ended. */
+static void *capture_again_and_again(void *argument) {
+    capturer *self = argument;
+    const char *failure = NULL;
+    for (int i = 0; i < CAPTURES && !failure; i++) {
+        if (tn_no_wait_begin() != TN_OK) failure = "no no-wait time";
+        test_capture_begin(self->work.base.device, self->work.capturing, TEST_CAPTURE_THREAD_LOCAL);
+        if (tn_graph_capture_begin(self->work.graphs, self->work.capturing) != TN_OK)
+            failure = "the capture could not be opened";
+        if (tn_no_wait_end() != TN_OK) failure = "a no-wait time without an end";
+        sched_yield();
+        if (!test_is_capturing(self->work.base.device, self->work.capturing))
+            failure = "it was spoiled";
+        test_capture_drop(self->work.base.device, self->work.capturing);
+        if (tn_graph_capture_abort(self->work.graphs) != TN_OK) failure = "it could not be closed";
+    }
+    atomic_store(&self->is_over, 1);
+    return (void *)failure;
+}
+
+/* While a capture is open there may be no memory, since what is waited for stays. */
+static void *take_if_there_is(const lost_work *f, tn_stream stream) {
+    void *block = NULL;
+    tn_status status = tn_alloc(f->base.pool, 64 * MIB, stream, NULL, &block);
+    if (status != TN_OUT_OF_DEVICE_MEMORY) EXPECT_OK(status);
+    if (block) touch(f, block, 64 * MIB, stream);
+    return block;
+}
+
+/* Memory that a stream which is gone has left in use, each time. */
+static void lose_a_stream(const lost_work *f) {
+    tn_stream old = make_stream(f, NON_BLOCKING);
+    void *lost = take_if_there_is(f, old);
+    assert_int_equal(destroy(old), 0);
+    tn_stream other = make_stream(f, NON_BLOCKING);
+    EXPECT_OK(tn_free(lost, f->base.stream));
+    EXPECT_OK(tn_free(take_if_there_is(f, f->base.stream), f->base.stream));
+    assert_int_equal(destroy(other), 0);
+}
+
+static void captures_that_begin_in_a_no_wait_time_are_never_spoiled(void **state) {
+    capturer self = {.is_over = 0};
+    pthread_t thread;
+    void *failure = NULL;
+    (void)state;
+    open_all(&self.work, BY_GRAPH_POOL);
+    assert_int_equal(pthread_create(&thread, NULL, capture_again_and_again, &self), 0);
+    while (!atomic_load(&self.is_over))
+        lose_a_stream(&self.work);
+    assert_int_equal(pthread_join(thread, &failure), 0);
+    if (failure) fail_msg("%s", (const char *)failure);
+    close_all(&self.work);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nobody_waits_for_an_event_that_a_capture_has),
         cmocka_unit_test(no_plane_waits_for_an_event_that_a_capture_has),
         cmocka_unit_test(a_pool_takes_other_memory_than_wait_in_a_capture),
         cmocka_unit_test(a_plane_is_not_waited_for_in_a_capture),
+        cmocka_unit_test(captures_that_begin_in_a_no_wait_time_are_never_spoiled),
     };
     return cmocka_run_group_tests_name("sim/captures_elsewhere", tests, NULL, NULL);
 }
