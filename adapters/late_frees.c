@@ -51,10 +51,15 @@ void tn__late_frees_unpromise(tn__late_frees *late) {
     tn__host_free(item);
 }
 
-/* Blocks begin at multiples of 512 bytes. Where the block's entry is, or would go. */
-static tn__late_free **place_of(tn__late_frees *late, const void *block) {
+/* Blocks begin at multiples of 512 bytes. */
+static tn__late_free **bucket_of(tn__late_frees *late, const void *block) {
     size_t at = ((uintptr_t)block / 512 * 0x9E3779B97F4A7C15u >> 40) % TN__LATE_FREE_BUCKETS;
-    tn__late_free **place = &late->buckets[at];
+    return &late->buckets[at];
+}
+
+/* Where the block's entry is, or would go. */
+static tn__late_free **place_of(tn__late_frees *late, const void *block) {
+    tn__late_free **place = bucket_of(late, block);
     while (*place && (*place)->block != block)
         place = &(*place)->next_in_bucket;
     return place;
@@ -150,9 +155,11 @@ static tn_status free_item(tn__adapter *adapter, tn__late_free *item, int is_idl
 static void set_waiting(tn__late_frees *late, tn__late_free *item, int is_waiting) {
     tn__late_free **place;
     pthread_mutex_lock(&late->mutex);
-    place = place_of(late, item->block);
-    if (is_waiting) {
-        item->next_in_bucket = NULL;
+    place = bucket_of(late, item->block);
+    while (!is_waiting && *place != item)
+        place = &(*place)->next_in_bucket;
+    if (is_waiting) { /* beside the entry of a second free, if one has come meanwhile */
+        item->next_in_bucket = *place;
         *place = item;
         atomic_fetch_add(&late->count, 1);
         add_item(late, item);
