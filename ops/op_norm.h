@@ -45,10 +45,11 @@ tn_status tn__norm_gradient_check(tn__op_call *call, const tn_norm_backward_args
 tn_status tn__norm_gradient_lease(tn__op_call *call, const tn_norm_backward_args *args,
                                   const tn__norm_gradient *n, tn__norm_gradient_work *work);
 
-/* If planes are wanted, scratch to make all from one read; `work->cast` is leased. */
 /* How many make a tile's sums, once the outputs are there: before scratch is made for the sums. */
 tn_status tn__norm_gradient_split(tn__op_call *call, tn__norm_gradient_work *work,
                                   tn__column_sums *gamma, tn__column_sums *beta);
+
+/* If planes are wanted, scratch to make all from one read; `work->cast` is leased. */
 tn_status tn__norm_gradient_lease_parts(tn__op_call *call, tn_scope scope,
                                         tn__norm_gradient_work *work);
 

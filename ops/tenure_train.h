@@ -62,8 +62,9 @@ typedef struct tn_norm_backward_args {
     tn_tensor dbeta;  /* likewise, LAYER only */
     int accumulate;   /* dgamma and dbeta */
     tn_tensor skip;
-    tn_scope scope; /* scratch: 8 bytes for each row, 4 for each 128 elements of a sum; with planes
-                       4 (LAYER 8) for each 128 elements of x */
+    tn_scope scope; /* scratch: 8 bytes for each row, 4 for each 128 elements of a sum, or up to 32
+                       without planes where a GPU has few rows; with planes 4 (LAYER 8) for each
+                       128 elements of x */
 } tn_norm_backward_args;
 #define TN_NORM_BACKWARD_ARGS_INIT                                                                 \
     {                                                                                              \
