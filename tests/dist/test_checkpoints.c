@@ -2,7 +2,6 @@
  * pieces that do not lie in order, and a rank that fails, which is every rank's failure. */
 #include "ranks_support.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,19 +185,6 @@ static void one_rank_that_fails_is_the_failure_of_all(void **state) {
 
 /* ---- the fixture ---------------------------------------------------------------------------- */
 
-static void remove_tree(const char *tree) {
-    DIR *directory = opendir(tree);
-    const struct dirent *entry;
-    while (directory && (entry = readdir(directory))) {
-        char inner[512];
-        if (entry->d_name[0] == '.') continue;
-        snprintf(inner, sizeof inner, "%s/%s", tree, entry->d_name);
-        if (unlink(inner) != 0) remove_tree(inner);
-    }
-    if (directory) closedir(directory);
-    (void)rmdir(tree);
-}
-
 static tn_status save_again(share *mine) {
     tn_status status = tn_checkpoint_save(&mine->config, all.stream);
     for (int tries = 0; tries < 3 && status != TN_OK && status != TN_COMM_ERROR; tries++)
@@ -273,7 +259,7 @@ static int close_ranks(void **state) {
     (void)state;
     EXPECT_OK(tn_scope_close(scope));
     meet();
-    if (all.rank == 0) remove_tree(path);
+    if (all.rank == 0) test_remove_tree(path);
     ranks_close(&all);
     return 0;
 }

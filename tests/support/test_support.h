@@ -22,6 +22,9 @@ void test_expect_status(tn_status actual, tn_status expected, const char *call, 
 void test_expect_error_has(const char *words, const char *file, int line);
 #define EXPECT_ERROR_HAS(words) test_expect_error_has((words), __FILE__, __LINE__)
 
+/* Removes a directory with all that is in it, or nothing where there is none. */
+void test_remove_tree(const char *path);
+
 /* Runs a group of tests between two functions of cmocka's kind. A group whose closing fails has
  * failed, which cmocka itself only prints. */
 int test_run_group(const struct CMUnitTest *tests, size_t count, CMFixtureFunction open,

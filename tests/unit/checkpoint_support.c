@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MASTER, WEIGHT, BLOB, NOTHING };
 enum { ROWS = 300, COLS = 70, BLOB_BYTES = 5000, STAGING = 4096 };
@@ -79,23 +78,10 @@ void checkpoint_model_open(checkpoint_model *model, const char *path) {
     add_entries(model);
 }
 
-static void remove_tree(const char *path) {
-    DIR *directory = opendir(path);
-    const struct dirent *entry;
-    while (directory && (entry = readdir(directory))) {
-        char inner[1024];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name);
-        if (unlink(inner) != 0) remove_tree(inner);
-    }
-    if (directory) closedir(directory);
-    (void)rmdir(path);
-}
-
 void checkpoint_model_close(checkpoint_model *model) {
     tensor_fixture_close(&model->on);
     *strrchr(model->path, '/') = 0;
-    remove_tree(model->path);
+    test_remove_tree(model->path);
 }
 
 /* ---- contents -------------------------------------------------------------------------------- */

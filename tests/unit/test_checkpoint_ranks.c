@@ -2,7 +2,6 @@
  * of what they load is of one of the two. */
 #include "test_processes.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,19 +158,6 @@ static void load_what_is_replaced(const test_meeting *meeting) {
     close_loader();
 }
 
-static void remove_tree(const char *tree) {
-    DIR *directory = opendir(tree);
-    const struct dirent *entry;
-    while (directory && (entry = readdir(directory))) {
-        char inner[512];
-        if (entry->d_name[0] == '.') continue;
-        snprintf(inner, sizeof inner, "%s/%s", tree, entry->d_name);
-        if (unlink(inner) != 0) remove_tree(inner);
-    }
-    if (directory) closedir(directory);
-    assert_int_equal(rmdir(tree), 0);
-}
-
 static void ranks_load_one_and_the_same(void **state) {
     char directory[] = "/tmp/tenure-checkpoint-ranks-XXXXXX", path[64], mark[80];
     (void)state;
@@ -180,7 +166,7 @@ static void ranks_load_one_and_the_same(void **state) {
     snprintf(mark, sizeof mark, "%s.read", path);
     assert_int_equal(mkfifo(mark, 0600), 0);
     test_ranks_run(RANKS, load_what_is_replaced, path);
-    remove_tree(directory);
+    test_remove_tree(directory);
 }
 
 int main(void) {
