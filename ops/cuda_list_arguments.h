@@ -27,6 +27,17 @@ typedef struct tn__cuda_list {
     int64_t count;
 } tn__cuda_list;
 
+/* Of a list of so many tensors, its numbers before its tensors. Both parts are made of 8-byte
+ * words, so one may follow the other. */
+static inline size_t tn__cuda_list_numbers_bytes(int64_t tensors) {
+    return ((size_t)tensors + 1) * sizeof(int64_t);
+}
+
+static inline size_t tn__cuda_list_bytes(int64_t tensors) {
+    return tn__cuda_list_numbers_bytes(tensors) +
+           (size_t)tensors * sizeof(tn__cuda_quantize_arguments);
+}
+
 /* What differs from one tensor of a list to the next. */
 typedef struct tn__cuda_listed {
     const void *src;

@@ -10,16 +10,10 @@ _Static_assert((int)TN__GROUPS_OVER_CAPACITY == (int)TN_GROUPED_OVER_CAPACITY, "
 
 /* ---- the list in scratch memory ------------------------------------------------------------- */
 
-static size_t numbers_bytes(int64_t tensors) { return ((size_t)tensors + 1) * sizeof(int64_t); }
-
-size_t tn__cuda_list_scratch_bytes(int64_t tensors) {
-    return numbers_bytes(tensors) + (size_t)tensors * sizeof(tn__cuda_quantize_arguments);
-}
-
-/* Both parts are made of 8-byte words, so one may follow the other. */
 static tn__cuda_list list_in(void *scratch, int64_t tensors) {
     tn__cuda_list list = {.first_tile = scratch, .count = tensors};
-    list.tensor = (tn__cuda_quantize_arguments *)((char *)scratch + numbers_bytes(tensors));
+    char *first = (char *)scratch + tn__cuda_list_numbers_bytes(tensors);
+    list.tensor = (tn__cuda_quantize_arguments *)first;
     return list;
 }
 

@@ -192,7 +192,6 @@ tn_status tn__kernel_launch_grid(tn__cuda_context *context, int kernel, const tn
                                  void *argument, tn_stream stream);
 
 /* cuda_list_table.c */
-size_t tn__cuda_list_scratch_bytes(int64_t tensors);
 tn_status tn__cuda_grouped_quantize(tn_device *device, const tn__grouped_quantize_work *work,
                                     tn_stream stream);
 tn_status tn__cuda_quantize_list(tn_device *device, const tn__quantize_list_work *work,

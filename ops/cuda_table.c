@@ -2,6 +2,7 @@
  */
 #include "cuda_formats.h"
 #include "cuda_launch.h"
+#include "cuda_list_arguments.h"
 
 /* ---- casts -------------------------------------------------------------------------------- */
 
@@ -178,7 +179,7 @@ static tn_status cross_entropy(tn_device *device, const tn__cross_entropy_work *
 const tn__op_table tn__op_table_cuda = {
     .name = "cuda",
     .quantize = quantize,
-    .list_scratch_bytes = tn__cuda_list_scratch_bytes,
+    .list_scratch_bytes = tn__cuda_list_bytes,
     .grouped_quantize = tn__cuda_grouped_quantize,
     .quantize_list = tn__cuda_quantize_list,
     .pad_groups = tn__cuda_pad_groups,

@@ -6,6 +6,7 @@
  *
  * with H200-like peaks of 1.1e15 (FP8), 7.5e14 (bf16, fp16) and 6.0e13 (fp32) operations a second.
  */
+#include "cuda_list_arguments.h"
 #include "host_kernels.h"
 #include "options.h"
 
@@ -67,9 +68,6 @@ static tn_status quantize(tn_device *device, const tn__quantize_work *work, tn_s
     return launch(device, "quantize", &kernel, stream);
 }
 
-/* As the CUDA table asks for: the list of tensors. */
-static size_t list_scratch_bytes(int64_t tensors) { return ((size_t)tensors + 1) * 128; }
-
 static void touch_grouped_plane(ghost *kernel, const tn_plane_view *view, size_t data_bytes,
                                 int64_t scale_floats) {
     touch(kernel, view->data, data_bytes, 1);
@@ -85,7 +83,7 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
     touch(&kernel, work->groups.offsets, ((size_t)work->groups.count + 1) * sizeof(int64_t), 0);
     touch(&kernel, work->groups.error, sizeof(uint32_t), 1);
     if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
-    touch(&kernel, work->scratch, list_scratch_bytes(work->groups.count), 1);
+    touch(&kernel, work->scratch, tn__cuda_list_bytes(work->groups.count), 1);
     touch_matrix(&kernel, &all->src, 0);
     if (all->has_row) touch_grouped_plane(&kernel, &all->row, elements, work->row_scale_floats);
     if (all->has_col) touch_grouped_plane(&kernel, &all->col, elements, work->col_scale_floats);
@@ -95,7 +93,7 @@ static tn_status grouped_quantize(tn_device *device, const tn__grouped_quantize_
 static tn_status quantize_list(tn_device *device, const tn__quantize_list_work *work,
                                tn_stream stream) {
     ghost kernel = {.bytes = 0.0};
-    touch(&kernel, work->scratch, list_scratch_bytes(work->count), 1);
+    touch(&kernel, work->scratch, tn__cuda_list_bytes(work->count), 1);
     if (work->skip) touch(&kernel, work->skip, sizeof(float), 0);
     for (int64_t i = 0; i < work->count; i++) {
         const tn__quantize_work *item = &work->items[i];
@@ -112,7 +110,7 @@ static tn_status pad_groups(tn_device *device, const tn__pad_groups_work *work, 
     touch(&kernel, work->groups.offsets, offsets, 0);
     touch(&kernel, work->groups.error, sizeof(uint32_t), 1);
     if (work->permutation) touch(&kernel, work->permutation, (size_t)work->rows * each, 0);
-    touch(&kernel, work->scratch, list_scratch_bytes(0), 1);
+    touch(&kernel, work->scratch, tn__cuda_list_bytes(0), 1);
     touch(&kernel, work->padded_offsets, offsets, 1);
     touch(&kernel, work->map, (size_t)work->padded_rows * each, 1);
     if (work->inverse) touch(&kernel, work->inverse, (size_t)work->rows * each, 1);
@@ -528,7 +526,7 @@ const tn__op_table tn__op_table_ghost = {
     .name = "ghost",
     .is_whole = 1,
     .quantize = quantize,
-    .list_scratch_bytes = list_scratch_bytes,
+    .list_scratch_bytes = tn__cuda_list_bytes,
     .grouped_quantize = grouped_quantize,
     .quantize_list = quantize_list,
     .pad_groups = pad_groups,

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cuda_list_arguments.h"
 #include "emulation_support.h"
 #include "host_grouped.h"
 #include "tenure_grouped.h"
@@ -237,7 +238,7 @@ static void the_skip_flag_leaves_all_as_it_was(void **state) {
 
 /* ---- a list --------------------------------------------------------------------------------- */
 
-enum { LISTED = 53 }; /* more than two parts of a list hold */
+enum { LISTED = 2 * TN__LIST_PART + 5 }; /* three parts of a list */
 
 static void lists_of_tensors_equal_the_host(void **state) {
     static const tn_plane planes[] = {TN_PLANE_ROW, TN_PLANE_COL};
@@ -277,6 +278,14 @@ static void lists_of_tensors_equal_the_host(void **state) {
     gpu_count_report("quantize list");
 }
 
+/* What a simulated device takes is what a GPU would. */
+static void the_ghost_takes_as_much_for_a_list(void **state) {
+    (void)state;
+    for (int64_t tensors = 0; tensors <= GROUPS_MAX; tensors++)
+        assert_int_equal(tn__op_table_ghost.list_scratch_bytes(tensors),
+                         tn__op_table_cuda.list_scratch_bytes(tensors));
+}
+
 static int run_all(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_way_equals_the_host),
@@ -285,6 +294,7 @@ static int run_all(void) {
         cmocka_unit_test(wrong_offsets_write_the_host_s_error),
         cmocka_unit_test(the_skip_flag_leaves_all_as_it_was),
         cmocka_unit_test(lists_of_tensors_equal_the_host),
+        cmocka_unit_test(the_ghost_takes_as_much_for_a_list),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
