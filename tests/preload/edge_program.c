@@ -455,6 +455,6 @@ static const program_case cases[] = {
 };
 
 int main(int argc, char **argv) {
-    alarm(60); /* what waits for ever has failed */
+    alarm(300); /* what waits for ever has failed */
     return program_main(argc, argv, cases, sizeof cases / sizeof *cases);
 }

@@ -11,6 +11,7 @@
 #include "lookalike_cuda.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +40,7 @@ void lookalike_hold(int gate, int nth) { gates[gate].nth = nth; }
 int lookalike_is_waiting(int gate) { return gates[gate].is_waiting; }
 
 static void pass(int gate) {
+    if (gates[gate].nth == 0) return;
     if (gates[gate].nth > 1) {
         gates[gate].nth--;
         return;
@@ -52,26 +54,68 @@ static void pass(int gate) {
 /* ---- plain memory, by address ---------------------------------------------------------------- */
 
 enum { RANGES_MAX = 4096 };
-static struct {
+typedef struct range {
     CUdeviceptr base;
     size_t bytes;
-} ranges[RANGES_MAX];
+} range;
+static range ranges[RANGES_MAX];
 static size_t range_count;
 static int lookups_of_older;
 
+/* A forked child is alone, and another thread of the parent may have had the mutex. */
+static pthread_mutex_t ranges_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pid_t own_process;
+
+__attribute__((constructor)) static void note_process(void) { own_process = getpid(); }
+
+static void lock_ranges(void) {
+    if (getpid() == own_process) pthread_mutex_lock(&ranges_mutex);
+}
+
+static void unlock_ranges(void) {
+    if (getpid() == own_process) pthread_mutex_unlock(&ranges_mutex);
+}
+
 static CUresult note_range(CUresult result, const CUdeviceptr *out, size_t bytes) {
-    if (result == CUDA_SUCCESS && range_count < RANGES_MAX) {
-        ranges[range_count].base = *out;
-        ranges[range_count++].bytes = bytes;
-    }
+    if (result != CUDA_SUCCESS) return result;
+    lock_ranges();
+    if (range_count < RANGES_MAX) ranges[range_count++] = (range){*out, bytes};
+    unlock_ranges();
     return result;
 }
 
-static size_t find_range(CUdeviceptr address) {
+static size_t find_locked(CUdeviceptr address) {
     size_t i = 0;
     while (i < range_count && address - ranges[i].base >= ranges[i].bytes)
         i++;
     return i;
+}
+
+/* Its number from 1 on; 0: none has the address. */
+static size_t find_range(CUdeviceptr address, range *out) {
+    size_t i;
+    int is_found;
+    lock_ranges();
+    i = find_locked(address);
+    is_found = i < range_count;
+    if (is_found) *out = ranges[i];
+    unlock_ranges();
+    return is_found ? i + 1 : 0;
+}
+
+/* The one that begins there, before its memory ends: another thread may have that again at once. */
+static int take_range(CUdeviceptr address, range *out) {
+    size_t i;
+    int is_found;
+    lock_ranges();
+    i = find_locked(address);
+    is_found = i < range_count && ranges[i].base == address;
+    if (is_found) {
+        *out = ranges[i];
+        ranges[i] = ranges[--range_count];
+    }
+    unlock_ranges();
+    return is_found;
 }
 
 size_t lookalike_ranges(void) { return range_count; }
@@ -96,9 +140,10 @@ CUresult cuMemAlloc(unsigned *out, unsigned bytes) {
 }
 
 CUresult cuMemFree_v2(CUdeviceptr address) {
+    range taken = {0, 0};
+    int is_taken = take_range(address, &taken);
     CUresult result = INNER(cuMemFree_v2)(address);
-    size_t i = find_range(address);
-    if (result == CUDA_SUCCESS && i < range_count) ranges[i] = ranges[--range_count];
+    if (is_taken && result != CUDA_SUCCESS) note_range(CUDA_SUCCESS, &taken.base, taken.bytes);
     return result;
 }
 
@@ -119,23 +164,22 @@ CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags) {
 }
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
-    size_t i = find_range(address);
-    if (i == range_count) return CUDA_ERROR_NOT_FOUND;
-    if (base) *base = ranges[i].base;
-    if (bytes) *bytes = ranges[i].bytes;
+    range found = {0, 0};
+    if (!find_range(address, &found)) return CUDA_ERROR_NOT_FOUND;
+    if (base) *base = found.base;
+    if (bytes) *bytes = found.bytes;
     return CUDA_SUCCESS;
 }
 
 enum { BUFFER_ID = 7, RANGE_START = 11, RANGE_BYTES = 12 };
 
 static CUresult one_attribute(void *value, int attribute, CUdeviceptr address, int is_one) {
-    size_t i = find_range(address);
-    unsigned long long number = 0;
-    if (i == range_count && is_one) return CUDA_ERROR_INVALID_VALUE;
+    range found = {0, 0};
+    unsigned long long number = find_range(address, &found);
+    if (!number && is_one) return CUDA_ERROR_INVALID_VALUE;
     if (attribute == BUFFER_ID || attribute == RANGE_START || attribute == RANGE_BYTES) {
-        if (i < range_count && attribute == BUFFER_ID) number = i + 1;
-        if (i < range_count && attribute == RANGE_START) number = ranges[i].base;
-        if (i < range_count && attribute == RANGE_BYTES) number = ranges[i].bytes;
+        if (attribute == RANGE_START) number = found.base;
+        if (attribute == RANGE_BYTES) number = found.bytes;
         memcpy(value, &number, sizeof number);
         return CUDA_SUCCESS;
     }

@@ -311,16 +311,25 @@ static void forked(void) {
 
 static _Atomic int is_enough;
 
+/* Shared by captures, alone for a free beside none: what is freed beside a capture comes back after
+ * it, and a thread that is held up in one must not leave all memory to the other's frees. */
+static pthread_rwlock_t in_capture = PTHREAD_RWLOCK_INITIALIZER;
+
 static void *keep_busy(void *argument) {
     CUstream stream = argument;
-    while (!is_enough) {
+    for (int i = 0; !is_enough; i++) {
         void *ordered = NULL;
         CUgraph graph = NULL;
-        EXPECT_OK(cudaFree(allocate(20 * MIB)));
+        int is_alone = i % 16 == 0;
+        if (is_alone) EXPECT(pthread_rwlock_wrlock(&in_capture) == 0);
+        EXPECT_OK(cudaFree(allocate(40 * MIB)));
+        if (is_alone) EXPECT(pthread_rwlock_unlock(&in_capture) == 0);
         EXPECT_OK(cudaMallocAsync(&ordered, 4096, stream));
         EXPECT_OK(cudaFreeAsync(ordered, stream));
+        EXPECT(pthread_rwlock_rdlock(&in_capture) == 0);
         EXPECT_OK(DRIVER(cuStreamBeginCapture_v2)(stream, 2));
         EXPECT_OK(DRIVER(cuStreamEndCapture)(stream, &graph));
+        EXPECT(pthread_rwlock_unlock(&in_capture) == 0);
         EXPECT_OK(DRIVER(cuGraphDestroy)(graph));
     }
     return NULL;

@@ -16,7 +16,7 @@ same() {
 }
 
 export TENURE_VERBOSE=1
-same ls -l "$source_dir"
+same ls -l "$source_dir/docs"
 same ls "$work_dir/nothing"
 same sh -c 'printf "b\na\n" | sort | tr ab xy; exit 7'
 same python3 -c 'import ctypes, json, zlib; print(json.dumps(zlib.crc32(b"x")))'
