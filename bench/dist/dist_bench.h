@@ -8,6 +8,9 @@
 
 enum { DIST_BENCH_LAYERS = 8, DIST_BENCH_STACKS = 3, DIST_BENCH_ROUNDS_MAX = 99 };
 
+/* Until a rank is given up: longer than any is held up on a busy machine. */
+#define DIST_BENCH_TIMEOUT_US ((uint64_t)120 * 1000 * 1000)
+
 /* Which rank this process is; rank_count 0: its environment says so. */
 typedef struct dist_bench_place {
     int rank, rank_count;

@@ -10,7 +10,7 @@
 #include "dist_bench.h"
 
 /* Where ranks that mpirun started meet, if nothing in the environment says so. */
-enum { PORT_DEFAULT = 29517, TIMEOUT_US = 60 * 1000 * 1000, BACKLOG = 128 };
+enum { PORT_DEFAULT = 29517, BACKLOG = 128 };
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
@@ -73,7 +73,7 @@ tn_status dist_bench_meet(dist_bench *bench, const dist_bench_config *config) {
     const dist_bench_place *place = &config->place;
     tn_rendezvous_config how = TN_RENDEZVOUS_CONFIG_INIT;
     if (config->engine == TN_COMM_MPI) return TN_OK;
-    how.timeout_us = TIMEOUT_US;
+    how.timeout_us = DIST_BENCH_TIMEOUT_US;
     if (place->rank_count) {
         how.rank = place->rank;
         how.rank_count = place->rank_count;

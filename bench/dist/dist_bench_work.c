@@ -11,7 +11,6 @@
         if (try_status != TN_OK) return try_status;                                                \
     } while (0)
 
-static const uint64_t timeout_us = (uint64_t)60 * 1000 * 1000;
 static const size_t gather_bytes = (size_t)4096 * 8 * 8 * 8 * 8; /* of a rank: 16 MiB */
 static const size_t small_gather_bytes = (size_t)4096 * 8;
 
@@ -58,7 +57,7 @@ static tn_status open_comm(dist_bench *bench, const dist_bench_config *config) {
     comm.device = bench->device;
     comm.engine = config->engine;
     comm.rendezvous = bench->ranks;
-    comm.timeout_us = timeout_us;
+    comm.timeout_us = DIST_BENCH_TIMEOUT_US;
     TRY(tn_pool_create(bench->device, &pool, &bench->pool));
     TRY(tn_comm_create(&comm, &bench->comm));
     scope.pool = bench->pool;

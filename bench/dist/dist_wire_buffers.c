@@ -14,7 +14,7 @@
         if (try_status != TN_OK) return try_status;                                                \
     } while (0)
 
-enum { UNREGISTERED = -1, TIMEOUT_US = 30 * 1000 * 1000 };
+enum { UNREGISTERED = -1 };
 
 typedef struct buffer_kind {
     const char *name;
@@ -82,7 +82,7 @@ static tn_status make_comm(dist_bench *bench, dist_wire_buffer *buffer) {
         config.id = &ids[0];
         config.rank = tn_comm_rank(bench->comm);
         config.rank_count = count;
-        config.timeout_us = TIMEOUT_US;
+        config.timeout_us = DIST_BENCH_TIMEOUT_US;
         status = tn_comm_create(&config, &buffer->comm);
         buffer->owns_comm = status == TN_OK;
     }
