@@ -13,6 +13,8 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_
 export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
 export OMPI_MCA_plm_rsh_agent=sh ASAN_OPTIONS=detect_leaks=0
+# Where one mpirun removes the folder of all, another can not make its own in it.
+export TMPDIR="$work"
 sizes="--layers 2 --hidden 256 --heads 4 --ffn 512 --tokens 64 --rounds 1"
 
 fail() {
