@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -28,13 +29,14 @@ def path(name):
 
 
 def chromium(url, width, is_dark, *more):
-    with tempfile.TemporaryDirectory() as profile:
-        done = subprocess.run(
-            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-             "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage",
-             f"--user-data-dir={profile}", f"--window-size={width},{WIDTHS[width]}",
-             f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", *more, url],
-            capture_output=True, text=True, timeout=240, check=False)
+    profile = tempfile.mkdtemp()
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+         "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage",
+         f"--user-data-dir={profile}", f"--window-size={width},{WIDTHS[width]}",
+         f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", *more, url],
+        capture_output=True, text=True, timeout=240, check=False)
+    shutil.rmtree(profile, ignore_errors=True)  # a process of it may still write there
     return done.stdout
 
 

@@ -1,6 +1,7 @@
 # `tenure convert`: from every kind of history to every other, and what it refuses. What is in a
 # snapshot for PyTorch, and what a real one has, test_torch_snapshots.sh looks at.
 . "$2/tests/cli/shell_support.sh"
+mkdir "$work_dir/here" && cd "$work_dir/here" || exit 1
 good=$inputs/good_owned.csv
 small=$inputs/torch_small.pickle
 
