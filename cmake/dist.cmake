@@ -73,7 +73,8 @@ function(tenure_run_ranks name kind environment)
     set(test dist/${name}${kind}_${ranks})
     add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
       $<TARGET_FILE:dist_test_${name}>)
-    set_tests_properties(${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${TENURE_TEST_TIMEOUT_S}
+      PROCESSORS 2 LABELS dist
       ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};${environment}")
   endforeach()
 endfunction()
@@ -101,7 +102,8 @@ endfunction()
 # dist/<name>_nccl or, with the name alone, if the test is of NCCL.
 function(tenure_add_forked_test test name)
   add_test(NAME dist/${test} COMMAND dist_test_${name})
-  set_tests_properties(dist/${test} PROPERTIES TIMEOUT 300 PROCESSORS 2 LABELS dist
+  set_tests_properties(dist/${test} PROPERTIES TIMEOUT ${TENURE_TEST_TIMEOUT_S}
+    PROCESSORS 2 LABELS dist
     ENVIRONMENT "${TENURE_SANITIZER_ENVIRONMENT};${ARGN}")
 endfunction()
 
@@ -135,7 +137,8 @@ function(tenure_add_killed_rank_test engine ranks)
     set(test dist/killed_rank_${phase}_${suffix}_${ranks})
     add_test(NAME ${test} COMMAND ${MPIEXEC_EXECUTABLE} --enable-recovery ${MPIEXEC_NUMPROC_FLAG}
       ${ranks} $<TARGET_FILE:dist_test_killed_rank> ${phase})
-    set_tests_properties(${test} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS dist
+    set_tests_properties(${test} PROPERTIES TIMEOUT ${TENURE_TEST_TIMEOUT_S}
+      PROCESSORS 2 LABELS dist
       PASS_REGULAR_EXPRESSION "${words}" FAIL_REGULAR_EXPRESSION "  FAILED  "
       ENVIRONMENT "${TENURE_RANK_TEST_ENVIRONMENT};TENURE_TEST_ENGINE=${engine}")
   endforeach()

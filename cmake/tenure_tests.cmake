@@ -80,9 +80,13 @@ endfunction()
 set(TENURE_SANITIZER_ENVIRONMENT UBSAN_OPTIONS=print_stacktrace=1
   ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1)
 
+# For what waits for ever: many times what the longest takes, with a sanitizer on a busy machine.
+set(TENURE_TEST_TIMEOUT_S 1800)
+
 function(tenure_set_test_properties test)
   get_filename_component(kind ${test} DIRECTORY)
-  set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 600 LABELS ${kind}
+  set_tests_properties(${test} PROPERTIES SKIP_RETURN_CODE 77
+    TIMEOUT ${TENURE_TEST_TIMEOUT_S} LABELS ${kind}
     ENVIRONMENT "TENURE_SIM_STRICT_UNLOAD=1;${TENURE_SANITIZER_ENVIRONMENT}")
 endfunction()
 
