@@ -27,8 +27,8 @@
  * A device ends when the program resets it, while other threads use others: whoever is at work on
  * one that is not its caller's own has it pinned, and the end waits for that (dropin_open.c).
  *
- * Lock order: peers, opening a device, captures, fences, then the pins, the table of blocks, the
- * record, or what libtenure locks.
+ * Lock order: giving back, peers, opening a device, captures, fences, then the pins, the table of
+ * blocks, the record, or what libtenure locks.
  */
 #ifndef TENURE_DROPIN_H
 #define TENURE_DROPIN_H
@@ -184,6 +184,7 @@ typedef struct tn__dropin_all {
     _Atomic int has_own_mempool[TN__DROPIN_DEVICES_MAX];
     /* It has said who may reach the memory of the device's default pool. */
     _Atomic int has_shared_mempool[TN__DROPIN_DEVICES_MAX];
+    _Atomic uint64_t given_back; /* bytes of whole blocks and of pools, to the driver, so far */
     tn__dropin_counts counts;
 } tn__dropin_all;
 extern tn__dropin_all tn__dropin;
@@ -264,8 +265,8 @@ tn_status tn__dropin_whole_take(tn__dropin_device *device, tn__dropin_block *blo
 /* The allocation is idle. */
 void tn__dropin_whole_give(tn__dropin_device *device, tn__dropin_whole *whole);
 
-/* Gives idle ones back to the driver until at most keep_bytes are left; the bytes given back. */
-size_t tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes);
+/* Gives idle ones back to the driver until at most keep_bytes are left. */
+void tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes);
 
 /* Does so if more are idle than may be, and no stream captures. The driver may wait for the device:
  * only where the program's own call would. */
@@ -292,7 +293,8 @@ void tn__dropin_streams_close(const tn__dropin_device *device);
 tn__cu_result tn__dropin_alloc(tn__dropin_device *device, size_t bytes, tn__cu_address *out);
 
 /* Gives idle memory of all pools to the driver, so that what it refused can be asked again. 0:
- * there was none. */
+ * there was none, also since this thread's last call: other threads give back, too, and who comes
+ * while one does waits for it. */
 int tn__dropin_give_back(void);
 
 /* NULL without memory; tn__host_free ends it. */

@@ -31,6 +31,7 @@ enum { BATCH_BLOCKS_MAX = 256 };
 #define WAITING_SHARE_OF_DEVICE 16
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wait_ended = PTHREAD_COND_INITIALIZER;
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
@@ -265,6 +266,7 @@ static void end_wait(tn__dropin_device *device, const tn__dropin_batch *batch) {
     while (*at != batch)
         at = &(*at)->next;
     *at = batch->next;
+    pthread_cond_broadcast(&wait_ended);
 }
 
 /* 0: there is no batch behind a fence, or it can not be waited for. */
@@ -300,10 +302,19 @@ void tn__dropin_fence_poll(tn__dropin_device *device) {
         is_too_much = tn__dropin_fence_bytes(device) > waiting_max(device);
 }
 
+/* What other threads wait for is on its way back. */
+static void await_others(const tn__dropin_device *device) {
+    pthread_mutex_lock(&mutex);
+    while (device->waited)
+        pthread_cond_wait(&wait_ended, &mutex);
+    pthread_mutex_unlock(&mutex);
+}
+
 void tn__dropin_fence_drain(tn__dropin_device *device) {
     close_if_legal(device, 1);
     while (wait_for_oldest(device)) {
     }
+    await_others(device);
 }
 
 size_t tn__dropin_fence_bytes(tn__dropin_device *device) {

@@ -239,25 +239,35 @@ static tn__cu_result hook_info(size_t *free_bytes, size_t *total_bytes) {
 
 /* ---- memory that stays the driver's ---------------------------------------------------------- */
 
-static size_t trim(tn_pool *pool) {
+static void trim(tn_pool *pool) {
     size_t released = 0;
-    return pool && tn_pool_trim(pool, 0, &released) == TN_OK ? released : 0;
+    if (!pool || tn_pool_trim(pool, 0, &released) != TN_OK) return;
+    atomic_fetch_add(&tn__dropin.given_back, released);
 }
 
-int tn__dropin_give_back(void) {
-    size_t sum = 0;
-    if (tn__dropin.is_over) return 0;
+static void give_back_of_all(void) {
     for (int i = 0; i < TN__DROPIN_DEVICES_MAX; i++) {
         tn__dropin_device *device = tn__dropin_device_pin(i);
         if (!device) continue;
         tn__dropin_fence_drain(device);
-        sum += tn__dropin_whole_trim(device, 0);
-        sum += trim(device->pool);
-        sum += trim(device->stream_pool);
+        tn__dropin_whole_trim(device, 0);
+        trim(device->pool);
+        trim(device->stream_pool);
         tn__dropin_device_unpin(device);
     }
-    if (sum) tn__dropin_count(&tn__dropin.counts.retries);
-    return sum != 0;
+}
+
+int tn__dropin_give_back(void) {
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static _Thread_local uint64_t seen __attribute__((tls_model("global-dynamic")));
+    uint64_t before = seen;
+    if (tn__dropin.is_over) return 0;
+    pthread_mutex_lock(&mutex);
+    give_back_of_all();
+    pthread_mutex_unlock(&mutex);
+    seen = atomic_load(&tn__dropin.given_back);
+    if (seen != before) tn__dropin_count(&tn__dropin.counts.retries);
+    return seen != before;
 }
 
 /* Once more, if the driver is short and the pools have something. */

@@ -279,7 +279,7 @@ static void give_all_back(tn__dropin_device *device) {
     tn__dropin_fence_close(device);
     end_blocks(device, 1);
     tn__dropin_streams_close(device);
-    (void)tn__dropin_whole_trim(device, 0);
+    tn__dropin_whole_trim(device, 0);
     if (device->stream_pool) (void)tn_pool_destroy(device->stream_pool);
     destroy_device(device);
 }

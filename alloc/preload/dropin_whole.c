@@ -142,8 +142,7 @@ void tn__dropin_whole_give(tn__dropin_device *device, tn__dropin_whole *whole) {
 }
 
 /* The driver waits for the device when it takes memory back: the mutex is not held meanwhile. */
-size_t tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes) {
-    size_t released = 0;
+void tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes) {
     pthread_mutex_lock(&mutex);
     tn__dropin_whole *whole = device->first_whole;
     while (whole && device->whole_idle_bytes > keep_bytes) {
@@ -155,7 +154,7 @@ size_t tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes) {
             tn_status status = device->driver->mem_free(device->state, (void *)whole->address);
             pthread_mutex_lock(&mutex);
             if (status == TN_OK) {
-                released += whole->bytes;
+                atomic_fetch_add(&tn__dropin.given_back, whole->bytes);
                 device->whole_bytes -= whole->bytes;
                 tn__host_free(whole);
             } else { /* nobody gets it again, and the address stays known as ours */
@@ -169,7 +168,6 @@ size_t tn__dropin_whole_trim(tn__dropin_device *device, size_t keep_bytes) {
     }
     share_limit();
     pthread_mutex_unlock(&mutex);
-    return released;
 }
 
 void tn__dropin_whole_bound(tn__dropin_device *device) {
@@ -177,7 +175,7 @@ void tn__dropin_whole_bound(tn__dropin_device *device) {
     int is_legal;
     if (atomic_load_explicit(&device->whole_idle_bytes, memory_order_relaxed) <= bound) return;
     is_legal = tn__dropin_captures_lock();
-    if (is_legal) (void)tn__dropin_whole_trim(device, bound);
+    if (is_legal) tn__dropin_whole_trim(device, bound);
     tn__dropin_captures_unlock();
 }
 

@@ -391,6 +391,58 @@ static void free_beside_others(void) {
     EXPECT(DRIVER(tnsim_race_count)() == 0);
 }
 
+typedef struct taker {
+    pthread_t thread;
+    size_t bytes;
+    CUresult result;
+} taker;
+
+static void *take(void *argument) {
+    taker *t = argument;
+    CUdeviceptr memory = 0;
+    use_device(0);
+    t->result = DRIVER(cuMemAlloc_v2)(&memory, t->bytes);
+    sem_post(&is_done);
+    return NULL;
+}
+
+/* Device of 256 MiB, of which one thread gets hold of what serves two, and is held up in the call
+ * that the gate is of: the other one waits for it and is not refused. */
+static void take_beside_another(int gate, CUstream stalled) {
+    taker takers[2] = {{.bytes = 100 * MIB}, {.bytes = 60 * MIB}};
+    EXPECT(sem_init(&is_done, 0, 0) == 0);
+    DRIVER(lookalike_hold)(gate, 1);
+    EXPECT(pthread_create(&takers[0].thread, NULL, take, &takers[0]) == 0);
+    await(gate);
+    EXPECT(pthread_create(&takers[1].thread, NULL, take, &takers[1]) == 0);
+    EXPECT(!is_done_within_50_ms());
+    if (stalled) EXPECT_OK(DRIVER(tnsim_stall)(stalled, 0));
+    DRIVER(lookalike_hold)(gate, 0);
+    for (int i = 0; i < 2; i++)
+        EXPECT(pthread_join(takers[i].thread, NULL) == 0);
+    EXPECT_OK(takers[0].result);
+    EXPECT_OK(takers[1].result);
+    EXPECT(DRIVER(tnsim_race_count)() == 0);
+}
+
+static void short_beside_a_wait(void) {
+    CUdeviceptr memory;
+    CUstream stream;
+    use_device(0);
+    stream = new_stream();
+    memory = allocate(200 * MIB);
+    EXPECT_OK(DRIVER(tnsim_stall)(stream, 1));
+    write_on(stream, memory, 200 * MIB, 10);
+    release(memory);
+    take_beside_another(LOOKALIKE_EVENT_WAIT, stream);
+}
+
+static void short_beside_a_trim(void) {
+    use_device(0);
+    release(allocate(200 * MIB));
+    take_beside_another(LOOKALIKE_FREE, NULL);
+}
+
 /* ---- a limit --------------------------------------------------------------------------------- */
 
 static void *allocate_large(void *unused) {
@@ -438,6 +490,8 @@ static void limit_that_comes_back(void) {
 static const program_case cases[] = {
     {"no_wait_to_allocate", no_wait_to_allocate},
     {"free_beside_others", free_beside_others},
+    {"short_beside_a_wait", short_beside_a_wait},
+    {"short_beside_a_trim", short_beside_a_trim},
     {"reset_of_one", reset_of_one},
     {"reset_beside_frees", reset_beside_frees},
     {"reset_beside_a_wait_for_it", reset_beside_a_wait_for_it},

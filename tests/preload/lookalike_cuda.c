@@ -141,6 +141,7 @@ CUresult cuMemAlloc(unsigned *out, unsigned bytes) {
 
 CUresult cuMemFree_v2(CUdeviceptr address) {
     range taken = {0, 0};
+    pass(LOOKALIKE_FREE);
     int is_taken = take_range(address, &taken);
     CUresult result = INNER(cuMemFree_v2)(address);
     if (is_taken && result != CUDA_SUCCESS) note_range(CUDA_SUCCESS, &taken.base, taken.bytes);

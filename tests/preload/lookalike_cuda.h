@@ -46,6 +46,7 @@ enum {
     LOOKALIKE_RESET,
     LOOKALIKE_LARGE_ALLOC, /* cuMemAlloc of more than 32 MiB */
     LOOKALIKE_PEER,        /* cuDeviceCanAccessPeer */
+    LOOKALIKE_FREE,
     LOOKALIKE_GATES
 };
 void lookalike_hold(int gate, int nth);

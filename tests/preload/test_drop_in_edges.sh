@@ -30,8 +30,10 @@ run_under "" preload_edge_program lost_memory
 expect_status 0
 run_under "" preload_edge_program ipc_close_again
 expect_status 0
-TENURE_SIM_MEMORY=256MiB run_under "" preload_edge_program no_wait_to_allocate
-expect_status 0
+for case in no_wait_to_allocate short_beside_a_wait short_beside_a_trim; do
+    TENURE_SIM_MEMORY=256MiB run_under "" preload_edge_program "$case"
+    expect_status 0
+done
 
 # Memory of the driver's pools comes in the order of a stream, and for any other it must be there.
 for case in reuse in_order threads capture misuse reset; do
