@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SECONDS_MAX 60
+#define SECONDS_MAX 600
 
 scene misuse_scene;
 static const char *driver_name = "host";

@@ -10,7 +10,7 @@
 
 #define s misuse_scene
 
-enum { CHILD_SECONDS_MAX = 20, FORKS = 30 };
+enum { CHILD_SECONDS_MAX = 300, FORKS = 30 };
 
 /* ---- what a child may do --------------------------------------------------------------------- */
 
