@@ -3,20 +3,21 @@
 #include "driver.h"
 #include "host_alloc.h"
 
-/* Taken after a device's mutex. */
+/* Held in waits for devices, which a begin waits for; so without a device's mutex, which frees
+ * take. */
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
-static size_t open_routes; /* of all devices, that are not doubted; and begins under way */
+static atomic_size_t open_routes; /* of all devices, that are not doubted; and begins under way */
 
 int tn__captures_lock(void) {
     pthread_mutex_lock(&open_mutex);
-    return open_routes == 0;
+    return atomic_load(&open_routes) == 0;
 }
 
 void tn__captures_unlock(void) { pthread_mutex_unlock(&open_mutex); }
 
-static void add_open(int change) {
+static void note_begin(void) {
     pthread_mutex_lock(&open_mutex);
-    open_routes += (size_t)change;
+    atomic_fetch_add(&open_routes, 1);
     pthread_mutex_unlock(&open_mutex);
 }
 
@@ -145,7 +146,7 @@ static void remove_route(tn__graph_memories *captures, tn__graph_route *route) {
     *at = route->next;
     if (route->filter.end) route->filter.end(route->filter.context);
     atomic_fetch_sub(&captures->route_count, 1);
-    if (!route->is_doubted) add_open(-1);
+    if (!route->is_doubted) atomic_fetch_sub(&open_routes, 1);
     tn__host_free(route);
 }
 
@@ -202,7 +203,7 @@ void tn__graph_memories_doubt(tn__adapter *adapter) {
     for (tn__graph_route *route = captures->routes; route; route = route->next) {
         if (route->is_bound || route->is_doubted || !is_mine(route)) continue;
         route->is_doubted = 1;
-        add_open(-1);
+        atomic_fetch_sub(&open_routes, 1);
     }
     pthread_mutex_unlock(&captures->mutex);
 }
@@ -211,7 +212,7 @@ void tn__graph_memories_doubt(tn__adapter *adapter) {
 static int takes(tn__graph_route *route, tn_stream stream, uint64_t capture_id) {
     if (route->is_bound) return route->capture_id == capture_id;
     if (!route->filter.accepts(route->filter.context, stream)) return 0;
-    if (route->is_doubted) add_open(1);
+    if (route->is_doubted) atomic_fetch_add(&open_routes, 1); /* its capture has begun already */
     route->is_doubted = 0;
     route->is_bound = 1;
     route->stream = stream;
@@ -269,11 +270,11 @@ tn_status tn__graph_memory_begin(tn__adapter *adapter, const uint64_t key[2],
     tn_status status;
     TN_TRY(tn__adapters_watch_thread());
     tn__graph_memories_collect(adapter);
-    add_open(1); /* may wait for a wait: without the mutex, which frees take */
+    note_begin();
     pthread_mutex_lock(&adapter->captures.mutex);
     status = begin_locked(adapter, key, filter);
     pthread_mutex_unlock(&adapter->captures.mutex);
-    if (status != TN_OK) add_open(-1);
+    if (status != TN_OK) atomic_fetch_sub(&open_routes, 1);
     return status;
 }
 

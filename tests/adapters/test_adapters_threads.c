@@ -285,6 +285,44 @@ static void frees_go_on_while_a_capture_waits_to_begin(void **state) {
     close_meeting(&m);
 }
 
+static void *capture_and_take(void *argument) {
+    meeting *m = argument;
+    tn_stream stream = test_open_foreign_stream(m->device);
+    test_graph graph;
+    test_capture_begin(m->device, stream, TEST_CAPTURE_RELAXED);
+    adapters_give(adapters_take(MIB, stream), stream);
+    graph = test_capture_end(m->device, stream);
+    test_graph_destroy(m->device, &graph);
+    test_close_foreign_stream(m->device, stream);
+    sem_post(&m->is_done);
+    return NULL;
+}
+
+/* The thread that began it has emptied its caches, so that nobody is kept from waiting by it. The
+ * capture is under way by now: to wait before its memory is given out would help nobody. */
+static void a_doubted_capture_waits_for_nobody(void **state) {
+    meeting m = {0};
+    pthread_t thread;
+    (void)state;
+    open_meeting(&m, (size_t)4 << 30);
+    adapters_begin(77, &m.filter);
+    EXPECT_OK(tn_adapters_trim());
+    tn__framework_free_unordered(0, adapters_take(MIB, m.stream));
+    hold_and_wait(&m, trim);
+    assert_int_equal(pthread_create(&thread, NULL, capture_and_take, &m), 0);
+    int is_done = is_done_within_ms(&m, 60000);
+    sem_post(&m.may_end);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_join(m.submits, NULL), 0);
+    assert_int_equal(pthread_join(m.trims, NULL), 0);
+    assert_true(is_done);
+    EXPECT_OK(adapters_end(77));
+    EXPECT_OK(adapters_release(77));
+    EXPECT_OK(tn_adapters_trim());
+    assert_int_equal(adapters_number("live_blocks"), 0);
+    close_meeting(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_allocate_free_and_capture_at_once),
@@ -292,6 +330,7 @@ int main(void) {
         cmocka_unit_test(who_is_short_waits_for_another_threads_flush),
         cmocka_unit_test(frees_go_on_while_a_graphs_memory_waits_to_end),
         cmocka_unit_test(frees_go_on_while_a_capture_waits_to_begin),
+        cmocka_unit_test(a_doubted_capture_waits_for_nobody),
     };
     return cmocka_run_group_tests_name("adapters/adapters_threads", tests, NULL, NULL);
 }
