@@ -33,6 +33,7 @@ def chromium(url, width, is_dark, *more):
     done = subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
          "--no-first-run", "--disable-extensions", "--disable-dev-shm-usage",
+         "--disable-gpu-watchdog", "--disable-hang-monitor",  # on a busy machine all is slow
          f"--user-data-dir={profile}", f"--window-size={width},{WIDTHS[width]}",
          f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", *more, url],
         capture_output=True, text=True, timeout=240, check=False)
