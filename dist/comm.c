@@ -126,6 +126,7 @@ tn_status tn__comm_make(const tn_comm_config *config, tn_comm **out) {
     comm->driver = tn__device_driver(config->device);
     comm->on = tn__device_state(config->device);
     comm->timeout_us = config->timeout_us ? config->timeout_us : DEFAULT_TIMEOUT_US;
+    comm->windows.trial_us = tn__comm_trial_us(comm->timeout_us);
     comm->is_shrinkable = config->shrinkable;
     comm->stats = (tn_comm_stats)TN_COMM_STATS_INIT;
     comm->name = tn__host_strdup(config->name ? config->name : "comm");

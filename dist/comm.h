@@ -31,7 +31,8 @@ typedef struct tn__window_knowledge {
     int is_known;
     tn_status status; /* TN_OK: they work; else they are not used, and the text says why */
     tn__saved_error text;
-    uint64_t check_us; /* that the trial took */
+    uint64_t trial_us; /* that the trial may take */
+    uint64_t check_us; /* that it took */
 } tn__window_knowledge;
 
 struct tn_comm {
@@ -165,6 +166,9 @@ void tn__comm_end_agreement(tn_comm *comm);
  * can be one, on all ranks; else TN_UNSUPPORTED or the communicator's failure, on all ranks. Tries
  * it out on a communicator beside this one, unless it is known. */
 tn_status tn__comm_check_window(tn_comm *comm, void *address, size_t bytes);
+
+/* What that may take of a communicator with the timeout: the ranks agree within the rest. */
+uint64_t tn__comm_trial_us(uint64_t timeout_us);
 
 /* Ends what is still registered; nothing is on streams. */
 void tn__comm_end_registrations(tn_comm *comm);

@@ -1,6 +1,7 @@
 /* Windows are tried out before they are used: see tenure_registration.h.
  *
- *     side communicator -> own memory, a window of it -> gathers, a reduction, contents
+ *     side communicator -> (all ranks agree)
+ *                       -> own memory, a window of it -> gathers, a reduction, contents
  *                       -> (all ranks agree) -> the caller's memory, registered and ended
  *                       -> (all ranks agree) -> ended
  *
@@ -210,6 +211,13 @@ static tn_status try_collectives(window_trial *trial) {
     return try_reduction(trial, trial->large_bytes);
 }
 
+/* The others need not wait there for what does not come any more. */
+static tn_status try_collectives_or_give_up(window_trial *trial) {
+    const tn_status status = try_collectives(trial);
+    if (status != TN_OK) tn_comm_abort(trial->side, tn_error_last());
+    return status;
+}
+
 /* Of the caller's memory nothing is read or written. */
 static tn_status try_memory(const window_trial *trial, void *address, size_t bytes) {
     tn_registration *window = NULL;
@@ -231,14 +239,18 @@ static void end_trial(window_trial *trial) {
     tn__error_restore(&saved);
 }
 
+uint64_t tn__comm_trial_us(uint64_t timeout_us) {
+    if (timeout_us / 4 >= TRIAL_US) return TRIAL_US;
+    return timeout_us / 4 ? timeout_us / 4 : 1;
+}
+
 static tn_status begin_trial(tn_comm *comm, window_trial *trial) {
-    uint64_t timeout_us = comm->timeout_us / 4 < TRIAL_US ? comm->timeout_us / 4 : TRIAL_US;
     size_t share = LARGE_BYTES_OF_ALL / (size_t)comm->rank_count / SMALL_BYTES * SMALL_BYTES;
     trial->large_bytes = share < SMALL_BYTES   ? SMALL_BYTES
                          : share < LARGE_BYTES ? share
                                                : LARGE_BYTES;
     trial->bytes = trial->large_bytes * (size_t)comm->rank_count;
-    TN_TRY(tn__comm_make_side(comm, "trial of windows", timeout_us ? timeout_us : 1, &trial->side));
+    TN_TRY(tn__comm_make_side(comm, "trial of windows", comm->windows.trial_us, &trial->side));
     trial->side->windows.is_known = 1; /* it is the one that finds out */
     return TN_OK;
 }
@@ -248,8 +260,9 @@ static tn_status try_windows(tn_comm *comm, void *address, size_t bytes, int *is
     window_trial trial = {.side = NULL};
     tn_status status = begin_trial(comm, &trial);
     if (status == TN_COMM_TIMEOUT || status == TN_COMM_ERROR) return status; /* comm's failure */
-    if (status == TN_OK) status = try_collectives(&trial);
+    /* All have it, or nobody does: what is given up there is nobody's who is still joining. */
     status = agree_on_trial(comm, status);
+    if (status == TN_OK) status = agree_on_trial(comm, try_collectives_or_give_up(&trial));
     *is_known = status == TN_OK || status == TN_UNSUPPORTED;
     if (status == TN_OK) {
         status = agree_on_trial(comm, try_memory(&trial, address, bytes));

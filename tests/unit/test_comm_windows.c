@@ -14,7 +14,7 @@
 #include "tenure_registration.h"
 #include "test_pools.h"
 
-enum { TIMEOUT_US = 4 * 1000 * 1000, LONG_US = 60 * 1000 * 1000, BYTES = 8192 };
+enum { HANG_US = 1000 * 1000, LONG_US = 60 * 1000 * 1000, BYTES = 8192 };
 
 typedef struct rank_state {
     tn_device *device;
@@ -26,7 +26,7 @@ typedef struct rank_state {
     int rank, count;
 } rank_state;
 
-static rank_state open_rank(const test_meeting *meeting, uint64_t timeout_us) {
+static rank_state open_rank(const test_meeting *meeting) {
     rank_state r = {.device = test_open_host(), .rank = meeting->rank};
     tn_comm_config config = TN_COMM_CONFIG_INIT;
     tn_rendezvous_config how = TN_RENDEZVOUS_CONFIG_INIT;
@@ -43,9 +43,11 @@ static rank_state open_rank(const test_meeting *meeting, uint64_t timeout_us) {
     EXPECT_OK(tn_rendezvous_create(&how, &r.ranks));
     config.device = r.device;
     config.name = "registered";
-    config.timeout_us = timeout_us;
+    config.timeout_us = LONG_US;
     config.rendezvous = r.ranks;
     EXPECT_OK(tn__comm_create(&config, registering_engine(tn__tcp_engine_get()), &r.comm));
+    assert_int_equal(r.comm->windows.trial_us, LONG_US / 4);
+    r.comm->windows.trial_us = LONG_US;
     return r;
 }
 
@@ -90,7 +92,7 @@ static void expect_gather(rank_state *r) {
 /* ---- windows that work ----------------------------------------------------------------------- */
 
 static void use_windows(const test_meeting *meeting) {
-    rank_state r = open_rank(meeting, LONG_US);
+    rank_state r = open_rank(meeting);
     char expected[REGISTERING_LOG_BYTES];
     assert_int_equal(info_of(&r).is_known, 0);
     tn_registration *first = enroll(&r, BYTES, TN_REGISTER_WINDOW);
@@ -120,6 +122,13 @@ static void windows_are_tried_out_once(void **state) {
     test_ranks_run(3, use_windows, NULL);
 }
 
+static void a_trial_has_a_part_of_the_timeout(void **state) {
+    (void)state;
+    assert_int_equal(tn__comm_trial_us(3), 1);
+    assert_int_equal(tn__comm_trial_us(LONG_US), LONG_US / 4);
+    assert_int_equal(tn__comm_trial_us(10 * (uint64_t)LONG_US), LONG_US / 3);
+}
+
 /* ---- windows that do not --------------------------------------------------------------------- */
 
 enum { ALL_RANKS = -1 };
@@ -136,8 +145,9 @@ static int is_planted(const test_meeting *meeting) {
     return fault->rank == ALL_RANKS || fault->rank == meeting->rank;
 }
 
-static void plant(const test_meeting *meeting) {
+static void plant(const test_meeting *meeting, tn_comm *comm) {
     const planted *fault = meeting->argument;
+    if (fault->hangs) comm->windows.trial_us = HANG_US; /* the ranks' agreement has its LONG_US */
     if (!is_planted(meeting)) return;
     registering.hangs = fault->hangs;
     registering.corrupts = fault->corrupts;
@@ -147,10 +157,10 @@ static void plant(const test_meeting *meeting) {
 /* No rank uses windows, each says so at once when asked again, and all else goes on. */
 static void do_without_windows(const test_meeting *meeting) {
     const planted *fault = meeting->argument;
-    rank_state r = open_rank(meeting, TIMEOUT_US);
+    rank_state r = open_rank(meeting);
     tn_registration *none = NULL;
     char report[8192];
-    plant(meeting);
+    plant(meeting, r.comm);
     EXPECT_STATUS(tn_comm_register(r.comm, r.block, BYTES, TN_REGISTER_WINDOW, &none),
                   TN_UNSUPPORTED);
     EXPECT_ERROR_HAS("communicator registered, rank ");
@@ -198,9 +208,9 @@ static void a_rank_that_can_make_no_window_speaks_for_all(void **state) {
 
 /* Of memory that one rank can not register nothing is said of other memory. */
 static void offer_other_memory(const test_meeting *meeting) {
-    rank_state r = open_rank(meeting, TIMEOUT_US);
+    rank_state r = open_rank(meeting);
     tn_registration *none = NULL;
-    plant(meeting);
+    plant(meeting, r.comm);
     EXPECT_STATUS(tn_comm_register(r.comm, r.block, BYTES, TN_REGISTER_WINDOW, &none),
                   TN_UNSUPPORTED);
     EXPECT_ERROR_HAS(meeting->rank == 1 ? "the script refuses" : "rank 1 has failed to use one");
@@ -224,7 +234,7 @@ static void memory_that_one_rank_can_not_register_is_no_window(void **state) {
 static rank_state open_checked(const test_meeting *meeting) {
     setenv("TENURE_CHECK_COLLECTIVES", "1", 1);
     tn__options_reload();
-    return open_rank(meeting, LONG_US);
+    return open_rank(meeting);
 }
 
 /* The last rank does otherwise: the rank that is named, on the others, and by whom. */
@@ -316,7 +326,7 @@ static void ranks_that_register_otherwise_are_named(void **state) {
 
 /* What the engine does not end stays registered, and can be ended again. */
 static void end_twice(const test_meeting *meeting) {
-    rank_state r = open_rank(meeting, LONG_US);
+    rank_state r = open_rank(meeting);
     tn_registration *buffer = enroll(&r, BYTES, TN_REGISTER_BUFFER), *none = NULL;
     registering.refused_end = 1;
     EXPECT_STATUS(tn_comm_deregister(buffer), TN_INVALID_ARGUMENT);
@@ -339,6 +349,7 @@ static void what_does_not_end_can_be_ended_again(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(windows_are_tried_out_once),
+        cmocka_unit_test(a_trial_has_a_part_of_the_timeout),
         cmocka_unit_test(a_gather_that_hangs_in_a_window_is_given_up),
         cmocka_unit_test(wrong_contents_of_a_window_are_seen),
         cmocka_unit_test(a_rank_that_can_make_no_window_speaks_for_all),

@@ -16,13 +16,7 @@
 #include "tenure_pool.h"
 #include "tenure_sharded.h"
 
-enum {
-    ROWS = 64,
-    UNITS = 3,
-    ALLOCATIONS = 40,
-    TIMEOUT_US = 4 * 1000 * 1000,
-    LONG_US = 60 * 1000 * 1000
-};
+enum { ROWS = 64, UNITS = 3, ALLOCATIONS = 40, HANG_US = 1000 * 1000, LONG_US = 60 * 1000 * 1000 };
 
 static const tn_scope NO_SCOPE = {0};
 
@@ -344,12 +338,13 @@ static void run_ring(const test_meeting *meeting) {
     ring_fixture_open(&f, 0);
     config.device = f.t.device;
     config.rendezvous = ranks;
-    config.timeout_us = TIMEOUT_US;
+    config.timeout_us = LONG_US;
     EXPECT_OK(tn__comm_create(&config, registering_engine(tn__tcp_engine_get()), &comm));
     /* One that gives up would be the end of another's that is still being made. */
     EXPECT_OK(tn_rendezvous_gather(ranks, NULL, 0, NULL));
     /* No trial, which fails on all ranks alike. */
     comm->windows.is_known = fault->is_short || fault->is_lost;
+    comm->windows.trial_us = fault->hangs ? HANG_US : LONG_US;
     f.config.comm = comm;
     f.config.registration = fault->wanted;
     registering = (registering_script){.hangs = is_here && fault->hangs,
