@@ -29,6 +29,7 @@ typedef struct watched_op {
 struct tn__comm_watch {
     tn_comm *comm;
     tn_rendezvous *ranks;
+    uint64_t tick_us;         /* between two looks */
     uint64_t number;          /* of the communicator among the rendezvous' */
     uint64_t meetings;        /* of the check of collectives */
     tn__flow_header *headers; /* by rank; NULL: collectives are not checked */
@@ -83,8 +84,8 @@ static tn_status look_at_all(tn__comm_watch *watch) {
 
 /* ---- the thread ----------------------------------------------------------------------------- */
 
-static uint64_t tick_us(const tn__comm_watch *watch) {
-    uint64_t tick = watch->comm->timeout_us / TICKS;
+static uint64_t tick_of(uint64_t timeout_us) {
+    uint64_t tick = timeout_us / TICKS;
     if (tick < TICK_US_MIN) tick = TICK_US_MIN;
     return tick > TICK_US_MAX ? TICK_US_MAX : tick;
 }
@@ -127,7 +128,7 @@ static int is_ending(tn__comm_watch *watch) {
 static void wait_a_tick(tn__comm_watch *watch) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    uint64_t ns = (uint64_t)until.tv_nsec + tick_us(watch) * 1000;
+    uint64_t ns = (uint64_t)until.tv_nsec + watch->tick_us * 1000;
     until.tv_sec += (time_t)(ns / 1000000000u);
     until.tv_nsec = (long)(ns % 1000000000u);
     pthread_mutex_lock(&watch->lock);
@@ -141,7 +142,7 @@ static void listen(tn__comm_watch *watch) {
     size_t bytes = 0;
     tn__store *store = watch->ranks ? watch->ranks->channel : NULL;
     tn_status status =
-        store ? tn__store_get(store, TN__FAILED_KEY, tick_us(watch), text, sizeof text - 1, &bytes)
+        store ? tn__store_get(store, TN__FAILED_KEY, watch->tick_us, text, sizeof text - 1, &bytes)
               : TN_COMM_ERROR;
     if (status == TN_OK) {
         text[bytes < sizeof text - 1 ? bytes : sizeof text - 1] = 0;
@@ -329,6 +330,7 @@ tn_status tn__comm_watch_make(tn_comm *comm, tn_rendezvous *ranks, tn__comm_watc
     tn__comm_watch *watch = tn__host_alloc(1, sizeof *watch);
     if (!watch) return TN_OUT_OF_HOST_MEMORY;
     watch->comm = comm;
+    watch->tick_us = tick_of(comm->timeout_us);
     pthread_mutex_init(&watch->lock, NULL);
     init_condition(&watch->ended);
     tn_status status = make_events(watch);
