@@ -158,13 +158,14 @@ typedef struct grower {
     tn_status bad; /* neither success nor a shortage */
 } grower;
 
+/* Others may have it all in each of its rounds: it goes on till it was served. */
 static void *grow_and_shrink(void *argument) {
     grower *g = argument;
     tn_pool_config config = TN_POOL_CONFIG_INIT;
     tn_pool *pool = NULL;
     config.backing = g->index % 2 ? TN_BACKING_PLAIN : TN_BACKING_VMM;
     g->bad = tn_pool_create(g->device, &config, &pool);
-    for (unsigned round = 0; round < ROUNDS && g->bad == TN_OK; round++) {
+    for (unsigned round = 0; (round < ROUNDS || !g->served) && g->bad == TN_OK; round++) {
         void *block = NULL;
         size_t bytes = (8 + 7 * ((round + g->index) % 8)) * MIB;
         tn_status status = tn_alloc(pool, bytes, NULL, NULL, &block);

@@ -54,7 +54,7 @@ static void threads_go_on_over_pauses(void **state) {
         workers[i].stream = test_open_stream(device);
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
     }
-    for (int i = 0; i < PAUSES; i++) {
+    for (int i = 0; i < PAUSES || pauses == 0; i++) { /* there may be frees each time */
         tn_status status = tn_pool_pause(pool, i % 2);
         if (status == TN_INVALID_STATE) continue; /* frees that did not stop */
         EXPECT_OK(status);
@@ -68,7 +68,6 @@ static void threads_go_on_over_pauses(void **state) {
         assert_int_equal(workers[i].wrong, 0);
         EXPECT_OK(tn_stream_destroy(device, workers[i].stream));
     }
-    assert_true(pauses > 0);
     test_sim_write(device, stream, kept, 5 * MIB, 10);
     test_give(pool, kept, stream);
     assert_int_equal(test_pool_stats(pool).live_bytes, 0);

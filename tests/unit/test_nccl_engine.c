@@ -6,7 +6,7 @@
 
 #include "scripted_nccl_support.h"
 
-enum { SHORT_US = 20000, LONG_US = 20 * 1000 * 1000, REMOTE_ERROR = 6 };
+enum { SHORT_US = 20000, LONG_US = 60 * 1000 * 1000, REMOTE_ERROR = 6 };
 
 static tn_device *device;
 static const tn__comm_engine *engine;

@@ -12,7 +12,7 @@
 #include "host_alloc.h"
 #include "tcp_mesh.h"
 
-enum { RANKS = 2, LONG_US = 10 * 1000 * 1000, CARD_BYTES_MAX = 256, DEAD_ATTEMPTS = 3 };
+enum { RANKS = 2, LONG_US = 60 * 1000 * 1000, CARD_BYTES_MAX = 256, DEAD_ATTEMPTS = 3 };
 
 static const int both[RANKS] = {0, 1};
 
