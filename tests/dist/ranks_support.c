@@ -9,7 +9,7 @@
 #include "driver.h"
 #include "host_alloc.h"
 
-enum { LONG_US = 20 * 1000 * 1000 };
+enum { LONG_US = 120 * 1000 * 1000 };
 #define LOCAL_RANK "OMPI_COMM_WORLD_LOCAL_RANK"
 
 tn_comm *ranks_comm(const rank_fixture *ranks, const char *name, uint64_t timeout_us) {

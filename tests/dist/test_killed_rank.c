@@ -25,7 +25,7 @@
 #include "tenure_checkpoint.h"
 #include "tenure_sharded.h"
 
-enum { DEADLINE_US = 2 * 1000 * 1000, SIDE = 160, UNITS = 3, STEPS = 6, ELEMENTS = 60000 };
+enum { DEADLINE_US = 5 * 1000 * 1000, SIDE = 160, UNITS = 3, STEPS = 6, ELEMENTS = 60000 };
 
 static const char *phase;
 static rank_fixture all;

@@ -51,8 +51,8 @@ static int is_on_gpus(void) {
 
 /* A deadline that a test waits for, long enough to join by: NCCL's first communicator of a process
  * takes seconds on a GPU. */
-static uint64_t short_us(void) { return (is_on_gpus() ? 15 : 2) * (uint64_t)MICROSECONDS; }
-static const char *deadline_words(void) { return is_on_gpus() ? "15 s after" : "2 s after"; }
+static uint64_t short_us(void) { return (is_on_gpus() ? 15 : 5) * (uint64_t)MICROSECONDS; }
+static const char *deadline_words(void) { return is_on_gpus() ? "15 s after" : "5 s after"; }
 
 static int rank_count_of_test(void) {
     const char *text = getenv("TENURE_TEST_RANKS");

@@ -113,7 +113,7 @@ static void communicators_that_follow_each_other_share_a_stage(void **state) {
  * stage, and the stream ends by itself. */
 static void what_a_given_up_communicator_left_goes_on_alone(void **state) {
     (void)state;
-    enum { SHORT_US = 3000 * 1000 };
+    enum { SHORT_US = 5 * 1000 * 1000 };
     tn_comm *doomed = ranks_comm(&all, "doomed", SHORT_US);
     float one = 1.0f, *sum = (float *)(void *)take_pinned(sizeof *sum);
     float *block = test_take(all.pool, BYTES, all.stream);
