@@ -236,10 +236,21 @@ static void *take_and_give(void *argument) {
     return NULL;
 }
 
+/* Another thread's body ends while the device does not. */
+static void run_beside_wait(meeting *m, void *(*body)(void *)) {
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, body, m), 0);
+    int is_done = is_done_within_ms(m, 60000);
+    sem_post(&m->may_end);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(pthread_join(m->submits, NULL), 0);
+    assert_int_equal(pthread_join(m->trims, NULL), 0);
+    assert_true(is_done);
+}
+
 /* The device may be waiting for just the thread that frees. */
 static void frees_go_on_while_a_graphs_memory_waits_to_end(void **state) {
     meeting m = {0};
-    pthread_t thread;
     test_graph graph;
     (void)state;
     open_meeting(&m, (size_t)4 << 30);
@@ -251,13 +262,7 @@ static void frees_go_on_while_a_graphs_memory_waits_to_end(void **state) {
     EXPECT_OK(adapters_end(77));
     test_graph_destroy(m.device, &graph);
     hold_and_wait(&m, release_graph);
-    assert_int_equal(pthread_create(&thread, NULL, take_and_give, &m), 0);
-    int is_done = is_done_within_ms(&m, 60000);
-    sem_post(&m.may_end);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_int_equal(pthread_join(m.submits, NULL), 0);
-    assert_int_equal(pthread_join(m.trims, NULL), 0);
-    assert_true(is_done);
+    run_beside_wait(&m, take_and_give);
     assert_int_equal(adapters_number("live_blocks"), 0);
     close_meeting(&m);
 }
@@ -302,20 +307,13 @@ static void *capture_and_take(void *argument) {
  * capture is under way by now: to wait before its memory is given out would help nobody. */
 static void a_doubted_capture_waits_for_nobody(void **state) {
     meeting m = {0};
-    pthread_t thread;
     (void)state;
     open_meeting(&m, (size_t)4 << 30);
     adapters_begin(77, &m.filter);
     EXPECT_OK(tn_adapters_trim());
     tn__framework_free_unordered(0, adapters_take(MIB, m.stream));
     hold_and_wait(&m, trim);
-    assert_int_equal(pthread_create(&thread, NULL, capture_and_take, &m), 0);
-    int is_done = is_done_within_ms(&m, 60000);
-    sem_post(&m.may_end);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_int_equal(pthread_join(m.submits, NULL), 0);
-    assert_int_equal(pthread_join(m.trims, NULL), 0);
-    assert_true(is_done);
+    run_beside_wait(&m, capture_and_take);
     EXPECT_OK(adapters_end(77));
     EXPECT_OK(adapters_release(77));
     EXPECT_OK(tn_adapters_trim());
