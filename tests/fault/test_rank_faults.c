@@ -8,10 +8,13 @@
  */
 #include "test_processes.h"
 
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <unistd.h>
 
@@ -42,6 +45,15 @@ typedef struct fault_plan {
     fault_moment moment;
     long timer_us; /* of a KILL: not at an op but when this time is over; 0: at the op */
 } fault_plan;
+
+static atomic_int *passed; /* shared by the ranks: how often one has come to a meeting */
+
+/* Nothing is in it that would end with a rank that dies right behind it. */
+static void meet(int awaited) {
+    atomic_fetch_add(passed, 1);
+    while (atomic_load(passed) < awaited)
+        sched_yield();
+}
 
 /* ---- the training-like run ------------------------------------------------------------------ */
 
@@ -82,6 +94,7 @@ static void open_trainee(trainee *t, const test_meeting *meeting) {
     t->gradient = test_take(t->pool, whole_bytes, t->stream);
     EXPECT_OK(tn_fill(t->device, t->shard, 0, sizeof(float) * SHARD, t->stream));
     EXPECT_OK(tn_fill(t->device, t->gradient, 0, whole_bytes, t->stream));
+    meet(meeting->rank_count); /* who is still joining would fail in that */
 }
 
 /* However the communicator has ended, all else balances. A rank that knows of a fault does not wait
@@ -225,12 +238,15 @@ static void run_round(const fault_plan *plan, int rank_count) {
     pid_t ranks[RANKS_MAX];
     test_meeting meeting = test_meeting_open();
     meeting.argument = plan;
+    passed = mmap(NULL, sizeof *passed, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(passed != MAP_FAILED);
     for (int rank = 0; rank < rank_count; rank++)
         ranks[rank] = test_rank_begin(&meeting, rank, rank_count, train);
     test_meeting_close(&meeting);
     int dies = plan->kind == FAULT_KILL || plan->kind == FAULT_HANG;
     for (int rank = 0; rank < rank_count; rank++)
         if (!dies || rank != plan->victim) test_rank_end(ranks[rank]);
+    munmap(passed, sizeof *passed);
     if (!dies) return;
     if (plan->kind == FAULT_HANG) kill(ranks[plan->victim], SIGKILL);
     test_rank_end_killed(ranks[plan->victim]);
